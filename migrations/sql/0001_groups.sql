@@ -1,0 +1,85 @@
+-- Groups: who leads, who holds which stream, how far each has come, and what happened.
+
+create table consumer_group (
+  group_id bigint generated always as identity primary key,
+  kind text not null check (kind in ('share', 'queue')),
+  name text not null,
+  filter text not null,
+  start text not null default 'latest',
+  options jsonb not null default '{}',
+  created_at timestamptz not null default clock_timestamp(),
+  deleted_at timestamptz
+);
+create unique index consumer_group_subscription on consumer_group (kind, name, filter) where deleted_at is null;
+
+-- leadership_id is a group_id, or 0 for the maintenance of the whole database. Rows are expired, never deleted,
+-- so that a term cannot come back.
+create table leadership (
+  leadership_id bigint primary key,
+  node text not null,
+  incarnation text not null,
+  address text not null,
+  term bigint not null,
+  expires_at timestamptz not null
+) with (fillfactor = 50);
+
+create table lending (
+  group_id bigint not null,
+  stream_id bigint not null,
+  status text not null default 'free' check (status in ('free', 'held', 'reserved', 'finished', 'blocked')),
+  position bigint not null check (position >= 0),      -- the next offset to deliver
+  grant_id bigint not null default 0,
+  borrower_id text,
+  agent text,
+  session text,
+  session_epoch bigint,
+  term bigint,                                         -- of the leader that wrote last
+  losses integer not null default 0,                   -- forced ends at lost_position, in a row
+  lost_position bigint,
+  lost_messages bigint not null default 0,             -- skipped because they were gone
+  reserved_from bigint,                                -- the in-doubt range and the grant id planned for it
+  reserved_to bigint,
+  reserved_grant_id bigint,
+  held_until timestamptz,
+  consumed_frontier jsonb,
+  granted_at timestamptz,
+  updated_at timestamptz not null default clock_timestamp(),
+  primary key (group_id, stream_id)
+) with (fillfactor = 50);
+create index lending_stream on lending (stream_id);
+
+create table lending_history (
+  history_id bigint generated always as identity primary key,
+  at timestamptz not null,
+  group_id bigint not null,
+  stream_id bigint not null,
+  event text not null,                                 -- grant, reclaim, release, finish, seize, block
+  reason text not null,
+  grant_id bigint not null,                            -- the grant that began or ended
+  borrower_id text,
+  agent text,
+  session text,
+  position bigint not null,
+  term bigint not null,
+  forced boolean not null default false                -- true: messages from position on may be seen twice
+);
+create index lending_history_group on lending_history (group_id, history_id);
+
+-- The only progress write that is not a leader's: made inside the consumer's own transaction, so that output and
+-- progress commit together. Raises unless exactly one row moved.
+create function advance(p_group bigint, p_stream bigint, p_grant bigint, p_position bigint) returns void
+language plpgsql security definer set search_path from current as $$
+declare
+  moved integer;
+begin
+  update lending l set position = p_position, updated_at = clock_timestamp()
+    from stream s
+   where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held'
+     and l.position <= p_position and s.stream_id = l.stream_id and p_position <= s.head;
+  get diagnostics moved = row_count;
+  if moved <> 1 then
+    raise exception 'stream % of group % is not held under grant % at or before offset %: the transaction must not commit',
+      p_stream, p_group, p_grant, p_position
+      using errcode = 'SB001', hint = 'The stream was lent to somebody else. Roll back; its new holder does this work.';
+  end if;
+end $$;

@@ -1,0 +1,96 @@
+-- Messages: spaces, their generations, the streams of each generation, the blocks of each stream.
+-- Run with search_path set to the schema; names are not qualified so that the schema stays a setting.
+
+create table space (
+  space_id bigint generated always as identity primary key,
+  name text not null,
+  filter text not null,
+  shards integer not null check (shards between 1 and 4096),
+  retention_s bigint check (retention_s > 0),          -- null: keep for ever
+  rollover_s bigint check (rollover_s > 0),            -- null: only when asked
+  compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
+  created_at timestamptz not null default clock_timestamp(),
+  dropped_at timestamptz
+);
+create unique index space_name on space (name) where dropped_at is null;
+create unique index space_filter on space (filter) where dropped_at is null;
+
+-- One global sequence of ids: a generation belongs to exactly one space.
+create table generation (
+  generation_id bigint generated always as identity primary key,
+  space_id bigint not null references space,
+  ordinal integer not null,                            -- 0, 1, 2, ... within the space
+  state text not null default 'open' check (state in ('open', 'closed', 'gone')),
+  opened_at timestamptz not null default clock_timestamp(),
+  closed_at timestamptz,
+  unique (space_id, ordinal)
+);
+
+-- Hash ranges are half-open on the unsigned 64-bit ring, hence numeric: the last end is 2^64.
+create table stream (
+  stream_id bigint generated always as identity primary key,
+  space_id bigint not null references space,
+  generation_id bigint not null references generation,
+  hash_from numeric(20) not null,
+  hash_to numeric(20) not null,
+  state text not null default 'open' check (state in ('open', 'closed')),
+  head bigint not null default 0,                      -- the next offset to be written
+  lower_frontier jsonb,
+  upper_frontier jsonb,
+  parents bigint[] not null default '{}',              -- streams closed in the same rollover with overlapping ranges
+  opened_at timestamptz not null default clock_timestamp(),
+  closed_at timestamptz,
+  check (hash_from < hash_to)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index stream_generation on stream (generation_id);
+
+-- A block covers the offsets [end_offset - count, end_offset). One partition per generation, made by LIKE + ATTACH.
+create table block (
+  generation_id bigint not null,
+  stream_id bigint not null,
+  end_offset bigint not null,
+  count integer not null check (count > 0),
+  first_timestamp timestamptz not null,                -- smallest and largest message timestamp in it
+  last_timestamp timestamptz not null,
+  appended_at timestamptz not null default clock_timestamp(),
+  topics text[],                                       -- a skip index; null when there are more than a few
+  lower_frontier jsonb,                                -- the stream's, just before this block
+  epochs jsonb,                                        -- smallest and largest epoch in it
+  codec smallint not null,
+  payload bytea,
+  uri text,
+  primary key (generation_id, stream_id, end_offset),
+  check ((payload is null) <> (uri is null))
+) partition by list (generation_id);
+alter table block alter payload set storage external;
+
+-- The last block of each (producer, stream): what makes a retried append be stored once.
+create table producer (
+  producer_id text not null,
+  stream_id bigint not null,
+  incarnation bigint not null,
+  sequence bigint not null,
+  end_offset bigint not null,
+  updated_at timestamptz not null default clock_timestamp(),
+  primary key (producer_id, stream_id)
+) with (fillfactor = 50);
+
+create table outbox (
+  outbox_id bigint generated always as identity primary key,
+  topic text not null,
+  key bytea,
+  value bytea,
+  headers jsonb,
+  at timestamptz not null default clock_timestamp()
+);
+
+-- Leader nodes that can be reached, under a lease of their own.
+create table node (
+  name text primary key,
+  incarnation text not null,
+  address text not null,
+  http_address text,
+  protocol_version integer not null,
+  started_at timestamptz not null default clock_timestamp(),
+  expires_at timestamptz not null
+) with (fillfactor = 50);

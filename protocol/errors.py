@@ -1,0 +1,115 @@
+"""Everything that can go wrong by name.
+
+Each message names the value, the rule it breaks and the remedy. `exit_code` is what the command line returns for it.
+"""
+
+from __future__ import annotations
+
+
+class SubletError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(SubletError):
+    """The caller gave something that can never work."""
+
+    exit_code = 2
+
+
+class InvalidTopic(UsageError):
+    """A topic that breaks MQTT 5's rules, or starts with `$`."""
+
+
+class InvalidFilter(UsageError):
+    """A topic filter that breaks MQTT 5's rules."""
+
+
+class InvalidSubscription(UsageError):
+    """Not `$share/GROUP/FILTER` or `$queue/GROUP/FILTER`."""
+
+
+class InvalidSetting(UsageError):
+    """A setting out of range, or settings that contradict each other."""
+
+
+class ValueTooLarge(UsageError):
+    """A message above the size limit; the limit is in the text."""
+
+
+class NotFound(SubletError):
+    """Named something that does not exist."""
+
+    exit_code = 3
+
+
+class UnknownSpace(NotFound):
+    """A space of that name does not exist."""
+
+
+class UndeclaredQueue(NotFound):
+    """`$queue/...` groups are declared before they are used."""
+
+
+class Conflict(SubletError):
+    """It exists already, and is different."""
+
+    exit_code = 4
+
+
+class NodeNameTaken(Conflict):
+    """Another live node has this name."""
+
+
+class ProducerFenced(Conflict):
+    """A newer incarnation of this producer is writing."""
+
+
+class SchemaMismatch(Conflict):
+    """The database's schema is older or newer than this program."""
+
+
+class ProtocolMismatch(Conflict):
+    """The peer speaks another version of the protocol."""
+
+
+class Unavailable(SubletError):
+    """Nothing is wrong with the request; what it needs is not there now."""
+
+    exit_code = 5
+
+
+class DatabaseUnreachable(Unavailable):
+    """No connection to Postgres."""
+
+
+class DataDirectoryUnusable(UsageError):
+    """The embedded server cannot live there."""
+
+
+class LostLeadership(SubletError):
+    """A write under a term that is over. Not a failure: step down."""
+
+
+class Gone(SubletError):
+    """A position older than retention."""
+
+    def __init__(self, stream_id: int, offset: int, oldest: int | None) -> None:
+        self.stream_id, self.offset, self.oldest = stream_id, offset, oldest
+        where = "nothing of it is left" if oldest is None else f"oldest is {oldest}"
+        super().__init__(
+            f"stream {stream_id}: offset {offset} is gone, {where}. Start from the oldest, or lengthen the space's retention."
+        )
+
+
+class SubscriptionEnded(SubletError):
+    """The group will not lend to this session again; `reason` says why."""
+
+    def __init__(self, subscription: str, reason: str, detail: str = "") -> None:
+        self.subscription, self.reason = subscription, reason
+        super().__init__(f"{subscription} ended: {reason}" + (f" ({detail})" if detail else ""))
+
+
+class UserFunctionFailed(SubletError):
+    """The user's function kept raising; the record it was given is named, nothing after it was acknowledged."""

@@ -1,0 +1,192 @@
+"""Rows, entries and answers of the group tables: plain values, no SQL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.words import Subscription
+
+MAINTENANCE = 0
+"""The reserved leadership id under which one node keeps house for the whole database."""
+
+LOSSES_BEFORE_BLOCKED = 5
+"""Forced ends of grants at one and the same position after which the stream is blocked, not lent again."""
+
+
+class Start(StrEnum):
+    """Where a group begins in the streams that exist when it is created."""
+
+    LATEST = "latest"
+    EARLIEST = "earliest"
+
+
+class LendingStatus(StrEnum):
+    """The durable half of a stream's life in a group; the other half is the leader's memory."""
+
+    FREE = "free"  # nobody holds it; it may be granted once its parents are finished
+    HELD = "held"  # lent under grant_id to borrower_id of agent
+    RESERVED = "reserved"  # an in-doubt range waits for the session that may have committed it
+    FINISHED = "finished"  # the stream is closed and consumed to its head
+    BLOCKED = "blocked"  # not lent until an operator decides: position beyond the head, gone, or lost too often
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One life of one shared subscription; deleted and re-created is a new group_id."""
+
+    group_id: int
+    subscription: Subscription
+    start: Start
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRef:
+    """One life of one node: a name can come back, an incarnation cannot."""
+
+    name: str
+    incarnation: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A leadership row as the database sees it now; `remaining_s` <= 0 means the lease has run out."""
+
+    leadership_id: int
+    node: NodeRef
+    term: int
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """A lending row together with the facts of its stream, read in one statement.
+
+    `head` and `closed` are the stream's at that instant. `parents` are stream ids; the children wait for them.
+    """
+
+    stream_id: int
+    status: LendingStatus
+    position: int
+    grant_id: int
+    borrower_id: str | None
+    agent: str | None
+    session: str | None
+    generation_id: int
+    hash_from: int
+    hash_to: int
+    head: int
+    closed: bool
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Lend a free stream. Applied: status held, a new grant id, position read from the row."""
+
+    stream_id: int
+    borrower_id: str
+    agent: str
+    session: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The same agent takes its stream over to a new borrower: the grant id stays, position only grows. Repeatable."""
+
+    stream_id: int
+    grant_id: int
+    position: int
+    borrower_id: str
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Progress under a grant. A closed stream consumed to its head is finished by it, which ends the grant."""
+
+    stream_id: int
+    grant_id: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The final progress of a grant: position, then free (or finished), under the next grant id."""
+
+    stream_id: int
+    grant_id: int
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seize:
+    """End a grant without its holder's word: what follows the row's position may be seen twice."""
+
+    stream_id: int
+    grant_id: int
+    reason: str
+
+
+Entry = Grant | Reclaim | Advance | Release | Seize
+
+
+class Verdict(StrEnum):
+    """What became of one entry."""
+
+    APPLIED = "applied"
+    REFUSED = "refused"  # its condition does not hold; `lending` is the row as it is
+    BUSY = "busy"  # the row is locked by a user's transaction; ask again on the next tick
+
+
+@dataclass(frozen=True, slots=True)
+class EntryResult:
+    """`lending` is the row after the statement; None where there is no such row, or it was busy."""
+
+    entry: Entry
+    verdict: Verdict
+    lending: Lending | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWrites:
+    """All that one group's leader wants written now, under one term; at most one entry per stream.
+
+    `renew` asks also to insert rows for streams opened since, to finish free closed streams with nothing left, and to
+    report every unfinished row whose stream is closed.
+    """
+
+    group_id: int
+    term: int
+    entries: tuple[Entry, ...] = ()
+    renew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """Answers in the order of the entries. `deposed`: the term is over and nothing of this group was written."""
+
+    group_id: int
+    deposed: bool
+    results: tuple[EntryResult, ...] = ()
+    renewed: tuple[Lending, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRecord:
+    """One line of lending_history. `forced` moves name the position from which messages may be seen twice."""
+
+    at_us: int
+    group_id: int
+    stream_id: int
+    event: str
+    reason: str
+    grant_id: int
+    borrower_id: str | None
+    agent: str | None
+    position: int
+    term: int
+    forced: bool

@@ -1,0 +1,56 @@
+"""The interface of the group tables, implemented by `postgres` (the truth) and `memory` (its twin)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from protocol.words import Subscription
+from storage.groups.model import Claim, Group, GroupResult, GroupWrites, HistoryRecord, Lending, NodeRef, Start
+
+
+class GroupStore(Protocol):
+    """Every method is one transaction. All times are the database's; leases are given in seconds.
+
+    Raises `protocol.errors.DatabaseUnreachable` when it is certain that nothing was written, and
+    `storage.connect.UnknownOutcome` when the connection died during the commit.
+    """
+
+    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """The live group of that subscription; created now if there is none, with a lending row for every stream it
+        may match, each position resolved in the same statement. `$queue` groups are never created here:
+        raises `UndeclaredQueue`."""
+
+    def declare_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """Create a group of either kind; the same again is a no-op, with another start raises `Conflict`."""
+
+    def find_group(self, group_id: int) -> Group | None:
+        """The group of that id, None once it is deleted or if it never was."""
+
+    def delete_group(self, subscription: Subscription) -> int | None:
+        """Mark the live group deleted and drop its rows; its id, or None if there is none."""
+
+    def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
+        """Who leads, without a lock; ids never claimed are absent."""
+
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+        """Insert, or take over where the lease has run out, with term = greatest(term + 1, now in microseconds).
+
+        Returns the row as it then is: ours if `claim.node.incarnation` is ours, else the winner's. A claim of a row
+        that this very incarnation holds unexpired changes nothing and returns it.
+        """
+
+    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
+        """Extend the leases of {leadership_id: term} that are this incarnation's, at that term and unexpired."""
+
+    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+        """Expire (never delete) those rows that are still this incarnation's at that term."""
+
+    def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
+        """All unfinished rows of the group, after claiming it. Raises `LostLeadership` if the term is over."""
+
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+        """Write many groups in one transaction of array statements; results in the order of the batch."""
+
+    def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
+        """What happened to the group's lendings, oldest first."""
