@@ -1,0 +1,119 @@
+"""What happens to a borrower, and what it wants done: frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.messages import EndReason, Grant, Held, RevokedReason, ToBorrower, ToLeader
+
+# --- in -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The agent made this borrower; begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromLeader:
+    """A message of a leader (or of a node that knows where it is) came in from `node`."""
+
+    node: str
+    message: ToBorrower
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The connection to this node is dead."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again."""
+
+    stream_id: int
+    grant_id: int
+    position: int
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Leave: stop every stream, wait for their last progress, hand all over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Start | FromLeader | NodeLost | Progressed | Unsubscribe | Tick
+
+
+# --- out ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver to the node at that address; None: to whichever node the agent prefers for this subscription."""
+
+    node: str | None
+    message: ToLeader
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Begin to consume this stream from the grant's position."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Begin no new batch of this stream; report its final progress when the running one has ended."""
+
+    stream_id: int
+    grant_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The stream is not ours under this grant any more. After `LOST`, work still running may be done twice."""
+
+    stream_id: int
+    grant_id: int
+    reason: RevokedReason
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Progress up to `position` is durable."""
+
+    stream_id: int
+    grant_id: int
+    position: int
+
+
+Tell = Install | Stop | Remove | Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The borrower is destroyed. After `RETRY` the agent makes a successor that asks to keep `held`."""
+
+    reason: EndReason
+    detail: str
+    held: tuple[Held, ...]
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Sends and tells in order. `wake_at`: come back with a `Tick` no later than this."""
+
+    sends: tuple[Send, ...] = ()
+    tells: tuple[Tell, ...] = ()
+    ended: Ended | None = None
+    wake_at: float | None = None

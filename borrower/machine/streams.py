@@ -1,0 +1,88 @@
+"""The streams a borrower holds, and the grants it knows to be over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from borrower.machine.table import StreamStatus
+from protocol.messages import Grant, Held, StreamProgress
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream under one grant. `confirmed`: this borrower's own leader has granted it, not only a predecessor's."""
+
+    stream_id: int
+    grant_id: int
+    position: int
+    status: StreamStatus = StreamStatus.GRANTED
+    confirmed: bool = True
+    final: bool = False
+    saved: int = -1
+    sent_at: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is left to report: the leader has said that this very position is durable."""
+        return not self.final and self.saved >= self.position
+
+    def progress(self) -> StreamProgress:
+        """What to report."""
+        return StreamProgress(self.stream_id, self.grant_id, self.position, self.final)
+
+
+class Streams:
+    """All streams of one borrower.
+
+    A grant id only grows per stream, so one number per stream remembers every grant that is over: a late or repeated
+    `grant` at or below it must not bring the stream back.
+    """
+
+    def __init__(self, inherited: Iterable[Stream] = ()) -> None:
+        self._held = {s.stream_id: s for s in inherited}
+        self._over: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._held.values())
+
+    def under(self, stream_id: int, grant_id: int) -> Stream | None:
+        """The stream, if it is held under exactly this grant."""
+        stream = self._held.get(stream_id)
+        return stream if stream is not None and stream.grant_id == grant_id else None
+
+    def holding(self, stream_id: int) -> Stream | None:
+        """The stream under whichever grant."""
+        return self._held.get(stream_id)
+
+    def is_over(self, stream_id: int, grant_id: int) -> bool:
+        """True for grants that ended here before, or were refused."""
+        return grant_id <= self._over.get(stream_id, -1)
+
+    def add(self, grant: Grant, now: float) -> Stream:
+        """Hold the stream from the grant's position."""
+        stream = Stream(grant.stream_id, grant.grant_id, grant.position, sent_at=now)
+        self._held[grant.stream_id] = stream
+        return stream
+
+    def drop(self, stream_id: int, grant_id: int) -> Stream | None:
+        """Mark the grant as over; the stream if it was held under it."""
+        self._over[stream_id] = max(grant_id, self._over.get(stream_id, -1))
+        stream = self.under(stream_id, grant_id)
+        if stream is not None:
+            del self._held[stream_id]
+        return stream
+
+    def held(self) -> tuple[Held, ...]:
+        """What a successor asks the next leader to confirm."""
+        return tuple(Held(s.stream_id, s.grant_id, s.position) for s in self._held.values())
+
+    def inherit(self) -> tuple[Stream, ...]:
+        """The same streams for a successor, none of them confirmed."""
+        return tuple(
+            Stream(s.stream_id, s.grant_id, s.position, s.status, confirmed=False, final=s.final)
+            for s in self._held.values()
+        )

@@ -1,0 +1,279 @@
+"""The assignments of one group: what happens to each, by the table, and who should have which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from leader.allocation import allocate
+from leader.group.members import Member, Members
+from leader.group.slots import Assignment, Slot, Slots
+from leader.group.table import TABLE, Kind, Status
+from leader.settings import LeaderSettings
+from protocol.messages import Grant as GrantMessage
+from protocol.messages import ProgressSaved, Revoke, Revoked, RevokedReason, StreamProgress, ToBorrower
+from storage.groups.model import Advance, Grant, Group, LendingStatus, Reclaim, Release, Seize
+
+_NEVER = float("inf")
+
+
+class Assignments:
+    """Acts on slots and members; everything it says goes through `send`, everything it writes through the slots."""
+
+    def __init__(
+        self,
+        group: Group,
+        term: int,
+        slots: Slots,
+        members: Members,
+        settings: LeaderSettings,
+        send: Callable[[str, ToBorrower], None],
+    ) -> None:
+        self._group, self._term, self._settings = group, term, settings
+        self._slots, self._members, self._send = slots, members, send
+        self._waiting: set[int] = set()
+
+    # --- the table --------------------------------------------------------------------------------------------------
+
+    def happen(self, assignment: Assignment, kind: Kind, now: float, position: int = 0) -> None:
+        """Take the table's step."""
+        assignment.status, action = TABLE[assignment.status][kind]
+        getattr(self, action.value)(assignment, now, position)
+
+    def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> Assignment:
+        """The assignment of exactly this stream, grant and borrower, be it lent or revoked; else an absent one."""
+        slot = self._slots.get(stream_id)
+        for found in (slot.assignment if slot else None, self._members.farewells.get((stream_id, grant_id))):
+            if found is not None and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
+                return found
+        return Assignment(stream_id, borrower_id, agent, 0.0, Status.ABSENT, grant_id)
+
+    def begin(self, slot: Slot, member: Member, reason: str, now: float, grant_id: int = 0) -> None:
+        """Decide that the member gets the stream; the row is still to be written."""
+        stream_id = slot.lending.stream_id
+        slot.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id, reason=reason)
+        member.streams.add(stream_id)
+
+    def detach(self, slot: Slot) -> None:
+        """Forget the assignment; whatever is being written for the stream goes on."""
+        assignment, slot.assignment = slot.assignment, None
+        if assignment is not None:
+            self._waiting.discard(assignment.stream_id)
+            member = self._members.get(assignment.borrower_id)
+            if member is not None:
+                member.streams.discard(assignment.stream_id)
+
+    def seize(self, slot: Slot, reason: str) -> None:
+        """End the grant without its holder's word. One that was never written is ended when its answer comes."""
+        assignment = slot.assignment
+        self.detach(slot)
+        if assignment is not None and assignment.grant_id and not assignment.final_queued:
+            self._slots.write(Seize(assignment.stream_id, assignment.grant_id, reason))
+
+    # --- what comes in ----------------------------------------------------------------------------------------------
+
+    def revoke(self, stream_ids: Iterable[int], reason: str, now: float, deadline: float = _NEVER) -> None:
+        """Take streams back; at the deadline without their holder's word."""
+        for stream_id in stream_ids:
+            slot = self._slots.get(stream_id)
+            if slot is not None and slot.assignment is not None:
+                slot.assignment.reason, slot.assignment.deadline = reason, deadline
+                self.happen(slot.assignment, Kind.REVOKE, now)
+
+    def last_words(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
+        """A disconnect names every stream the borrower has; those it does not name it never had."""
+        named = {(p.stream_id, p.grant_id): p.position for p in streams}
+        for stream_id in tuple(member.streams):
+            slot = self._slots.get(stream_id)
+            assignment = slot.assignment if slot else None
+            if assignment is None or not assignment.grant_id:
+                continue
+            position = named.get((stream_id, assignment.grant_id))
+            if position is None:
+                self.happen(assignment, Kind.REVOKE_FINISHED, now)
+            else:
+                self.happen(assignment, Kind.FINAL, now, position)
+
+    # --- answers of the database ------------------------------------------------------------------------------------
+
+    def grant_answered(self, slot: Slot, entry: Grant | Reclaim, applied: bool, now: float) -> None:
+        """A grant is written, or was refused. If its borrower has gone meanwhile, the stream goes back."""
+        assignment = slot.assignment
+        if not applied:
+            slot.retry_at = now + self._settings.resend_s
+        if assignment is None or assignment.borrower_id != entry.borrower_id:
+            if applied:
+                self._slots.write(_give_back(slot, entry))
+            return
+        if not applied:
+            self.happen(assignment, Kind.LOST if isinstance(entry, Reclaim) else Kind.GRANT_REFUSED, now)
+            return
+        assignment.grant_id = slot.lending.grant_id
+        self._waiting.add(assignment.stream_id)
+        self.happen(assignment, Kind.GRANT_WRITTEN, now)
+        member = self._members.get(entry.borrower_id)
+        if isinstance(entry, Grant) and (member is None or member.departing):
+            self.happen(assignment, Kind.REVOKE_FINISHED, now)
+
+    def advance_answered(self, slot: Slot, entry: Advance, applied: bool, now: float) -> None:
+        """Progress is durable, or finished the stream, or came under a grant that is over."""
+        assignment = slot.assignment
+        if assignment is None or assignment.grant_id != entry.grant_id:
+            return
+        if not applied:
+            self.happen(assignment, Kind.LOST, now)
+        elif slot.lending.status is LendingStatus.FINISHED:
+            self.happen(assignment, Kind.ENDED, now)
+        else:
+            self.happen(assignment, Kind.SAVED, now, slot.lending.position)
+
+    def release_answered(self, slot: Slot, entry: Release, applied: bool, now: float) -> None:
+        """The final progress is durable, or came under a grant that is over."""
+        assignment = slot.assignment
+        if assignment is not None and assignment.grant_id == entry.grant_id:
+            self.happen(assignment, Kind.ENDED if applied else Kind.LOST, now)
+
+    # --- time and balance -------------------------------------------------------------------------------------------
+
+    def resend(self, now: float) -> None:
+        """Say again what was not answered, and end at its deadline what was to be taken back by force."""
+        for stream_id in tuple(self._waiting):
+            slot = self._slots.get(stream_id)
+            assignment = slot.assignment if slot else None
+            if assignment is None or assignment.status is Status.GRANTED:
+                self._waiting.discard(stream_id)
+            elif now >= assignment.deadline and not assignment.final_queued:
+                self.happen(assignment, Kind.DEADLINE, now)
+            elif now >= assignment.resend_at:
+                self.happen(assignment, Kind.RESEND, now)
+        for farewell in self._members.farewells.values():
+            if now >= farewell.resend_at:
+                self.happen(farewell, Kind.RESEND, now)
+
+    def balance(self, now: float) -> bool:
+        """Grant and revoke what the allocation says; True if something should be looked at again later."""
+        held: dict[int, str] = {}
+        free: list[int] = []
+        moving: list[int] = []
+        movable: list[int] = []
+        ripe = now - self._settings.min_hold_s
+        for slot in self._slots:
+            stream_id, assignment = slot.lending.stream_id, slot.assignment
+            if assignment is not None and assignment.status is not Status.REVOKING:
+                held[stream_id] = assignment.borrower_id
+                if assignment.status is Status.GRANTED and assignment.since <= ripe:
+                    movable.append(stream_id)
+            elif self._slots.grantable(slot, now):
+                free.append(stream_id)
+            elif assignment is not None or slot.in_flight is not None:
+                moving.append(stream_id)
+        plan = allocate(held, free, self._members.weights(), movable, moving)
+        for stream_id, borrower_id in plan.grants:
+            self._grant(stream_id, borrower_id, now)
+        self.revoke(plan.revokes, "balance", now)
+        return len(movable) < len(held)
+
+    def _grant(self, stream_id: int, borrower_id: str, now: float) -> None:
+        slot, member = self._slots.get(stream_id), self._members.get(borrower_id)
+        assert slot is not None
+        assert member is not None
+        self.begin(slot, member, "allocated", now)
+        self._slots.write(Grant(stream_id, borrower_id, member.agent, member.session, "allocated"))
+
+    # --- actions of the table ---------------------------------------------------------------------------------------
+
+    def _ignore(self, assignment: Assignment, now: float, position: int) -> None:
+        """The table says that this changes nothing."""
+
+    def _tell_grant(self, assignment: Assignment, now: float, position: int) -> None:
+        slot = self._slots.get(assignment.stream_id)
+        assert slot is not None
+        row = slot.lending
+        assignment.resend_at = now + self._settings.resend_s
+        end = row.head if row.closed else None
+        self._send(
+            assignment.agent,
+            GrantMessage(
+                assignment.borrower_id,
+                self._term,
+                row.stream_id,
+                assignment.grant_id,
+                row.position,
+                row.generation_id,
+                row.hash_from,
+                row.hash_to,
+                self._group.subscription.filter.text,
+                end,
+            ),
+        )
+
+    def _tell_revoke(self, assignment: Assignment, now: float, position: int) -> None:
+        """Once the grant is written and until the last word is in."""
+        assignment.resend_at = now + self._settings.resend_s
+        if assignment.grant_id and not assignment.final_queued:
+            self._waiting.add(assignment.stream_id)
+            self._send(
+                assignment.agent,
+                Revoke(assignment.borrower_id, self._term, assignment.stream_id, assignment.grant_id),
+            )
+
+    def _tell_revoked(self, assignment: Assignment, now: float, position: int) -> None:
+        """The row is out of its hands; the assignment stays as a farewell until the borrower confirms."""
+        slot = self._slots.get(assignment.stream_id)
+        if slot is not None and slot.assignment is assignment:
+            finished = slot.lending.status is LendingStatus.FINISHED
+            assignment.revoked = RevokedReason.FINISHED if finished else RevokedReason.SAVED
+            self.detach(slot)
+            member = self._members.get(assignment.borrower_id)
+            if member is not None and not member.departing:
+                self._members.farewells[assignment.stream_id, assignment.grant_id] = assignment
+        self._say_revoked(assignment, now)
+
+    def _say_revoked(self, assignment: Assignment, now: float) -> None:
+        a = assignment
+        a.resend_at = now + self._settings.resend_s
+        self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked))
+
+    def _tell_lost(self, assignment: Assignment, now: float, position: int) -> None:
+        self._forget(assignment, now, position)
+        self._say_revoked(assignment, now)
+
+    def _tell_saved(self, assignment: Assignment, now: float, position: int) -> None:
+        self._send(
+            assignment.agent,
+            ProgressSaved(assignment.borrower_id, self._term, assignment.stream_id, assignment.grant_id, position),
+        )
+
+    def _forget(self, assignment: Assignment, now: float, position: int) -> None:
+        self._members.farewells.pop((assignment.stream_id, assignment.grant_id), None)
+        slot = self._slots.get(assignment.stream_id)
+        if slot is not None and slot.assignment is assignment:
+            self.detach(slot)
+
+    def _write_progress(self, assignment: Assignment, now: float, position: int) -> None:
+        if not assignment.final_queued:
+            self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position))
+
+    def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
+        if not assignment.final_queued:
+            assignment.final_queued = True
+            self._slots.write(Release(assignment.stream_id, assignment.grant_id, position, assignment.reason))
+
+    def _write_unheld(self, assignment: Assignment, now: float, position: int) -> None:
+        """The borrower does not have it, so the row's position is exact."""
+        slot = self._slots.get(assignment.stream_id)
+        assert slot is not None
+        self._write_final(assignment, now, slot.lending.position)
+
+    def _write_seizure(self, assignment: Assignment, now: float, position: int) -> None:
+        slot = self._slots.get(assignment.stream_id)
+        assert slot is not None
+        self.seize(slot, f"deadline: {assignment.reason}")
+        self._say_revoked(assignment, now)
+
+
+def _give_back(slot: Slot, entry: Grant | Reclaim) -> Release | Seize:
+    """End a grant whose borrower was lost while it was written. A new one was never told: its position is exact."""
+    row = slot.lending
+    if isinstance(entry, Grant):
+        return Release(row.stream_id, row.grant_id, row.position, "its borrower left before the grant")
+    return Seize(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed")

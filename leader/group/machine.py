@@ -1,0 +1,291 @@
+"""One group's leader: the door through which every event comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from leader.group.assignments import Assignments
+from leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, Tick
+from leader.group.members import Member, Members
+from leader.group.schedule import Schedule
+from leader.group.slots import Slot, Slots
+from leader.group.table import Kind
+from leader.settings import LeaderSettings
+from protocol.messages import (
+    Disconnect,
+    EndReason,
+    Held,
+    Invalidate,
+    LeaderConnectResponse,
+    LeaderWanted,
+    Ping,
+    PingResponse,
+    RevokeFinished,
+    StreamProgress,
+    ToBorrower,
+    UpdateProgress,
+)
+from storage.groups.model import (
+    Advance,
+    Entry,
+    EntryResult,
+    Grant,
+    Group,
+    GroupResult,
+    Lending,
+    LendingStatus,
+    Reclaim,
+    Release,
+    Seize,
+    Verdict,
+)
+
+
+@dataclass(slots=True)
+class _Out:
+    """An outcome in the making."""
+
+    sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
+    stop: str | None = None
+
+
+class GroupLeader:
+    """Leads one group under one term, from the rows loaded after the claim was committed.
+
+    Streams that somebody held are kept for their borrower to reclaim until the grace period ends; the others are free.
+    """
+
+    def __init__(self, group: Group, term: int, rows: Iterable[Lending], settings: LeaderSettings, now: float) -> None:
+        self.group, self.term, self.settings = group, term, settings
+        self.members = Members()
+        self.slots = Slots(rows)
+        self.schedule = Schedule(settings, now)
+        self._out = _Out()
+        self._assignments = Assignments(group, term, self.slots, self.members, settings, self._send)
+
+    # --- the one door -----------------------------------------------------------------------------------------------
+
+    def decide(self, event: Event, now: float) -> Outcome:
+        """Answer one event."""
+        self._out = _Out()
+        match event:
+            case Heard():
+                self._hear(event.agent, event, now)
+            case Committed():
+                self._learn(event.result, now)
+            case NotWritten():
+                for entry in event.entries:
+                    self.slots.put_back(entry, now + self.settings.resend_s)
+            case RevokeWanted():
+                self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
+            case Tick():
+                self._pass_time(now)
+            case _:
+                assert_never(event)
+        if self.schedule.take_allocation(now):
+            self._allocate(now)
+        entries = self.slots.take(now)
+        renew = self.schedule.take_renewal(now)
+        return Outcome(entries, renew, tuple(self._out.sends), self._wake_at(), self._out.stop)
+
+    def _send(self, agent: str, message: ToBorrower) -> None:
+        self._out.sends.append((agent, message))
+
+    def _wake_at(self) -> float:
+        return min(self.schedule.wake_at(), self.slots.retry_at())
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, agent: str, heard: Heard, now: float) -> None:
+        message = heard.message
+        match message:
+            case LeaderWanted():
+                self._welcome(agent, message, now)
+            case Ping():
+                for borrower_id in message.borrower_ids:
+                    self._answer_ping(agent, borrower_id, message.sent_at, now)
+            case UpdateProgress():
+                if self._known(agent, message.borrower_id, message.term, now):
+                    for progress in message.streams:
+                        self._take_progress(agent, message.borrower_id, progress, now)
+            case RevokeFinished():
+                if self._known(agent, message.borrower_id, message.term, now):
+                    found = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
+                    self._assignments.happen(found, Kind.REVOKE_FINISHED, now)
+                    self._bid_farewell(message.borrower_id, now)
+            case Disconnect():
+                self._take_leave(agent, message, now)
+            case _:
+                assert_never(message)
+
+    def _known(self, agent: str, borrower_id: str, term: int, now: float) -> bool:
+        """A word of somebody unknown, or under another term, has no effect but an invalidate."""
+        member = self.members.get(borrower_id)
+        if member is None or term != self.term:
+            self._send(agent, Invalidate(borrower_id, term, EndReason.RETRY, "not a member under this term"))
+            return False
+        member.heard_at = now
+        return True
+
+    def _welcome(self, agent: str, wanted: LeaderWanted, now: float) -> None:
+        if not (math.isfinite(wanted.weight) and wanted.weight > 0):
+            detail = f"weight is {wanted.weight}: it must be a finite number above 0"
+            self._send(agent, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, detail))
+            return
+        member = self.members.get(wanted.borrower_id)
+        if member is None:
+            member = Member(wanted.borrower_id, agent, wanted.weight, wanted.session, now, wanted.leaving)
+            self.members.add(member)
+            self.schedule.membership_changed(now)
+        member.heard_at, member.leaving = now, member.leaving or wanted.leaving
+        self._send(agent, LeaderConnectResponse(wanted.borrower_id, self.term, self.group.group_id))
+        for held in wanted.reclaim:
+            self._reclaim(member, held, now)
+        predecessor = self.members.get(wanted.predecessor or "")
+        if predecessor is not None and predecessor.agent == agent:
+            self._assignments.last_words(predecessor, (), now)
+            self.members.remove(predecessor.borrower_id)
+
+    def _reclaim(self, member: Member, held: Held, now: float) -> None:
+        """Confirm what the borrower's predecessor held, if it still is its agent's: same stream, same grant id."""
+        slot = self.slots.get(held.stream_id)
+        if slot is not None and slot.assignment is not None and slot.assignment.borrower_id == member.borrower_id:
+            return
+        if slot is None or slot.lending.grant_id != held.grant_id or not self._held_by(slot, member.agent):
+            lost = self._assignments.find(held.stream_id, held.grant_id, member.borrower_id, member.agent)
+            self._assignments.happen(lost, Kind.PROGRESS, now)
+            return
+        self._assignments.detach(slot)
+        self._assignments.begin(slot, member, "reclaimed", now, grant_id=held.grant_id)
+        self.slots.write(Reclaim(held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent))
+
+    @staticmethod
+    def _held_by(slot: Slot, agent: str) -> bool:
+        row = slot.lending
+        ending = [e for e in (slot.in_flight, *slot.queue) if isinstance(e, Release | Seize)]
+        return row.status is LendingStatus.HELD and row.agent == agent and not ending
+
+    def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
+        if self._known(agent, borrower_id, self.term, now):
+            self._send(agent, PingResponse(borrower_id, self.term, sent_at))
+
+    def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
+        found = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
+        kind = Kind.FINAL if progress.final else Kind.PROGRESS
+        self._assignments.happen(found, kind, now, progress.position)
+
+    def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:
+        member = self.members.get(goodbye.borrower_id)
+        if member is None or goodbye.term not in (0, self.term):
+            settled = not goodbye.streams or self.members.has_departed(goodbye.borrower_id)
+            reason = EndReason.DONE if settled else EndReason.RETRY
+            self._send(agent, Invalidate(goodbye.borrower_id, goodbye.term, reason, "not a member under this term"))
+            return
+        member.heard_at = now
+        if not member.departing:
+            member.departing = True
+            self.schedule.membership_changed(now)
+        self._assignments.last_words(member, goodbye.streams, now)
+        self._bid_farewell(member.borrower_id, now)
+
+    def _bid_farewell(self, borrower_id: str, now: float) -> None:
+        """A departing borrower with nothing left to write is told that all is durable."""
+        member = self.members.get(borrower_id)
+        if member is not None and member.departing and not member.streams:
+            self._send(member.agent, Invalidate(borrower_id, self.term, EndReason.DONE))
+            self.members.depart(borrower_id, now)
+
+    # --- answers of the database ------------------------------------------------------------------------------------
+
+    def _learn(self, result: GroupResult, now: float) -> None:
+        if result.deposed:
+            self._out.stop = "deposed"
+            return
+        for answer in result.results:
+            slot = self.slots.answered(answer, now)
+            if slot is not None:
+                self._take_answer(slot, answer, now)
+        for row in result.renewed:
+            self._take_row(row, now)
+
+    def _take_answer(self, slot: Slot, answer: EntryResult, now: float) -> None:
+        applied = answer.verdict is Verdict.APPLIED
+        holder = slot.assignment.borrower_id if slot.assignment else None
+        match answer.entry:
+            case Grant() | Reclaim():
+                self._assignments.grant_answered(slot, answer.entry, applied, now)
+            case Advance():
+                self._assignments.advance_answered(slot, answer.entry, applied, now)
+            case Release():
+                self._assignments.release_answered(slot, answer.entry, applied, now)
+            case Seize():
+                pass
+            case _:
+                assert_never(answer.entry)
+        if self.slots.drop_finished(slot) or slot.quiet:
+            self.schedule.stream_freed(max(now, slot.retry_at))
+        if holder is not None:
+            self._bid_farewell(holder, now)
+
+    def _take_row(self, row: Lending, now: float) -> None:
+        slot = self.slots.note(row)
+        if slot is None or self.slots.drop_finished(slot):
+            self.schedule.stream_freed(now)
+            return
+        if row.closed and row.status is LendingStatus.HELD and row.position >= row.head and not slot.queue:
+            # Its holder reported the end before the stream was closed: there is no more progress to come.
+            self.slots.write(Advance(row.stream_id, row.grant_id, row.position))
+        if slot.quiet:
+            self.schedule.stream_freed(now)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _pass_time(self, now: float) -> None:
+        if self.schedule.take_grace_end(now):
+            self._end_grace()
+        if not self.schedule.take_sweep(now):
+            return
+        for member in self.members:
+            if now >= member.heard_at + self.settings.eviction_s:
+                self._evict(member, now)
+        self.members.forget_departed(now - self.settings.eviction_s)
+        self._assignments.resend(now)
+        idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.slots)
+        if self.schedule.idle_too_long(idle, now):
+            self._out.stop = "idle"
+
+    def _end_grace(self) -> None:
+        """Nobody came back for these."""
+        for slot in self.slots:
+            if slot.lending.status is LendingStatus.HELD and slot.quiet:
+                self.slots.write(Seize(slot.lending.stream_id, slot.lending.grant_id, "not reclaimed"))
+
+    def _evict(self, member: Member, now: float) -> None:
+        for stream_id in tuple(member.streams):
+            slot = self.slots.get(stream_id)
+            if slot is not None and slot.assignment is not None:
+                self._assignments.seize(slot, "evicted: unheard of")
+        self.members.remove(member.borrower_id)
+        self._send(member.agent, Invalidate(member.borrower_id, self.term, EndReason.RETRY, "evicted: unheard of"))
+        self.schedule.membership_changed(now)
+
+    # --- who gets what ----------------------------------------------------------------------------------------------
+
+    def _allocate(self, now: float) -> None:
+        if self._assignments.balance(now):
+            self.schedule.allocate_by(now + self.settings.min_hold_s)
+
+    def remembers(self, borrower_id: str) -> bool:
+        """True for members, and for a while for those that left."""
+        return self.members.get(borrower_id) is not None or self.members.has_departed(borrower_id)
+
+    def dismissals(self, detail: str) -> tuple[tuple[str, ToBorrower], ...]:
+        """What to tell every member when this leader is over: look for the next one, which keeps your streams."""
+        return tuple((m.agent, Invalidate(m.borrower_id, self.term, EndReason.RETRY, detail)) for m in self.members)
+
+    def pending(self) -> tuple[Entry, ...]:
+        """Entries that are not written yet: a graceful stop waits for them."""
+        return tuple(e for s in self.slots for e in ((s.in_flight,) if s.in_flight else ()) + tuple(s.queue))

@@ -1,0 +1,70 @@
+"""The borrowers of one group, and the `revoked` assignments they have not confirmed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from leader.group.slots import Assignment
+
+
+@dataclass(slots=True)
+class Member:
+    """A connected borrower. `leaving`: wants nothing new. `departing`: has said its last word, its rows are being
+    written."""
+
+    borrower_id: str
+    agent: str
+    weight: float
+    session: str | None
+    heard_at: float
+    leaving: bool = False
+    departing: bool = False
+    streams: set[int] = field(default_factory=set)
+
+
+class Members:
+    """Borrowers by id, with those that left cleanly a short while ago: their repeated goodbyes are answered `done`."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._departed: dict[str, float] = {}
+        self.farewells: dict[tuple[int, int], Assignment] = {}
+        """Assignments in status `revoked`, by (stream, grant id)."""
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(tuple(self._members.values()))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def get(self, borrower_id: str) -> Member | None:
+        """The borrower if it is connected."""
+        return self._members.get(borrower_id)
+
+    def add(self, member: Member) -> None:
+        """A borrower has connected."""
+        self._members[member.borrower_id] = member
+
+    def remove(self, borrower_id: str) -> None:
+        """Forget the borrower and every farewell it owes us."""
+        self._members.pop(borrower_id, None)
+        for key in [k for k, f in self.farewells.items() if f.borrower_id == borrower_id]:
+            del self.farewells[key]
+
+    def depart(self, borrower_id: str, now: float) -> None:
+        """Forget it, but remember that it left in peace."""
+        self.remove(borrower_id)
+        self._departed[borrower_id] = now
+
+    def has_departed(self, borrower_id: str) -> bool:
+        """True for one that left in peace lately."""
+        return borrower_id in self._departed
+
+    def forget_departed(self, before: float) -> None:
+        """Drop the memory of those that left earlier than that."""
+        self._departed = {b: at for b, at in self._departed.items() if at >= before}
+
+    def weights(self) -> dict[str, float]:
+        """Who takes part in the allocation, and with how much."""
+        return {m.borrower_id: m.weight for m in self._members.values() if not (m.leaving or m.departing)}

@@ -1,0 +1,135 @@
+"""The streams of one group and what is being written for each: at most one entry in flight per stream, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from leader.group.table import Status
+from protocol.messages import RevokedReason
+from storage.groups.model import Advance, Entry, EntryResult, Lending, LendingStatus, Release, Verdict
+
+BUSY_RETRY_S = 0.1
+"""After which an entry is written again whose row a user's transaction held locked."""
+
+
+@dataclass(slots=True)
+class Assignment:
+    """A stream lent, or about to be, to a borrower. `grant_id` is 0 until the grant is written."""
+
+    stream_id: int
+    borrower_id: str
+    agent: str
+    since: float
+    status: Status = Status.GRANTING
+    grant_id: int = 0
+    resend_at: float = float("inf")
+    deadline: float = float("inf")
+    reason: str = ""
+    final_queued: bool = False
+    revoked: RevokedReason = RevokedReason.LOST
+
+
+@dataclass(slots=True)
+class Slot:
+    """One stream: its row as last seen, who has it, and the entries that wait for their turn."""
+
+    lending: Lending
+    assignment: Assignment | None = None
+    in_flight: Entry | None = None
+    queue: list[Entry] = field(default_factory=list)
+    retry_at: float = 0.0
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is being written and nobody has it."""
+        return self.assignment is None and self.in_flight is None and not self.queue
+
+
+class Slots:
+    """All unfinished streams of a group by id."""
+
+    def __init__(self, rows: Iterable[Lending]) -> None:
+        self._slots = {row.stream_id: Slot(row) for row in rows if row.status is not LendingStatus.FINISHED}
+        self._ready: set[int] = set()
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots.values())
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def get(self, stream_id: int) -> Slot | None:
+        """The stream's slot; None once it is finished, or if it never was ours."""
+        return self._slots.get(stream_id)
+
+    def grantable(self, slot: Slot, now: float) -> bool:
+        """Free for certain, and every parent consumed: a parent without a slot is finished or never was the group's."""
+        row = slot.lending
+        held_back = slot.retry_at > now or any(p in self._slots for p in row.parents)
+        return row.status is LendingStatus.FREE and slot.quiet and not held_back
+
+    def write(self, entry: Entry) -> None:
+        """Queue an entry; progress that has not left yet is replaced by what comes after it."""
+        slot = self._slots[entry.stream_id]
+        last = slot.queue[-1] if slot.queue else None
+        if isinstance(last, Advance) and isinstance(entry, Advance | Release) and last.grant_id == entry.grant_id:
+            slot.queue.pop()
+        slot.queue.append(entry)
+        self._ready.add(entry.stream_id)
+
+    def take(self, now: float) -> tuple[Entry, ...]:
+        """The entries to commit now, each stream's next; they are in flight until `answered` or `put_back`."""
+        taken: list[Entry] = []
+        for stream_id in sorted(self._ready):
+            slot = self._slots.get(stream_id)
+            if slot is None or not slot.queue:
+                self._ready.discard(stream_id)
+            elif slot.in_flight is None and slot.retry_at <= now:
+                slot.in_flight = slot.queue.pop(0)
+                taken.append(slot.in_flight)
+        return tuple(taken)
+
+    def answered(self, result: EntryResult, now: float) -> Slot | None:
+        """Note the row an answer brings; the slot, or None where the entry is to be written again."""
+        slot = self._slots.get(result.entry.stream_id)
+        if slot is None:
+            return None
+        if result.verdict is Verdict.BUSY:
+            self.put_back(result.entry, now + BUSY_RETRY_S)
+            return None
+        slot.in_flight = None
+        if result.lending is not None:
+            slot.lending = result.lending
+        return slot
+
+    def put_back(self, entry: Entry, retry_at: float) -> None:
+        """The entry was not written: it is the next again."""
+        slot = self._slots[entry.stream_id]
+        slot.in_flight, slot.retry_at = None, retry_at
+        slot.queue.insert(0, entry)
+        self._ready.add(entry.stream_id)
+
+    def retry_at(self) -> float:
+        """When the earliest entry that has to wait may be taken again."""
+        waiting = (s.retry_at for s in map(self._slots.get, self._ready) if s and s.queue and s.in_flight is None)
+        return min(waiting, default=float("inf"))
+
+    def note(self, row: Lending) -> Slot | None:
+        """A row that a renewal reported: new, closed by now, or finished. The slot, None once it is finished."""
+        slot = self._slots.get(row.stream_id)
+        if slot is None:
+            if row.status is LendingStatus.FINISHED:
+                return None
+            slot = self._slots[row.stream_id] = Slot(row)
+        elif row.grant_id >= slot.lending.grant_id:
+            slot.lending = row
+        return slot
+
+    def drop_finished(self, slot: Slot) -> bool:
+        """Forget a stream that is consumed to its end; True if it was."""
+        if slot.lending.status is not LendingStatus.FINISHED or slot.in_flight is not None:
+            return False
+        self._slots.pop(slot.lending.stream_id, None)
+        self._ready.discard(slot.lending.stream_id)
+        return True

@@ -1,0 +1,162 @@
+"""What happens to a node, what it wants from the database, what it sends: frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.messages import ToBorrower, ToLeader
+from protocol.words import Subscription
+from storage.groups.model import Claim, Group, GroupResult, GroupWrites, Lending, Start
+
+# --- requests to the database, executed in order --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The group of that subscription, created if it is a share's first subscriber."""
+
+    subscription: Subscription
+    start: Start
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLeadership:
+    """Try to lead; `attempt_started` goes back with the answer."""
+
+    leadership_id: int
+    attempt_started: float
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLeaderships:
+    """All leases of this node in one statement."""
+
+    terms: Mapping[int, int]
+    attempt_started: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLeaderships:
+    """Expire these leases."""
+
+    terms: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The rows of a group just claimed."""
+
+    group: Group
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What many groups want written, in one transaction."""
+
+    batch: tuple[GroupWrites, ...]
+
+
+Request = Open | ClaimLeadership | RenewLeaderships | ReleaseLeaderships | Load | Commit
+
+
+# --- in -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message from the agent that calls itself that."""
+
+    agent: str
+    message: ToLeader
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Answer to `Open`: the group; or None with the reason, `final` if asking again cannot help."""
+
+    request: Open
+    group: Group | None
+    problem: str = ""
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Answer to `ClaimLeadership`: the row as it is; None if the database did not answer.
+
+    `jitter_s`: a small random delay before the next attempt, so that the losers of a race do not race again.
+    """
+
+    request: ClaimLeadership
+    claim: Claim | None
+    jitter_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Answer to `RenewLeaderships`: the ids that are still ours; None if the database did not answer."""
+
+    request: RenewLeaderships
+    renewed: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Answer to `ReleaseLeaderships`; None if the database did not answer."""
+
+    request: ReleaseLeaderships
+    released: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Answer to `Load`: None if the term is over, or the database did not answer."""
+
+    request: Load
+    rows: tuple[Lending, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Answer to `Commit`."""
+
+    request: Commit
+    results: tuple[GroupResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten:
+    """Answer to `Commit`: it failed. `unknown`: it may have been committed all the same."""
+
+    request: Commit
+    unknown: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Hand over what is led and stop; wait no longer than `by` for what is being written."""
+
+    by: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+NodeEvent = Heard | Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten | Shutdown | Tick
+
+
+# --- out ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutcome:
+    """`sends` are (agent, message) and may go at once. `stopped`: nothing is left to do, the process may end."""
+
+    requests: tuple[Request, ...] = ()
+    sends: tuple[tuple[str, ToBorrower], ...] = ()
+    wake_at: float | None = None
+    stopped: bool = False

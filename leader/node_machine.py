@@ -1,0 +1,308 @@
+"""A node: the leaders that live in it, which groups it leads, and where to find those it does not. Pure.
+
+The flow of a first subscriber: `leader_wanted` comes in, the group is opened, its leadership claimed, its rows loaded,
+a `GroupLeader` made and the message given to it. Whoever asks meanwhile waits. Where another node leads, the answer is
+its address. Writes of all groups leave in one `Commit` at a time; what comes up meanwhile is the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from leader import election as el
+from leader.group import events as group_events
+from leader.group.machine import GroupLeader
+from leader.node_events import (
+    Claimed,
+    ClaimLeadership,
+    Commit,
+    Heard,
+    Load,
+    Loaded,
+    NodeEvent,
+    NodeOutcome,
+    NotWritten,
+    Open,
+    Opened,
+    Released,
+    ReleaseLeaderships,
+    Renewed,
+    RenewLeaderships,
+    Request,
+    Shutdown,
+    Tick,
+    Written,
+)
+from leader.registry import Registry
+from leader.settings import LeaderSettings
+from protocol.errors import UsageError
+from protocol.messages import EndReason, Invalidate, LeaderConnectResponse, LeaderWanted, Ping, ToBorrower
+from protocol.words import Subscription
+from storage.groups.model import Entry, Group, GroupWrites, NodeRef, Start
+
+_NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class _Unwritten:
+    """What one group wants in the next commit."""
+
+    term: int
+    entries: list[Entry] = field(default_factory=list)
+    renew: bool = False
+
+
+@dataclass(slots=True)
+class _Out:
+    """An outcome in the making."""
+
+    requests: list[Request] = field(default_factory=list)
+    sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
+
+
+class Node:
+    """One life of one node. Borrowers know it by its address, the database by its incarnation."""
+
+    def __init__(self, ref: NodeRef, settings: LeaderSettings) -> None:
+        self.ref, self.settings = ref, settings
+        self.election = el.Election(settings, ref.incarnation)
+        self.leaders: dict[int, GroupLeader] = {}
+        self.registry = Registry()
+        self._wake: dict[int, float] = {}
+        self._election_wake = _NEVER
+        self._unwritten: dict[int, _Unwritten] = {}
+        self._committing = False
+        self._stop_by: float | None = None
+        self._releasing_all = False
+        self._out = _Out()
+
+    # --- the one door -----------------------------------------------------------------------------------------------
+
+    def decide(self, event: NodeEvent, now: float) -> NodeOutcome:
+        """Answer one event."""
+        self._out = _Out()
+        match event:
+            case Heard():
+                self._hear(event, now)
+            case Opened():
+                self._opened(event, now)
+            case Claimed() | Renewed() | Released():
+                self._elect(_election_event(event), now)
+            case Loaded():
+                self._loaded(event, now)
+            case Written() | NotWritten():
+                self._commit_answered(event, now)
+            case Shutdown():
+                self._stop_by = event.by
+            case Tick():
+                self._pass_time(now)
+            case _:
+                assert_never(event)
+        self._commit()
+        stopped = self._wind_down(now)
+        return NodeOutcome(tuple(self._out.requests), tuple(self._out.sends), self._wake_at(), stopped)
+
+    def _wake_at(self) -> float:
+        stop = _NEVER if self._stop_by is None else self._stop_by
+        stop += self.settings.margin_s if self._releasing_all else 0.0
+        return min([self._election_wake, stop, self.registry.wake_at(), *self._wake.values()])
+
+    def _send(self, agent: str, message: ToBorrower) -> None:
+        self._out.sends.append((agent, message))
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, heard: Heard, now: float) -> None:
+        message = heard.message
+        if isinstance(message, LeaderWanted):
+            self._seek(heard, message, now)
+        elif isinstance(message, Ping):
+            for borrower_id in message.borrower_ids:
+                ping = Ping((borrower_id,), message.sent_at)
+                self._to_leader(borrower_id, Heard(heard.agent, ping), now)
+        else:
+            self._to_leader(message.borrower_id, heard, now)
+
+    def _to_leader(self, borrower_id: str, heard: Heard, now: float) -> None:
+        """A borrower that no leader here knows is told so; a leader outside its trust window answers nothing."""
+        group_id = self.registry.home_of(borrower_id)
+        leader = self.leaders.get(group_id) if group_id is not None else None
+        if leader is None:
+            self._send(heard.agent, Invalidate(borrower_id, 0, EndReason.RETRY, "this node does not lead its group"))
+        else:
+            self._give(leader, group_events.Heard(heard.agent, heard.message), now)
+
+    def _seek(self, heard: Heard, wanted: LeaderWanted, now: float) -> None:
+        """Lead the group, find out who does, or say why nobody will."""
+        try:
+            subscription = Subscription.parse(wanted.subscription)
+            start = Start(wanted.start)
+        except (UsageError, ValueError) as problem:
+            self._send(heard.agent, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, str(problem)))
+            return
+        if self._stop_by is not None:
+            return
+        group = self.registry.group(subscription)
+        self.registry.wait(subscription, heard, wanted.borrower_id, now)
+        if group is None:
+            if self.registry.begin_opening(subscription):
+                self._out.requests.append(Open(subscription, start))
+        elif group.group_id in self.leaders:
+            self._admit(group, now)
+        else:
+            self._elect(el.Want(group.group_id), now)
+
+    def _opened(self, answer: Opened, now: float) -> None:
+        subscription = answer.request.subscription
+        self.registry.opened(subscription, answer.group)
+        if answer.group is not None:
+            self._elect(el.Want(answer.group.group_id), now)
+        elif answer.final:
+            for heard, borrower_id in self.registry.take_waiting(subscription):
+                self._send(heard.agent, Invalidate(borrower_id, 0, EndReason.DENIED, answer.problem))
+
+    def _admit(self, group: Group, now: float) -> None:
+        """Give everyone who waited to the group's leader."""
+        leader = self.leaders[group.group_id]
+        for heard, borrower_id in self.registry.take_waiting(group.subscription):
+            wanted = heard.message
+            assert isinstance(wanted, LeaderWanted)
+            if wanted.group_id not in (None, group.group_id):
+                self._send(heard.agent, Invalidate(borrower_id, 0, EndReason.DELETED, f"group {wanted.group_id}"))
+                continue
+            self.registry.settle(borrower_id, group.group_id)
+            self._give(leader, group_events.Heard(heard.agent, wanted), now)
+
+    # --- leadership -------------------------------------------------------------------------------------------------
+
+    def _elect(self, event: el.Event, now: float) -> None:
+        outcome = self.election.decide(event, now)
+        self._out.requests.extend(ClaimLeadership(claimed, now) for claimed in outcome.claims)
+        if outcome.renew:
+            self._out.requests.append(RenewLeaderships(outcome.renew, now))
+        if outcome.release:
+            self._out.requests.append(ReleaseLeaderships(outcome.release))
+        self._election_wake = _NEVER if outcome.wake_at is None else outcome.wake_at
+        for notice in outcome.notices:
+            self._take_notice(notice, now)
+
+    def _take_notice(self, notice: el.Notice, now: float) -> None:
+        group = self.registry.group_by_id(notice.leadership_id)
+        match notice:
+            case el.Led():
+                if group is not None:
+                    self._out.requests.append(Load(group, notice.term))
+            case el.LedElsewhere():
+                for heard, borrower_id in self.registry.take_waiting(group.subscription) if group else ():
+                    answer = LeaderConnectResponse(borrower_id, 0, notice.leadership_id, notice.address)
+                    self._send(heard.agent, answer)
+            case el.Lost():
+                self._step_down(notice.leadership_id, "lost the leadership")
+            case _:
+                assert_never(notice)
+
+    def _loaded(self, answer: Loaded, now: float) -> None:
+        group, term = answer.request.group, answer.request.term
+        if self.election.trusted(group.group_id, now) != term:
+            return
+        if answer.rows is None:
+            self._elect(el.Unwant(group.group_id), now)
+            return
+        leader = GroupLeader(group, term, answer.rows, self.settings, now)
+        self.leaders[group.group_id] = leader
+        self._give(leader, group_events.Tick(), now)
+        self._admit(group, now)
+
+    def _step_down(self, group_id: int, why: str) -> None:
+        """Forget the leader; its borrowers look for the next one and keep their streams."""
+        leader = self.leaders.pop(group_id, None)
+        if leader is not None:
+            self._out.sends.extend(leader.dismissals(why))
+            self._wake.pop(group_id, None)
+            self._unwritten.pop(group_id, None)
+            self.registry.unsettle(group_id)
+
+    # --- leaders at work --------------------------------------------------------------------------------------------
+
+    def _give(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
+        group_id = leader.group.group_id
+        if self.election.trusted(group_id, now) != leader.term:
+            return
+        outcome = leader.decide(event, now)
+        self._out.sends.extend(outcome.sends)
+        self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
+        if outcome.entries or outcome.renew:
+            unwritten = self._unwritten.setdefault(group_id, _Unwritten(leader.term))
+            unwritten.entries.extend(outcome.entries)
+            unwritten.renew = unwritten.renew or outcome.renew
+        if outcome.stop is not None:
+            self._step_down(group_id, outcome.stop)
+            self._elect(el.Unwant(group_id), now)
+
+    def _commit(self) -> None:
+        if self._committing or not self._unwritten:
+            return
+        batch = tuple(GroupWrites(g, u.term, tuple(u.entries), u.renew) for g, u in self._unwritten.items())
+        self._unwritten.clear()
+        self._committing = True
+        self._out.requests.append(Commit(batch))
+
+    def _commit_answered(self, answer: Written | NotWritten, now: float) -> None:
+        self._committing = False
+        if isinstance(answer, Written):
+            for writes, result in zip(answer.request.batch, answer.results, strict=True):
+                self._inform(writes, group_events.Committed(result), now)
+            return
+        for writes in answer.request.batch:
+            if answer.unknown:
+                # Nobody knows what the rows say now: the next leader, perhaps this node again, reads them.
+                if self._leads(writes):
+                    self._step_down(writes.group_id, "a commit's outcome is unknown")
+                    self._elect(el.Unwant(writes.group_id), now)
+            else:
+                self._inform(writes, group_events.NotWritten(writes.entries), now)
+
+    def _leads(self, writes: GroupWrites) -> bool:
+        leader = self.leaders.get(writes.group_id)
+        return leader is not None and leader.term == writes.term
+
+    def _inform(self, writes: GroupWrites, event: group_events.Event, now: float) -> None:
+        """An answer is only for the leader that wrote it, not for its successor on this same node."""
+        if self._leads(writes):
+            self._give(self.leaders[writes.group_id], event, now)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _pass_time(self, now: float) -> None:
+        self._elect(el.Tick(), now)
+        for group_id in [g for g, at in self._wake.items() if at <= now]:
+            leader = self.leaders.get(group_id)
+            if leader is not None:
+                self._wake[group_id] = _NEVER
+                self._give(leader, group_events.Tick(), now)
+        for group in self.registry.take_unasked(now, self.settings.idle_stop_s, self.leaders):
+            self._elect(el.Unwant(group.group_id), now)
+
+    def _wind_down(self, now: float) -> bool:
+        """On shutdown: once nothing is being written, release every lease, then let the borrowers go."""
+        if self._stop_by is None:
+            return False
+        pending = self._committing or any(leader.pending() for leader in self.leaders.values())
+        if not self._releasing_all and (not pending or now >= self._stop_by):
+            self._releasing_all = True
+            self._elect(el.UnwantAll(), now)
+            for group_id in tuple(self.leaders):
+                self._step_down(group_id, "the node is shutting down")
+        return self._releasing_all and (not self.election.busy() or now >= self._stop_by + self.settings.margin_s)
+
+
+def _election_event(answer: Claimed | Renewed | Released) -> el.Event:
+    match answer:
+        case Claimed():
+            asked = answer.request
+            return el.ClaimAnswered(asked.leadership_id, asked.attempt_started, answer.claim, answer.jitter_s)
+        case Renewed():
+            return el.RenewAnswered(answer.request.attempt_started, answer.renewed)
+        case Released():
+            return el.ReleaseAnswered(answer.request.terms, answer.released is not None)
