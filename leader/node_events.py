@@ -65,6 +65,11 @@ Request = Open | ClaimLeadership | RenewLeaderships | ReleaseLeaderships | Load 
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """The node's life begins: stand for the maintenance of the database."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heard:
     """A message from the agent that calls itself that."""
 
@@ -135,6 +140,15 @@ class NotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class RevokeWanted:
+    """Take these streams of a group led here back, by force at the revoke deadline."""
+
+    group_id: int
+    stream_ids: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Hand over what is led and stop; wait no longer than `by` for what is being written."""
 
@@ -146,7 +160,8 @@ class Tick:
     """Time has passed."""
 
 
-NodeEvent = Heard | Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten | Shutdown | Tick
+DatabaseAnswer = Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten
+NodeEvent = Begin | Heard | RevokeWanted | Shutdown | Tick | DatabaseAnswer
 
 
 # --- out ------------------------------------------------------------------------------------------------------------
@@ -154,9 +169,13 @@ NodeEvent = Heard | Opened | Claimed | Renewed | Released | Loaded | Written | N
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """`sends` are (agent, message) and may go at once. `stopped`: nothing is left to do, the process may end."""
+    """`sends` are (agent, message) and may go at once. `stopped`: nothing is left to do, the process may end.
+
+    `stories`: rules of our own that a group's leader found broken; it is over, the other groups go on.
+    """
 
     requests: tuple[Request, ...] = ()
     sends: tuple[tuple[str, ToBorrower], ...] = ()
     wake_at: float | None = None
     stopped: bool = False
+    stories: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ its address. Writes of all groups leave in one `Commit` at a time; what comes up
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -14,9 +15,11 @@ from leader import election as el
 from leader.group import events as group_events
 from leader.group.machine import GroupLeader
 from leader.node_events import (
+    Begin,
     Claimed,
     ClaimLeadership,
     Commit,
+    DatabaseAnswer,
     Heard,
     Load,
     Loaded,
@@ -30,6 +33,7 @@ from leader.node_events import (
     Renewed,
     RenewLeaderships,
     Request,
+    RevokeWanted,
     Shutdown,
     Tick,
     Written,
@@ -39,7 +43,7 @@ from leader.settings import LeaderSettings
 from protocol.errors import UsageError
 from protocol.messages import EndReason, Invalidate, LeaderConnectResponse, LeaderWanted, Ping, ToBorrower
 from protocol.words import Subscription
-from storage.groups.model import Entry, Group, GroupWrites, NodeRef, Start
+from storage.groups.model import MAINTENANCE, Entry, Group, GroupWrites, NodeRef, Start
 
 _NEVER = float("inf")
 
@@ -59,6 +63,7 @@ class _Out:
 
     requests: list[Request] = field(default_factory=list)
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
+    stories: list[str] = field(default_factory=list)
 
 
 class Node:
@@ -83,8 +88,27 @@ class Node:
         """Answer one event."""
         self._out = _Out()
         match event:
+            case Begin():
+                self._elect(el.Want(MAINTENANCE), now)
             case Heard():
                 self._hear(event, now)
+            case RevokeWanted():
+                leader = self.leaders.get(event.group_id)
+                if leader is not None:
+                    self._give(leader, group_events.RevokeWanted(event.stream_ids, event.reason), now)
+            case Shutdown():
+                self._stop_by = event.by
+            case Tick():
+                self._pass_time(now)
+            case _:
+                self._database_answered(event, now)
+        self._commit()
+        stopped = self._wind_down(now)
+        out = self._out
+        return NodeOutcome(tuple(out.requests), tuple(out.sends), self._wake_at(), stopped, tuple(out.stories))
+
+    def _database_answered(self, event: DatabaseAnswer, now: float) -> None:
+        match event:
             case Opened():
                 self._opened(event, now)
             case Claimed() | Renewed() | Released():
@@ -93,15 +117,8 @@ class Node:
                 self._loaded(event, now)
             case Written() | NotWritten():
                 self._commit_answered(event, now)
-            case Shutdown():
-                self._stop_by = event.by
-            case Tick():
-                self._pass_time(now)
             case _:
                 assert_never(event)
-        self._commit()
-        stopped = self._wind_down(now)
-        return NodeOutcome(tuple(self._out.requests), tuple(self._out.sends), self._wake_at(), stopped)
 
     def _wake_at(self) -> float:
         stop = _NEVER if self._stop_by is None else self._stop_by
@@ -229,7 +246,13 @@ class Node:
         group_id = leader.group.group_id
         if self.election.trusted(group_id, now) != leader.term:
             return
-        outcome = leader.decide(event, now)
+        try:
+            outcome = leader.decide(event, now)
+        except Exception:  # noqa: BLE001 a broken rule costs its own group a new leader, and nobody else anything
+            self._out.stories.append(f"group {group_id}, {event}:\n{traceback.format_exc()}")
+            self._step_down(group_id, "its leader broke a rule of its own")
+            self._elect(el.Unwant(group_id), now)
+            return
         self._out.sends.extend(outcome.sends)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.entries or outcome.renew:

@@ -38,6 +38,10 @@ class ValueTooLarge(UsageError):
     """A message above the size limit; the limit is in the text."""
 
 
+class PublisherClosed(UsageError):
+    """Publishing after `close()`, or through a publisher that can never publish again."""
+
+
 class NotFound(SubletError):
     """Named something that does not exist."""
 
@@ -59,7 +63,14 @@ class Conflict(SubletError):
 
 
 class NodeNameTaken(Conflict):
-    """Another live node has this name."""
+    """Another live node has this name, for `remaining_s` more seconds unless it renews."""
+
+    def __init__(self, name: str, address: str, remaining_s: float) -> None:
+        self.name, self.address, self.remaining_s = name, address, remaining_s
+        super().__init__(
+            f"node name {name!r} belongs to the node at {address}, whose lease has {remaining_s:.1f} s left. "
+            "Wait for its end, stop that node, or choose another --name."
+        )
 
 
 class ProducerFenced(Conflict):
@@ -101,6 +112,10 @@ class Gone(SubletError):
         super().__init__(
             f"stream {stream_id}: offset {offset} is gone, {where}. Start from the oldest, or lengthen the space's retention."
         )
+
+
+class BeyondHead(Conflict):
+    """A position after the end of its stream: the database is not the one it was saved for, or was restored."""
 
 
 class SubscriptionEnded(SubletError):

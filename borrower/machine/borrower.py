@@ -129,9 +129,7 @@ class Borrower:
 
     def inheritance(self) -> Inheritance:
         """What its successor is made with."""
-        return Inheritance(
-            self.group_id, self.streams.inherit(), self.trusted_until, self._leave_by, self.borrower_id
-        )
+        return Inheritance(self.group_id, self.streams.inherit(), self.trusted_until, self._leave_by, self.borrower_id)
 
     def may_start(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Whether a user call on this stream may begin now.

@@ -119,7 +119,9 @@ class Election:
             self._happen(entry, Kind.WON if now < entry.trusted_until else Kind.WON_LATE, now, event)
 
     def _renew_answered(self, event: RenewAnswered, now: float) -> None:
-        attempted, self._renewing = self._renewing or {}, None
+        if self._renewing is None:
+            return
+        attempted, self._renewing = self._renewing, None
         if event.renewed is None:
             self._renew_no_later_than(now + self._settings.retry_s)
             return

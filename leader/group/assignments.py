@@ -80,18 +80,21 @@ class Assignments:
                 self.happen(slot.assignment, Kind.REVOKE, now)
 
     def last_words(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
-        """A disconnect names every stream the borrower has; those it does not name it never had."""
-        named = {(p.stream_id, p.grant_id): p.position for p in streams}
+        """A disconnect names every stream the borrower has; those it does not name it never had.
+
+        One that is not final was left in the middle of a batch: what follows its position may be seen twice.
+        """
+        named = {(p.stream_id, p.grant_id): p for p in streams}
         for stream_id in tuple(member.streams):
             slot = self._slots.get(stream_id)
             assignment = slot.assignment if slot else None
             if assignment is None or not assignment.grant_id:
                 continue
-            position = named.get((stream_id, assignment.grant_id))
-            if position is None:
+            said = named.get((stream_id, assignment.grant_id))
+            if said is None:
                 self.happen(assignment, Kind.REVOKE_FINISHED, now)
             else:
-                self.happen(assignment, Kind.FINAL, now, position)
+                self.happen(assignment, Kind.FINAL if said.final else Kind.BROKEN_OFF, now, said.position)
 
     # --- answers of the database ------------------------------------------------------------------------------------
 
@@ -126,8 +129,8 @@ class Assignments:
         else:
             self.happen(assignment, Kind.SAVED, now, slot.lending.position)
 
-    def release_answered(self, slot: Slot, entry: Release, applied: bool, now: float) -> None:
-        """The final progress is durable, or came under a grant that is over."""
+    def end_answered(self, slot: Slot, entry: Release | Seize, applied: bool, now: float) -> None:
+        """The grant is over, with its last word or without it; or it was over before."""
         assignment = slot.assignment
         if assignment is not None and assignment.grant_id == entry.grant_id:
             self.happen(assignment, Kind.ENDED if applied else Kind.LOST, now)
@@ -181,6 +184,9 @@ class Assignments:
 
     # --- actions of the table ---------------------------------------------------------------------------------------
 
+    def _never(self, assignment: Assignment, now: float, position: int) -> None:
+        raise AssertionError(f"the table says that this cannot happen to {assignment} at {now:.3f} ({position=})")
+
     def _ignore(self, assignment: Assignment, now: float, position: int) -> None:
         """The table says that this changes nothing."""
 
@@ -221,7 +227,8 @@ class Assignments:
         slot = self._slots.get(assignment.stream_id)
         if slot is not None and slot.assignment is assignment:
             finished = slot.lending.status is LendingStatus.FINISHED
-            assignment.revoked = RevokedReason.FINISHED if finished else RevokedReason.SAVED
+            ended = RevokedReason.LOST if assignment.broken_off else RevokedReason.SAVED
+            assignment.revoked = RevokedReason.FINISHED if finished else ended
             self.detach(slot)
             member = self._members.get(assignment.borrower_id)
             if member is not None and not member.departing:
@@ -257,6 +264,12 @@ class Assignments:
         if not assignment.final_queued:
             assignment.final_queued = True
             self._slots.write(Release(assignment.stream_id, assignment.grant_id, position, assignment.reason))
+
+    def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
+        if not assignment.final_queued:
+            assignment.final_queued = assignment.broken_off = True
+            self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position))
+            self._slots.write(Seize(assignment.stream_id, assignment.grant_id, "left in the middle of a batch"))
 
     def _write_unheld(self, assignment: Assignment, now: float, position: int) -> None:
         """The borrower does not have it, so the row's position is exact."""

@@ -219,10 +219,8 @@ class GroupLeader:
                 self._assignments.grant_answered(slot, answer.entry, applied, now)
             case Advance():
                 self._assignments.advance_answered(slot, answer.entry, applied, now)
-            case Release():
-                self._assignments.release_answered(slot, answer.entry, applied, now)
-            case Seize():
-                pass
+            case Release() | Seize():
+                self._assignments.end_answered(slot, answer.entry, applied, now)
             case _:
                 assert_never(answer.entry)
         if self.slots.drop_finished(slot) or slot.quiet:

@@ -27,6 +27,7 @@ class Assignment:
     deadline: float = float("inf")
     reason: str = ""
     final_queued: bool = False
+    broken_off: bool = False
     revoked: RevokedReason = RevokedReason.LOST
 
 

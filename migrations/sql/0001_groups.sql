@@ -5,7 +5,10 @@ create table consumer_group (
   kind text not null check (kind in ('share', 'queue')),
   name text not null,
   filter text not null,
-  start text not null default 'latest',
+  start text not null default 'latest' check (start in ('latest', 'earliest')),
+  -- Generations up to this one were judged when the group was created: of their streams it has the rows it got then,
+  -- and no others ever. Later ones are added as they are found.
+  after_generation bigint not null default 0,
   options jsonb not null default '{}',
   created_at timestamptz not null default clock_timestamp(),
   deleted_at timestamptz

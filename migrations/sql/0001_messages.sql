@@ -94,3 +94,59 @@ create table node (
   started_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null
 ) with (fillfactor = 50);
+
+-- One block in one round trip, in the caller's transaction. `outcome` is exactly one of
+--   appended   it lies at [end_offset - p_count, end_offset)
+--   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
+--   closed     the stream takes no more; nothing was written, and the messages belong to its children
+--   fenced     a newer incarnation of the producer has begun; nothing was written
+-- The (producer, stream) row is locked first, so that a retry waits for the attempt whose outcome it doubts.
+-- stream_id 0 in `producer` is the registration of a named producer: the incarnation that may write anywhere.
+create function append_block(
+  p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_count integer,
+  p_first timestamptz, p_last timestamptz, p_topics text[], p_codec smallint, p_payload bytea,
+  out outcome text, out end_offset bigint
+) language plpgsql as $$
+declare
+  known record;
+  place record;
+begin
+  if p_producer is not null then
+    select p.incarnation, p.sequence, p.end_offset into known from producer p
+     where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
+    if not found then
+      insert into producer (producer_id, stream_id, incarnation, sequence, end_offset)
+      values (p_producer, p_stream, p_incarnation, 0, 0) on conflict do nothing;
+      select p.incarnation, p.sequence, p.end_offset into known from producer p
+       where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
+    end if;
+    if known.incarnation > p_incarnation or exists (
+      select from producer p where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation
+    ) then
+      outcome := 'fenced';
+      return;
+    end if;
+    if known.incarnation = p_incarnation and known.sequence >= p_sequence then
+      outcome := 'duplicate';
+      end_offset := case when known.sequence = p_sequence then known.end_offset end;
+      return;
+    end if;
+  end if;
+  update stream s set head = s.head + p_count where s.stream_id = p_stream and s.state = 'open'
+    returning s.head, s.generation_id, s.lower_frontier into place;
+  if not found then
+    outcome := 'closed';
+    return;
+  end if;
+  insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
+                     lower_frontier, codec, payload)
+  values (place.generation_id, p_stream, place.head, p_count, p_first, p_last, p_topics,
+          place.lower_frontier, p_codec, p_payload);
+  if p_producer is not null then
+    update producer p
+       set incarnation = p_incarnation, sequence = p_sequence, end_offset = place.head, updated_at = clock_timestamp()
+     where p.producer_id = p_producer and p.stream_id = p_stream;
+  end if;
+  outcome := 'appended';
+  end_offset := place.head;
+end $$;

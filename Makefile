@@ -1,0 +1,54 @@
+# Everything happens in a virtual environment of this checkout, .venv, which the first target that needs it makes.
+# PYTHON says which interpreter to make it with: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format bench mutations clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
+
+venv: $(READY) ## make .venv and install sublet into it, with all it takes to work on it
+
+demo: $(READY) ## see groups share work, move it and lose nothing, on a Postgres and a Spark of their own
+	$(BIN)/sublet demo $(ARGS)
+
+test: $(READY) ## run the tests (ARGS are pytest's: make test ARGS="-k embedded -x")
+	$(BIN)/pytest $(ARGS)
+
+check: $(READY) ## ruff, mypy --strict and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## measure, as ratios against raw limits, and write the results below bench/results
+	$(BIN)/python -m bench $(ARGS)
+
+mutations: $(READY) ## plant faults one by one and show which test turns red
+	$(BIN)/python -m tools.mutations $(ARGS)
+
+clean: ## remove what the targets made: .venv, caches, builds (not .sublet, which holds data)
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "There is no $(PYTHON). Install Python 3.11 or later, or say which one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$$($(PYTHON) --version) is too old: 3.11 or later is needed. Say which one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  v=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	  echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install $$v" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

@@ -1,0 +1,216 @@
+"""The agent as a thread: an event loop around the pure `Agent`, one connection per node.
+
+Sessions call it from their own threads; what it has to tell them arrives in their `Inbox`. It goes on pinging while a
+session's user function runs, as long as that lets go of the interpreter now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from borrower.inbox import Inbox
+from borrower.machine.agent import (
+    Agent,
+    AgentEvent,
+    AgentOutcome,
+    Closed,
+    Consumed,
+    FromNode,
+    NodeLost,
+    NodesKnown,
+    Subscribe,
+    Tick,
+    Told,
+    Unsubscribe,
+)
+from borrower.machine.events import Progressed
+from borrower.settings import BorrowerSettings
+from protocol.messages import EndReason, ToLeader
+from protocol.session.client import NodeConnection
+from protocol.session.steps import Lost, LostReason, Status
+from protocol.session.values import Delivery, Gap
+
+log = logging.getLogger(__name__)
+
+LOOK_UP_S = 0.5
+"""Least time between two look-ups of the live nodes."""
+
+
+def clock() -> float:
+    """Seconds that go on while the machine sleeps: trust in a lease must not outlive it there."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def new_agent_id() -> str:
+    """A name for this life of this agent, telling people where it runs."""
+    return f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(6)}".replace(".", "-")
+
+
+class AgentThread:
+    """One per session, or shared. `find_nodes` answers the addresses of live nodes; it may block and raise."""
+
+    def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
+        self.agent_id = new_agent_id()
+        self._find_nodes = find_nodes
+        self._machine = Agent(self.agent_id, (settings or BorrowerSettings()).check())
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="sublet-agent", daemon=True)
+        self._connections: dict[str, NodeConnection] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._handles = 0
+        self._looking = False
+        self._looked_at = float("-inf")
+        self._thread.start()
+
+    # --- for sessions, from any thread ------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        subscription: str,
+        inbox: Inbox,
+        *,
+        weight: float = 1.0,
+        session: str | None = None,
+        start: str = "latest",
+    ) -> int:
+        """Begin a subscription; its handle. What comes of it arrives in the inbox."""
+        self._handles += 1
+        handle = self._handles
+        self._inboxes[handle] = inbox
+        self._post(Subscribe(handle, subscription, weight, session, start))
+        return handle
+
+    def unsubscribe(self, handle: int) -> None:
+        """Hand everything over; `Closed` arrives in the inbox when that is durable, or cannot be made so in time."""
+        self._post(Unsubscribe(handle))
+
+    def progress(self, handle: int, progress: Progressed) -> None:
+        """Report how far a stream is consumed."""
+        self._post(Consumed(handle, progress))
+
+    def may_start(self, handle: int, stream_id: int, grant_id: int) -> bool:
+        """Whether a user call on this stream may begin now."""
+        return self._machine.may_start(handle, stream_id, grant_id, clock())
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the thread; what was queued to nodes is given that long to leave."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
+            self._thread.join(timeout_s + 1.0)
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _post(self, event: AgentEvent) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent is over
+            self._loop.call_soon_threadsafe(self._handle, event)
+
+    def _handle(self, event: AgentEvent) -> None:
+        """The one door: decide, then carry out."""
+        outcome = self._machine.decide(event, clock())
+        for address, message in outcome.sends:
+            self._send(address, message)
+        self._tell(outcome)
+        if outcome.nodes_wanted:
+            self._look_up()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if outcome.wake_at is not None:
+            self._timer = self._loop.call_later(max(outcome.wake_at - clock(), 0.001), self._handle, Tick())
+
+    def _tell(self, outcome: AgentOutcome) -> None:
+        for told in outcome.tells:
+            inbox = self._inboxes.get(told.handle)
+            if inbox is not None:
+                inbox.put(told if isinstance(told, Closed) else told.tell)
+            if isinstance(told, Closed):
+                self._inboxes.pop(told.handle, None)
+
+    def _send(self, address: str, message: ToLeader) -> None:
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = NodeConnection(
+                address,
+                self.agent_id,
+                lambda delivery: self._delivered(address, delivery),
+                lambda lost: self._lost(address, lost),
+            )
+            self._connections[address] = connection
+        connection.send(message)
+
+    def _delivered(self, address: str, delivery: Delivery) -> None:
+        if isinstance(delivery.body, Gap):
+            # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold.
+            self._handle(NodeLost(address))
+        else:
+            self._handle(FromNode(address, delivery.body))  # type: ignore[arg-type]
+
+    def _lost(self, address: str, lost: Lost) -> None:
+        log.info("connection to node %s lost: %s", address, lost.detail)
+        if lost.reason is LostReason.REFUSED:
+            self._refuse(address, lost.detail)
+        self._handle(NodeLost(address))
+
+    def _refuse(self, address: str, why: str) -> None:
+        """A node of another protocol version, say, will never serve us: whoever subscribes should know."""
+        log.error("node %s refuses this agent: %s", address, why)
+        for handle, inbox in self._inboxes.items():
+            inbox.put(Closed(handle, EndReason.DENIED, why))
+
+    def _look_up(self) -> None:
+        """Ask for the live nodes in the background, not more often than every `LOOK_UP_S`."""
+        if self._looking:
+            return
+        self._looking = True
+        self._loop.call_later(max(self._looked_at + LOOK_UP_S - clock(), 0.0), self._begin_look_up)
+
+    def _begin_look_up(self) -> None:
+        self._looked_at = clock()
+        self._loop.run_in_executor(None, self._find).add_done_callback(self._looked_up)
+
+    def _find(self) -> tuple[str, ...] | None:
+        try:
+            return tuple(self._find_nodes())
+        except Exception as error:  # noqa: BLE001 whatever hinders the look-up, it is tried again
+            log.warning("no list of nodes: %s", error)
+            return None
+
+    def _looked_up(self, found: asyncio.Future[tuple[str, ...] | None]) -> None:
+        self._looking = False
+        addresses = None if found.cancelled() else found.result()
+        if addresses is not None:
+            self._handle(NodesKnown(addresses))
+            self._drop_unlisted(addresses)
+        if not addresses and self._inboxes:
+            self._look_up()
+
+    def _drop_unlisted(self, addresses: Sequence[str]) -> None:
+        """A dead node that is listed no more: its connection would try for ever."""
+        for address, connection in tuple(self._connections.items()):
+            if address not in addresses and connection.status is Status.DOWN:
+                del self._connections[address]
+                self._loop.create_task(connection.close(0.0))
+
+    async def _close(self, timeout_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        connections = list(self._connections.values())
+        await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
+        self._loop.stop()
+
+
+__all__ = ["AgentThread", "Told", "clock", "new_agent_id"]

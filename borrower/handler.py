@@ -1,0 +1,138 @@
+"""The session's own view of what it was lent: how far each stream is read, how far acknowledged, and what comes next.
+
+Plain bookkeeping, no I/O. A stream may have batches outstanding: given out and not acknowledged. Its last word can
+only be given when it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from borrower.machine.events import Install, Progressed, Remove, Saved, Stop, Tell
+from protocol.messages import RevokedReason
+from protocol.words import Filter
+
+
+@dataclass(slots=True, eq=False)
+class Lent:
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet."""
+
+    stream_id: int
+    grant_id: int
+    generation_id: int
+    filter: Filter
+    read: int
+    acknowledged: int
+    head: int | None = None
+    outstanding: int = 0
+    stopping: bool = False
+    over: bool = False
+    lost: bool = False
+
+    @property
+    def may_have_more(self) -> bool:
+        """Worth reading now."""
+        return not (self.stopping or self.over) and (self.head is None or self.head > self.read)
+
+    def progress(self) -> Progressed:
+        """What to report; final once it was told to stop and nothing is outstanding."""
+        final = self.stopping and self.outstanding == 0
+        return Progressed(self.stream_id, self.grant_id, self.acknowledged, final)
+
+
+class Handler:
+    """All streams of one session."""
+
+    def __init__(self, report: Callable[[Progressed], None]) -> None:
+        self._report = report
+        self._lent: dict[int, Lent] = {}
+        self._turn: list[int] = []
+
+    def take(self, tell: Tell) -> None:
+        """Act on what the agent says."""
+        match tell:
+            case Install(grant):
+                self._remove(grant.stream_id, RevokedReason.LOST)
+                self._lent[grant.stream_id] = Lent(
+                    grant.stream_id,
+                    grant.grant_id,
+                    grant.generation_id,
+                    Filter.parse(grant.filter),
+                    grant.position,
+                    grant.position,
+                )
+                self._turn.append(grant.stream_id)
+            case Stop(stream_id, grant_id):
+                lent = self._under(stream_id, grant_id)
+                if lent is not None:
+                    lent.stopping = True
+                    if lent.outstanding == 0:
+                        self._report(lent.progress())
+            case Remove(stream_id, grant_id, reason):
+                if self._under(stream_id, grant_id) is not None:
+                    self._remove(stream_id, reason)
+            case Saved():
+                pass
+            case _:
+                assert_never(tell)
+
+    def next_to_read(self, allowed: Callable[[Lent], bool]) -> Lent | None:
+        """The next stream worth reading, each in its turn."""
+        for _ in range(len(self._turn)):
+            stream_id = self._turn.pop(0)
+            self._turn.append(stream_id)
+            lent = self._lent[stream_id]
+            if lent.may_have_more and allowed(lent):
+                return lent
+        return None
+
+    def idle(self) -> tuple[int, ...]:
+        """Streams read to their end: where to look for news."""
+        return tuple(s for s, lent in self._lent.items() if not (lent.stopping or lent.may_have_more))
+
+    def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
+        """(stream, head) as just read."""
+        for stream_id, head in heads:
+            lent = self._lent.get(stream_id)
+            if lent is not None:
+                lent.head = head
+
+    def skipped(self, lent: Lent, position: int) -> None:
+        """Nothing for this subscription up to `position`."""
+        lent.read = position
+        if lent.outstanding == 0:
+            lent.acknowledged = position
+            self._report(lent.progress())
+
+    def given(self, lent: Lent, position: int) -> None:
+        """A batch that ends before `position` was given to the user."""
+        lent.read = position
+        lent.outstanding += 1
+
+    def acknowledged(self, lent: Lent, position: int) -> None:
+        """A batch is done. One that was given out later stands for all before it on its stream."""
+        lent.outstanding -= 1
+        lent.acknowledged = lent.read if lent.outstanding == 0 else max(lent.acknowledged, position)
+        if not lent.over:
+            self._report(lent.progress())
+
+    def give_up(self) -> None:
+        """Nothing outstanding will be acknowledged any more."""
+        for lent in self._lent.values():
+            lent.outstanding = 0
+
+    def streams(self) -> dict[int, int]:
+        """{stream: next offset to deliver} of everything held."""
+        return {s: lent.acknowledged for s, lent in self._lent.items()}
+
+    def _under(self, stream_id: int, grant_id: int) -> Lent | None:
+        lent = self._lent.get(stream_id)
+        return lent if lent is not None and lent.grant_id == grant_id else None
+
+    def _remove(self, stream_id: int, reason: RevokedReason) -> None:
+        lent = self._lent.pop(stream_id, None)
+        if lent is not None:
+            lent.over, lent.lost = True, reason is RevokedReason.LOST
+            self._turn.remove(stream_id)

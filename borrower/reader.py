@@ -1,0 +1,68 @@
+"""Reads blocks straight from the log, and gets over a database that is away for a while."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import psycopg
+
+from borrower.handler import Lent
+from protocol.errors import DatabaseUnreachable
+from storage import log as message_log
+from storage.connect import connect
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Reader:
+    """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe."""
+
+    def __init__(self, url: str, batch_bytes: int) -> None:
+        self._url, self._batch_bytes = url, batch_bytes
+        self._connection: psycopg.Connection[Any] | None = None
+        self._away = False
+
+    def page(self, lent: Lent) -> message_log.Page | None:
+        """The messages at and after what was read; None while the database is away. Raises `Gone`."""
+        return self._attempt(
+            lambda connection: message_log.since(
+                connection,
+                lent.stream_id,
+                lent.read,
+                filter=lent.filter,
+                generation_id=lent.generation_id,
+                limit_bytes=self._batch_bytes,
+            )
+        )
+
+    def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+        """(stream, head) of each, as they are now; empty while the database is away."""
+        found = self._attempt(lambda connection: message_log.heads(connection, stream_ids))
+        return [(stream_id, head.head) for stream_id, head in (found or {}).items()]
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _attempt(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
+        """A read changes nothing, so it may simply be tried again by whoever asked."""
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect(self._url, application_name="sublet reader")
+            answer = read(self._connection)
+        except (psycopg.OperationalError, DatabaseUnreachable) as error:
+            if not self._away:
+                log.warning("the database is away, reading goes on when it is back: %s", error)
+            self._away = True
+            self.close()
+            return None
+        if self._away:
+            log.info("the database is back")
+            self._away = False
+        return answer

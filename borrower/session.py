@@ -1,0 +1,196 @@
+"""A plain Python consumer: an iterator of batches.
+
+    with Session("$share/billing/orders/#") as session:
+        for batch in session:
+            work(batch.table)
+
+A batch is acknowledged when the loop comes back for the next one. What was given out and not acknowledged is given out
+again, to this session or another: at least once. One thread uses a session; an agent's thread keeps it in touch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from borrower.agent import AgentThread
+from borrower.batch import Batch
+from borrower.handler import Handler, Lent
+from borrower.inbox import Inbox
+from borrower.machine.agent import Closed
+from borrower.machine.events import Progressed
+from borrower.reader import Reader
+from borrower.settings import BorrowerSettings
+from protocol.errors import SubscriptionEnded
+from protocol.messages import EndReason
+from protocol.words import Subscription
+from storage.connect import connect
+from storage.database import open_database
+from storage.nodes import live_nodes
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 0.005
+LONGEST_WAIT_S = 0.1
+"""Between two looks at the heads of idle streams: the wait grows while nothing comes."""
+
+
+class Session:
+    """See the module's page.
+
+    `url`: the database (default: SUBLET_DATABASE_URL, else the embedded server of `data_dir`). `nodes`: addresses of
+    leader nodes, instead of looking them up in the database. `name`: shown to operators. `weight`: how much this
+    consumer takes, relative to others. `start`: where a group begins that this session is the first to name: `latest`
+    or `earliest`. `batch_bytes`: about how large a batch may be. `auto_ack`: acknowledge a batch when the next is
+    asked for; else call `batch.ack()`.
+
+    Raises `InvalidSubscription`, `DatabaseUnreachable`, `SchemaMismatch`; while iterating `SubscriptionEnded` when the
+    group will not lend to it any more, and `Gone` for a position older than retention.
+    """
+
+    def __init__(
+        self,
+        subscription: str,
+        url: str | None = None,
+        *,
+        nodes: Sequence[str] | None = None,
+        name: str | None = None,
+        weight: float = 1.0,
+        start: str = "latest",
+        batch_bytes: int = 4 * 1024 * 1024,
+        auto_ack: bool = True,
+        data_dir: Path | str | None = None,
+        settings: BorrowerSettings | None = None,
+    ) -> None:
+        self.subscription = str(Subscription.parse(subscription))
+        self.settings = settings or BorrowerSettings.from_env()
+        self._auto_ack = auto_ack
+        self._closed: Closed | None = None
+        self._draining = self._leaving = self._over = False
+        self._inbox = Inbox()
+        with contextlib.ExitStack() as opened:
+            database = opened.enter_context(open_database(url, data_dir))
+            self._reader = Reader(database.url, batch_bytes)
+            opened.callback(self._reader.close)
+            self._agent = AgentThread(lambda: nodes or _listed(database.url), self.settings)
+            opened.callback(self._agent.close)
+            self._resources = opened.pop_all()
+        self._handler = Handler(self._report)
+        self._handle = self._agent.subscribe(self.subscription, self._inbox, weight=weight, session=name, start=start)
+
+    # --- for the user -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self.next_batch()) is not None:
+            yield batch
+            if self._auto_ack:
+                batch.ack()
+
+    def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """The next batch; None once the session is drained or closed, or when the timeout is over."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        wait_s = 0.0
+        while not self.closed:
+            self._digest(wait_s)
+            if self._draining and not self.closed:
+                self._leave()
+            batch = None if self._leaving else self._read_next()
+            if batch is not None:
+                return batch
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            wait_s = FIRST_WAIT_S if self._look_for_news() else min(wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
+        return None
+
+    def drain(self) -> None:
+        """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
+        self._draining = True
+        self._inbox.wake()
+
+    def held(self) -> dict[int, int]:
+        """{stream: next offset to deliver} of the streams this session holds now."""
+        return self._handler.streams()
+
+    def close(self) -> None:
+        """Leave the group and wait until the last progress is durable, within the unsubscribe timeout and a lease.
+
+        Batches not acknowledged are given up: their messages will be delivered again. Closing again has no effect.
+        """
+        deadline = time.monotonic() + self.settings.unsubscribe_timeout_s + self.settings.farewell_s + 1.0
+        if not self.closed:
+            self._handler.give_up()
+            self._leave()
+        while not self.closed and time.monotonic() < deadline:
+            with contextlib.suppress(SubscriptionEnded):
+                self._digest(0.1)
+        self._over = True
+        self._resources.close()
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing is held and nothing will be."""
+        return self._over
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _report(self, progress: Progressed) -> None:
+        self._agent.progress(self._handle, progress)
+
+    def _leave(self) -> None:
+        if not self._leaving:
+            self._leaving = True
+            self._agent.unsubscribe(self._handle)
+
+    def _digest(self, wait_s: float) -> None:
+        for news in self._inbox.take(wait_s):
+            if not isinstance(news, Closed):
+                self._handler.take(news)
+                continue
+            self._over = True
+            if news.reason is not EndReason.DONE:
+                raise SubscriptionEnded(self.subscription, news.reason.value, news.detail)
+
+    def _may_start(self, lent: Lent) -> bool:
+        return self._agent.may_start(self._handle, lent.stream_id, lent.grant_id)
+
+    def _read_next(self) -> Batch | None:
+        """A batch of the next stream that has something for this subscription."""
+        while (lent := self._handler.next_to_read(self._may_start)) is not None:
+            first, page = lent.read, self._reader.page(lent)
+            if page is None:
+                return None
+            lent.head = page.head
+            if page.batches:
+                self._handler.given(lent, page.position)
+                table = pa.Table.from_batches(page.batches)
+                return Batch(table, first, page.position, lent, self._handler.acknowledged)
+            if page.position > first:
+                self._handler.skipped(lent, page.position)
+        return None
+
+    def _look_for_news(self) -> bool:
+        """Ask where the idle streams end; True if one of them has more by now."""
+        idle = self._handler.idle()
+        if idle:
+            self._handler.note_heads(self._reader.heads(idle))
+        return self._handler.idle() != idle
+
+
+def _listed(url: str) -> list[str]:
+    with connect(url, application_name="sublet session") as connection:
+        return [node.address for node in live_nodes(connection)]

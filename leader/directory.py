@@ -1,0 +1,74 @@
+"""Keeps a node listed in the database, where borrowers look for it, and strikes off those that have stopped."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from protocol.errors import NodeNameTaken, SubletError
+from protocol.messages import PROTOCOL_VERSION
+from storage import nodes
+from storage.connect import connect
+from storage.groups.model import NodeRef
+
+log = logging.getLogger(__name__)
+
+
+class Listing:
+    """One node's line in the directory. `lease_s`: how long borrowers go on seeing a node that died."""
+
+    def __init__(self, url: str, ref: NodeRef, lease_s: float) -> None:
+        self._url, self._ref, self._lease_s = url, ref, lease_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def begin(self, announce: Callable[[str], None]) -> None:
+        """Take the name, waiting once for the lease of a former life of it to run out; then keep it.
+
+        Raises `NodeNameTaken` if the other has renewed meanwhile: it is alive.
+        """
+        with connect(self._url, application_name="sublet node") as connection:
+            try:
+                self._register(connection)
+            except NodeNameTaken as taken:
+                announce(f"{taken} Waiting for its lease to end.")
+                time.sleep(taken.remaining_s + 0.1)
+                self._register(connection)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Strike this node off."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(self._lease_s)
+        try:
+            with connect(self._url, application_name="sublet node") as connection:
+                nodes.remove(connection, self._ref)
+        except (SubletError, psycopg.Error) as error:
+            log.warning("could not strike this node off the directory; its lease will: %s", error)
+
+    def _register(self, connection: psycopg.Connection[Any]) -> None:
+        nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION)
+
+    def _keep(self) -> None:
+        while not self._stop.wait(self._lease_s / 3):
+            try:
+                self._renew()
+            except (SubletError, psycopg.Error) as error:
+                log.warning("this node's line in the directory could not be renewed: %s", error)
+                self._connection = None
+        if self._connection is not None:
+            self._connection.close()
+
+    def _renew(self) -> None:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._url, application_name="sublet node")
+        if not nodes.renew(self._connection, self._ref, self._lease_s):
+            self._register(self._connection)
+        nodes.collect(self._connection)

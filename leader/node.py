@@ -1,0 +1,162 @@
+"""The node as a process: an event loop around the pure `Node`.
+
+Everything that happens becomes an event on one loop. The outcome's requests go to the database worker, its sends into
+the mailboxes of the session, and a timer brings the machine back at `wake_at`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from leader.database_worker import DatabaseWorker
+from leader.directory import Listing
+from leader.listen import Listen
+from leader.maintenance import Housekeeper
+from leader.node_events import Begin, Heard, NodeEvent, Shutdown, Tick
+from leader.node_machine import Node
+from leader.settings import LeaderSettings
+from protocol.errors import InvalidSetting
+from protocol.messages import ToBorrower, ToLeader
+from protocol.session.publisher import PublisherSettings
+from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
+from protocol.session.values import Channel
+from storage.groups.model import MAINTENANCE, NodeRef
+from storage.groups.postgres import PostgresGroups
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S = 5.0
+"""How long a node that was asked to stop waits for what is being written."""
+
+
+def clock() -> float:
+    """Seconds that go on while the machine sleeps, so that a lease is over when the database thinks so too."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class NodeServer:
+    """One life of one node. `announce` is told in words what an operator wants to see."""
+
+    def __init__(
+        self,
+        database_url: str,
+        name: str,
+        listen: Listen,
+        settings: LeaderSettings | None = None,
+        announce: Callable[[str], None] = log.info,
+    ) -> None:
+        self.settings = (settings or LeaderSettings()).check()
+        self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
+        self._incarnation = f"{name}-{secrets.token_hex(6)}"
+        self._subscribers: dict[str, str] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`. Raises what hinders it from starting."""
+        loop = asyncio.get_running_loop()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._publisher = new_publisher(self._incarnation, PublisherSettings(hold_s=self.settings.poll_hold_s))
+        self._sessions = SessionServer(self._publisher, self._heard, on_expired=self._expired, clock=clock)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        ref = self._bind(server)
+        self._machine = Node(ref, self.settings)
+        listing = Listing(self._url, ref, self.settings.lease_s)
+        await loop.run_in_executor(None, listing.begin, self._announce)
+        store = PostgresGroups(
+            self._url,
+            lock_timeout_s=self.settings.lock_timeout_s,
+            statement_timeout_s=self.settings.statement_timeout_s,
+        )
+        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop))
+        self._worker.start()
+        self._sessions.register(server)
+        await server.start()
+        housekeeper = Housekeeper(self._url, self._leads_maintenance)
+        housekeeper.start()
+        self._handle(Begin())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._announce(f"node {ref.name} serves on {ref.address}")
+        try:
+            await self._stopped.wait()
+        finally:
+            await self._health.enter_graceful_shutdown()
+            housekeeper.stop()
+            await loop.run_in_executor(None, listing.end)
+            self._worker.stop(self.settings.margin_s)
+            # Held polls carry the dismissals; what the mailboxes still hold is given a moment to leave.
+            await self._sessions.close()
+            await server.stop(grace=0.5)
+            store.close()
+            self._announce(f"node {ref.name} has stopped")
+
+    def stop(self) -> None:
+        """Hand over what is led, then end `run`; a second call changes nothing."""
+        self._handle(Shutdown(clock() + SHUTDOWN_S))
+
+    def _bind(self, server: grpc.aio.Server) -> NodeRef:
+        try:
+            port = server.add_insecure_port(str(self._listen))
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise InvalidSetting(
+                f"cannot listen on {self._listen}: the port is in use, or not this machine's. Change it."
+            )
+        return NodeRef(self._name, self._incarnation, str(Listen(self._listen.host, port)))
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: NodeEvent) -> None:
+        """The one door: decide, then carry out."""
+        outcome = self._machine.decide(event, clock())
+        for story in outcome.stories:
+            log.error("a leader broke a rule of its own and is over; please report this. %s", story)
+        for request in outcome.requests:
+            self._worker.submit(request)
+        for agent, message in outcome.sends:
+            self._send(agent, message)
+        if self._timer is not None:
+            self._timer.cancel()
+        if outcome.stopped:
+            self._stopped.set()
+        elif outcome.wake_at is not None and outcome.wake_at < float("inf"):
+            delay = max(outcome.wake_at - clock(), 0.001)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._handle, Tick())
+
+    def _from_worker(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
+        def answer(event: NodeEvent) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this answer any more
+                loop.call_soon_threadsafe(self._handle, event)
+
+        return answer
+
+    def _heard(self, subscriber_id: str, message: ToLeader) -> None:
+        agent = subscriber_id.rpartition(".")[0]
+        self._subscribers[agent] = subscriber_id
+        self._handle(Heard(agent, message))
+
+    def _send(self, agent: str, message: ToBorrower) -> None:
+        """Into the mailbox of the agent's present life; to one that is gone it is lost, and resent if it matters."""
+        subscriber_id = self._subscribers.get(agent)
+        if subscriber_id is not None:
+            self._sessions.send(subscriber_id, Channel.BORROWER, message.borrower_id, message)
+
+    def _expired(self, subscriber_ids: object) -> None:
+        gone = set(subscriber_ids)  # type: ignore[call-overload]
+        self._subscribers = {a: s for a, s in self._subscribers.items() if s not in gone}
+
+    def _leads_maintenance(self) -> int | None:
+        return self._machine.election.trusted(MAINTENANCE, clock())

@@ -1,0 +1,13 @@
+"""Alembic's entry: run the scripts on the connection that `storage.migrate` opened.
+
+Its search_path is the schema, so the scripts name their tables bare, and alembic_version lives among them. A
+developer's `alembic revision` needs no connection and does not come here.
+"""
+
+from alembic import context
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=None)
+with context.begin_transaction():
+    context.run_migrations()
+connection.commit()

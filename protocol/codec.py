@@ -1,0 +1,336 @@
+"""Messages into wire form and back: the only place that knows both.
+
+Encoding is total. Decoding trusts nothing: what is missing, out of range, too long or too many raises
+`MalformedMessage`, whose text goes to the sender. Every size that a peer controls is bounded here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, assert_never
+
+from protocol import sublet_pb2 as pb
+from protocol.errors import UsageError
+from protocol.messages import (
+    Disconnect,
+    EndReason,
+    Grant,
+    Held,
+    Invalidate,
+    LeaderConnectResponse,
+    LeaderWanted,
+    Ping,
+    PingResponse,
+    ProgressSaved,
+    Revoke,
+    Revoked,
+    RevokedReason,
+    RevokeFinished,
+    StreamProgress,
+    ToBorrower,
+    ToLeader,
+    UpdateProgress,
+)
+
+Reason = TypeVar("Reason")
+
+MAX_ID = 512
+"""Longest id, name or address, in characters."""
+
+MAX_TEXT = 70_000
+"""Longest subscription, filter or explanation, in characters."""
+
+MAX_STREAMS = 100_000
+"""Most streams in one message."""
+
+MAX_BORROWERS = 10_000
+"""Most borrowers in one ping."""
+
+MAX_WEIGHT = 1e6
+"""Greatest weight of a borrower."""
+
+_END_REASONS = {
+    EndReason.RETRY: pb.END_RETRY,
+    EndReason.DELETED: pb.END_DELETED,
+    EndReason.FENCED: pb.END_FENCED,
+    EndReason.DENIED: pb.END_DENIED,
+    EndReason.DONE: pb.END_DONE,
+}
+_REVOKED_REASONS = {
+    RevokedReason.SAVED: pb.REVOKED_SAVED,
+    RevokedReason.FINISHED: pb.REVOKED_FINISHED,
+    RevokedReason.LOST: pb.REVOKED_LOST,
+}
+_END_REASONS_BACK = {wire: reason for reason, wire in _END_REASONS.items()}
+_REVOKED_REASONS_BACK = {wire: reason for reason, wire in _REVOKED_REASONS.items()}
+
+
+class MalformedMessage(UsageError):
+    """A message that breaks the protocol's form; nothing of it was executed."""
+
+
+# --- to the leader --------------------------------------------------------------------------------------------------
+
+
+def encode_to_leader(message: ToLeader) -> Any:
+    """A `sublet.v1.ToLeader`."""
+    match message:
+        case LeaderWanted():
+            return pb.ToLeader(leader_wanted=_leader_wanted(message))
+        case Ping(borrower_ids, sent_at):
+            return pb.ToLeader(ping=pb.Ping(borrower_ids=borrower_ids, sent_at=sent_at))
+        case UpdateProgress(borrower_id, term, streams):
+            body = pb.UpdateProgress(borrower_id=borrower_id, term=term, streams=_progress(streams))
+            return pb.ToLeader(update_progress=body)
+        case RevokeFinished():
+            return pb.ToLeader(revoke_finished=pb.RevokeFinished(**_stream_fields(message)))
+        case Disconnect(borrower_id, term, streams):
+            body = pb.Disconnect(borrower_id=borrower_id, term=term, streams=_progress(streams))
+            return pb.ToLeader(disconnect=body)
+        case _:
+            assert_never(message)
+
+
+def _leader_wanted(message: LeaderWanted) -> Any:
+    reclaim = (
+        pb.Held(stream_id=held.stream_id, grant_id=held.grant_id, position=held.position) for held in message.reclaim
+    )
+    return pb.LeaderWanted(
+        borrower_id=message.borrower_id,
+        agent=message.agent,
+        subscription=message.subscription,
+        group_id=message.group_id,
+        weight=message.weight,
+        session=message.session,
+        leaving=message.leaving,
+        reclaim=reclaim,
+        start=message.start,
+        predecessor=message.predecessor,
+    )
+
+
+def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
+    return [
+        pb.StreamProgress(stream_id=one.stream_id, grant_id=one.grant_id, position=one.position, final=one.final)
+        for one in streams
+    ]
+
+
+def decode_to_leader(wire: Any) -> ToLeader:
+    """A message for a leader; raises `MalformedMessage`."""
+    kind = wire.WhichOneof("message")
+    if kind is None:
+        raise MalformedMessage("a message to the leader: it is empty, or of a kind this version does not know")
+    message: ToLeader = _TO_LEADER[kind](getattr(wire, kind))
+    return message
+
+
+def _read_leader_wanted(wire: Any) -> LeaderWanted:
+    if not 0 < wire.weight <= MAX_WEIGHT:
+        raise MalformedMessage(f"weight {wire.weight}: a weight is above 0 and at most {MAX_WEIGHT:g}")
+    _check_number("reclaim", len(wire.reclaim), MAX_STREAMS)
+    return LeaderWanted(
+        borrower_id=_id("borrower_id", wire.borrower_id),
+        agent=_id("agent", wire.agent),
+        subscription=_text("subscription", wire.subscription),
+        group_id=_natural("group_id", wire.group_id) if wire.HasField("group_id") else None,
+        weight=wire.weight,
+        session=_id("session", wire.session) if wire.HasField("session") else None,
+        leaving=wire.leaving,
+        reclaim=tuple(Held(**_naturals(held, "stream_id", "grant_id", "position")) for held in wire.reclaim),
+        start=_id("start", wire.start),
+        predecessor=_id("predecessor", wire.predecessor) if wire.HasField("predecessor") else None,
+    )
+
+
+def _read_ping(wire: Any) -> Ping:
+    _check_number("borrower_ids", len(wire.borrower_ids), MAX_BORROWERS)
+    return Ping(tuple(_id("borrower_id", one) for one in wire.borrower_ids), _time(wire.sent_at))
+
+
+def _read_update_progress(wire: Any) -> UpdateProgress:
+    return UpdateProgress(*_borrower_and_term(wire), _read_progress(wire.streams))
+
+
+def _read_revoke_finished(wire: Any) -> RevokeFinished:
+    return RevokeFinished(**_read_stream_fields(wire))
+
+
+def _read_disconnect(wire: Any) -> Disconnect:
+    return Disconnect(*_borrower_and_term(wire), _read_progress(wire.streams))
+
+
+def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
+    _check_number("streams", len(streams), MAX_STREAMS)
+    return tuple(
+        StreamProgress(**_naturals(one, "stream_id", "grant_id", "position"), final=one.final) for one in streams
+    )
+
+
+_TO_LEADER: dict[str, Callable[[Any], ToLeader]] = {
+    "leader_wanted": _read_leader_wanted,
+    "ping": _read_ping,
+    "update_progress": _read_update_progress,
+    "revoke_finished": _read_revoke_finished,
+    "disconnect": _read_disconnect,
+}
+
+
+# --- to the borrower ------------------------------------------------------------------------------------------------
+
+
+def encode_to_borrower(message: ToBorrower) -> Any:
+    """A `sublet.v1.ToBorrower`."""
+    match message:
+        case LeaderConnectResponse(borrower_id, term, group_id, address):
+            response = pb.LeaderConnectResponse(borrower_id=borrower_id, term=term, group_id=group_id, address=address)
+            return pb.ToBorrower(leader_connect_response=response)
+        case PingResponse(borrower_id, term, sent_at):
+            return pb.ToBorrower(ping_response=pb.PingResponse(borrower_id=borrower_id, term=term, sent_at=sent_at))
+        case Grant():
+            return pb.ToBorrower(grant=_grant(message))
+        case Revoke():
+            return pb.ToBorrower(revoke=pb.Revoke(**_stream_fields(message)))
+        case Revoked(reason=reason):
+            return pb.ToBorrower(revoked=pb.Revoked(**_stream_fields(message), reason=_REVOKED_REASONS[reason]))
+        case ProgressSaved(position=position):
+            return pb.ToBorrower(progress_saved=pb.ProgressSaved(**_stream_fields(message), position=position))
+        case Invalidate(borrower_id, term, reason, detail):
+            end = pb.Invalidate(borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=detail)
+            return pb.ToBorrower(invalidate=end)
+        case _:
+            assert_never(message)
+
+
+def _grant(message: Grant) -> Any:
+    return pb.Grant(
+        **_stream_fields(message),
+        position=message.position,
+        generation_id=message.generation_id,
+        hash_from=message.hash_from,
+        hash_last=message.hash_to - 1,
+        filter=message.filter,
+        end_offset=message.end_offset,
+    )
+
+
+def decode_to_borrower(wire: Any) -> ToBorrower:
+    """A message for a borrower; raises `MalformedMessage`."""
+    kind = wire.WhichOneof("message")
+    if kind is None:
+        raise MalformedMessage("a message to the borrower: it is empty, or of a kind this version does not know")
+    message: ToBorrower = _TO_BORROWER[kind](getattr(wire, kind))
+    return message
+
+
+def _read_connect_response(wire: Any) -> LeaderConnectResponse:
+    group_id, address = _natural("group_id", wire.group_id), _id("address", wire.address, may_be_empty=True)
+    return LeaderConnectResponse(*_borrower_and_term(wire), group_id, address)
+
+
+def _read_ping_response(wire: Any) -> PingResponse:
+    return PingResponse(*_borrower_and_term(wire), _time(wire.sent_at))
+
+
+def _read_grant(wire: Any) -> Grant:
+    if wire.hash_from > wire.hash_last:
+        raise MalformedMessage(f"hash range {wire.hash_from} to {wire.hash_last}: it ends before it begins")
+    return Grant(
+        **_read_stream_fields(wire),
+        **_naturals(wire, "position", "generation_id"),
+        hash_from=wire.hash_from,
+        hash_to=wire.hash_last + 1,
+        filter=_text("filter", wire.filter),
+        end_offset=_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
+    )
+
+
+def _read_revoke(wire: Any) -> Revoke:
+    return Revoke(**_read_stream_fields(wire))
+
+
+def _read_revoked(wire: Any) -> Revoked:
+    return Revoked(**_read_stream_fields(wire), reason=_known("reason", wire.reason, _REVOKED_REASONS_BACK))
+
+
+def _read_progress_saved(wire: Any) -> ProgressSaved:
+    return ProgressSaved(**_read_stream_fields(wire), position=_natural("position", wire.position))
+
+
+def _read_invalidate(wire: Any) -> Invalidate:
+    reason = _known("reason", wire.reason, _END_REASONS_BACK)
+    return Invalidate(*_borrower_and_term(wire), reason, _text("detail", wire.detail, may_be_empty=True))
+
+
+_TO_BORROWER: dict[str, Callable[[Any], ToBorrower]] = {
+    "leader_connect_response": _read_connect_response,
+    "ping_response": _read_ping_response,
+    "grant": _read_grant,
+    "revoke": _read_revoke,
+    "revoked": _read_revoked,
+    "progress_saved": _read_progress_saved,
+    "invalidate": _read_invalidate,
+}
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+def _stream_fields(message: RevokeFinished | Grant | Revoke | Revoked | ProgressSaved) -> dict[str, Any]:
+    return {
+        "borrower_id": message.borrower_id,
+        "term": message.term,
+        "stream_id": message.stream_id,
+        "grant_id": message.grant_id,
+    }
+
+
+def _read_stream_fields(wire: Any) -> dict[str, Any]:
+    return {"borrower_id": _id("borrower_id", wire.borrower_id), **_naturals(wire, "term", "stream_id", "grant_id")}
+
+
+def _borrower_and_term(wire: Any) -> tuple[str, int]:
+    return _id("borrower_id", wire.borrower_id), _natural("term", wire.term)
+
+
+def _id(name: str, text: str, *, may_be_empty: bool = False) -> str:
+    return _text(name, text, MAX_ID, may_be_empty=may_be_empty)
+
+
+def _text(name: str, text: str, limit: int = MAX_TEXT, *, may_be_empty: bool = False) -> str:
+    """Postgres, where these end up, takes any character but NUL."""
+    if not text and not may_be_empty:
+        raise MalformedMessage(f"{name}: it is missing")
+    if len(text) > limit:
+        raise MalformedMessage(f"{name} {text[:40]!r}...: {len(text)} characters, and the limit is {limit}")
+    if "\0" in text:
+        raise MalformedMessage(f"{name} {text[:40]!r}: the character NUL is not allowed")
+    return text
+
+
+def _naturals(wire: Any, *names: str) -> dict[str, Any]:
+    return {name: _natural(name, getattr(wire, name)) for name in names}
+
+
+def _natural(name: str, value: int) -> int:
+    if value < 0:
+        raise MalformedMessage(f"{name} {value}: it is never negative")
+    return value
+
+
+def _time(value: float) -> float:
+    if not math.isfinite(value):
+        raise MalformedMessage(f"sent_at {value}: a time is a finite number of seconds")
+    return value
+
+
+def _check_number(name: str, number: int, limit: int) -> None:
+    if number > limit:
+        raise MalformedMessage(f"{name}: {number} entries, and the limit is {limit}; send several messages")
+
+
+def _known(name: str, value: int, reasons: dict[Any, Reason]) -> Reason:
+    if value not in reasons:
+        raise MalformedMessage(f"{name} {value}: this version does not know it")
+    return reasons[value]

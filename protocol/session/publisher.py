@@ -1,0 +1,283 @@
+"""The node's half of the session: who subscribed to what, and what waits for whom. Pure; times are passed in.
+
+`receive` takes a batch of commands, `poll` asks for messages, `publish` and `send` bring them, `expire` forgets who has
+been silent. Whoever holds polls sets `on_ready`, which is called with a subscriber id when something waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protocol.session.index import StateValues, SubscriptionIndex
+from protocol.session.mailbox import Letter, Mailbox, MailboxLimits
+from protocol.session.values import (
+    CHANNELS,
+    ChannelKind,
+    CommandError,
+    Delivery,
+    Malformed,
+    ReceivedCommand,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+
+SILENT_HOLDS = 3
+"""A subscriber that has not been heard of for this many hold times is forgotten."""
+
+REMEMBERED_PAST = 10_000
+"""How many forgotten subscriber ids are kept, so that none of them can begin a second life."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSettings:
+    """Bounds of what subscribers may cost; `hold_s` is the longest that a poll is held."""
+
+    hold_s: float = 5.0
+    mailbox: MailboxLimits = field(default_factory=MailboxLimits)
+    subscribers: int = 10_000
+    subscriptions_each: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The node has nothing of this subscriber id: it must begin again under a new one. `why` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The batch was executed before; these were its errors."""
+
+    errors: tuple[CommandError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The batch is executed; `messages` (index in the batch, body) are for the owner of the publisher."""
+
+    messages: tuple[tuple[int, object], ...]
+    errors: tuple[CommandError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The answer to a poll, in order of sequence."""
+
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Nothing waits: come back when `on_ready` names the subscriber, or at `until`."""
+
+    until: float
+
+
+@dataclass(slots=True)
+class _Subscriber:
+    mailbox: Mailbox
+    heard_at: float
+    batch: int = 0
+    errors: tuple[CommandError, ...] = ()
+    subjects: dict[tuple[str, str | None], None] = field(default_factory=dict)
+
+
+class SessionPublisher:
+    """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
+
+    `incarnation` names this life. `channels` says which channels are served. `size_of` gives a body's size in bytes.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        settings: PublisherSettings | None = None,
+        *,
+        channels: Mapping[str, ChannelKind] = CHANNELS,
+        size_of: Callable[[object], int] = lambda body: 256,
+    ) -> None:
+        self.incarnation = incarnation
+        self.settings = settings or PublisherSettings()
+        self.on_ready: Callable[[str], None] = lambda subscriber_id: None
+        self._channels = channels
+        self._size_of = size_of
+        self._subscribers: dict[str, _Subscriber] = {}
+        self._past: OrderedDict[str, None] = OrderedDict()
+        self._index = SubscriptionIndex()
+        self._states = StateValues()
+
+    # --- from subscribers ---
+
+    def receive(
+        self, subscriber_id: str, number: int, commands: Sequence[ReceivedCommand], now: float
+    ) -> Received | Repeated | Unknown:
+        """Execute batch `number` (1, 2, 3, ... per subscriber id), once."""
+        subscriber = self._find(subscriber_id, now, may_be_new=number == 1)
+        if isinstance(subscriber, Unknown):
+            return subscriber
+        if number == subscriber.batch:
+            subscriber.heard_at = now
+            return Repeated(subscriber.errors)
+        if number != subscriber.batch + 1:
+            self._forget(subscriber_id)
+            return Unknown(f"batch {number} does not follow batch {subscriber.batch}")
+        subscriber.heard_at, subscriber.batch = now, number
+        return self._execute(subscriber_id, subscriber, commands)
+
+    def add_errors(self, subscriber_id: str, number: int, errors: Sequence[CommandError]) -> tuple[CommandError, ...]:
+        """Add what the owner found wrong with the messages of a batch; all its errors, by index."""
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is None or subscriber.batch != number:
+            return tuple(errors)
+        subscriber.errors = tuple(sorted((*subscriber.errors, *errors), key=lambda error: error.index))
+        return subscriber.errors
+
+    def poll(
+        self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
+    ) -> Messages | Hold | Unknown:
+        """Forget what is acknowledged and hand out what waits, or hold."""
+        if incarnation not in ("", self.incarnation):
+            return Unknown(f"incarnation {incarnation} of this node is over")
+        subscriber = self._find(subscriber_id, now, may_be_new=not incarnation and not acknowledged)
+        if isinstance(subscriber, Unknown):
+            return subscriber
+        subscriber.heard_at = now
+        if not subscriber.mailbox.acknowledge(acknowledged):
+            self._forget(subscriber_id)
+            return Unknown(f"message {acknowledged} was acknowledged, and never sent")
+        if subscriber.mailbox:
+            return Messages(subscriber.mailbox.take())
+        return Hold(now + min(max(hold_s, 0.0), self.settings.hold_s))
+
+    def collect(self, subscriber_id: str, now: float) -> Messages | Unknown:
+        """The end of a held poll: what waits by now, which may be nothing."""
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is None:
+            return Unknown("forgotten while its poll was held")
+        subscriber.heard_at = now
+        return Messages(subscriber.mailbox.take())
+
+    # --- from the owner ---
+
+    def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
+        """Queue `body` once for each subscriber of this key or of the whole channel; how many there are.
+
+        On a state channel a version not above the key's current one is old news, and is dropped.
+        """
+        is_state = self._channels[channel] is ChannelKind.STATE
+        if is_state and not self._states.put(channel, key, body, version):
+            return 0
+        size = self._size_of(body)
+        readers = self._index.readers(channel, key)
+        for subscriber_id in readers:
+            self._put(subscriber_id, Letter(channel, key, body, size, is_state, version))
+        return len(readers)
+
+    def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
+        """Queue `body` for one subscriber, whatever it subscribed to; False if the node does not know it.
+
+        On a log channel, while an equal message is unacknowledged it is not queued again: resending is free.
+        """
+        if subscriber_id not in self._subscribers:
+            return False
+        is_state = self._channels[channel] is ChannelKind.STATE
+        self._put(subscriber_id, Letter(channel, key, body, self._size_of(body), is_state, once=not is_state))
+        return True
+
+    def retract(self, channel: str, key: str) -> None:
+        """Forget the current value of a state that is over; who subscribes later is not answered."""
+        self._states.drop(channel, key)
+
+    def expire(self, now: float) -> tuple[str, ...]:
+        """Forget every subscriber silent for three hold times; their ids."""
+        since = now - SILENT_HOLDS * self.settings.hold_s
+        silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.heard_at <= since)
+        for subscriber_id in silent:
+            self._forget(subscriber_id)
+        return silent
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `expire` may find somebody; None while there is no subscriber."""
+        oldest = min((subscriber.heard_at for subscriber in self._subscribers.values()), default=None)
+        return None if oldest is None else oldest + SILENT_HOLDS * self.settings.hold_s
+
+    @property
+    def subscriber_ids(self) -> tuple[str, ...]:
+        """Everybody known, in order of arrival."""
+        return tuple(self._subscribers)
+
+    def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
+        """The (channel, key or None for all) that this subscriber asked for; none if it is not known."""
+        subscriber = self._subscribers.get(subscriber_id)
+        return () if subscriber is None else tuple(subscriber.subjects)
+
+    # --- inside ---
+
+    def _find(self, subscriber_id: str, now: float, *, may_be_new: bool) -> _Subscriber | Unknown:
+        if (subscriber := self._subscribers.get(subscriber_id)) is not None:
+            return subscriber
+        if subscriber_id in self._past or not may_be_new:
+            return Unknown("its life is over: it was silent for too long, or broke the rules")
+        if len(self._subscribers) >= self.settings.subscribers:
+            return Unknown(f"the node serves {self.settings.subscribers} subscribers already, which is its limit")
+        subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
+        self._subscribers[subscriber_id] = subscriber
+        return subscriber
+
+    def _forget(self, subscriber_id: str) -> None:
+        subscriber = self._subscribers.pop(subscriber_id)
+        for channel, key in subscriber.subjects:
+            self._index.remove(subscriber_id, channel, key)
+        self._past[subscriber_id] = None
+        if len(self._past) > REMEMBERED_PAST:
+            self._past.popitem(last=False)
+        self.on_ready(subscriber_id)
+
+    def _execute(self, subscriber_id: str, subscriber: _Subscriber, commands: Sequence[ReceivedCommand]) -> Received:
+        errors: list[CommandError] = []
+        messages: list[tuple[int, object]] = []
+        for index, command in enumerate(commands):
+            match command:
+                case Send(body):
+                    messages.append((index, body))
+                    refusal = None
+                case Malformed(text):
+                    refusal = text
+                case Subscribe(channel, key):
+                    refusal = self._subscribe(subscriber_id, subscriber, channel, key)
+                case Unsubscribe(channel, key):
+                    refusal = self._unsubscribe(subscriber_id, subscriber, channel, key)
+            if refusal is not None:
+                errors.append(CommandError(index, refusal))
+        subscriber.errors = tuple(errors)
+        return Received(tuple(messages), subscriber.errors)
+
+    def _subscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
+        if (kind := self._channels.get(channel)) is None:
+            return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
+        limit = self.settings.subscriptions_each
+        if (channel, key) not in subscriber.subjects and len(subscriber.subjects) >= limit:
+            return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
+        subscriber.subjects[channel, key] = None
+        self._index.add(subscriber_id, channel, key)
+        if kind is ChannelKind.STATE:
+            for state_key, body, version in self._states.current(channel, key):
+                letter = Letter(channel, state_key, body, self._size_of(body), is_state=True, version=version)
+                self._put(subscriber_id, letter)
+        return None
+
+    def _unsubscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
+        if channel not in self._channels:
+            return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
+        subscriber.subjects.pop((channel, key), None)
+        self._index.remove(subscriber_id, channel, key)
+        return None
+
+    def _put(self, subscriber_id: str, letter: Letter) -> None:
+        self._subscribers[subscriber_id].mailbox.put(letter)
+        self.on_ready(subscriber_id)

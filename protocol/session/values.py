@@ -1,0 +1,94 @@
+"""What the two halves of a session hand to each other: plain values that know nothing of what they carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+
+class Channel(StrEnum):
+    """The channels that nodes serve."""
+
+    BORROWER = "borrower"  # key: borrower id; from the leader to one borrower
+    STREAM = "stream"  # key: stream id; the newest head
+    GROUP = "group"  # key: subscription; what happens in a group, for those who watch
+
+
+class ChannelKind(Enum):
+    """What a subscriber of a channel may rely on."""
+
+    LOG = "log"  # every message, in order; each names its predecessor
+    STATE = "state"  # the newest value of each key; a subscribe is answered with it
+
+
+CHANNELS: dict[str, ChannelKind] = {
+    Channel.BORROWER: ChannelKind.LOG,
+    Channel.STREAM: ChannelKind.STATE,
+    Channel.GROUP: ChannelKind.LOG,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Ask for one key of a channel; for all of it where `key` is None."""
+
+    channel: str
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Undo the subscribe with the same channel and key."""
+
+    channel: str
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message to the node."""
+
+    body: object
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Stands where a command could not be read; `text` says why. It is answered with an error, nothing else happens."""
+
+    text: str
+
+
+Command = Subscribe | Unsubscribe | Send
+ReceivedCommand = Command | Malformed
+
+
+@dataclass(frozen=True, slots=True)
+class CommandError:
+    """The command at `index` of a batch was refused."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The mailbox overflowed here, and `dropped` messages of these channels were lost: read the state anew."""
+
+    dropped: int
+    channels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One numbered message to one subscriber.
+
+    `predecessor` (log channels): the sequence of the delivery before it on this channel, 0 for the first. `version`
+    (state channels): higher is newer. A `Gap` has neither channel nor key.
+    """
+
+    sequence: int
+    channel: str
+    key: str
+    body: object
+    predecessor: int = 0
+    version: int = 0

@@ -1,0 +1,109 @@
+"""The payload of a block: one Arrow record batch of consecutive messages of one stream.
+
+Stored is the IPC record batch message without its schema message: the schema is in `storage.layout`, and the block's
+`codec` names its version, so that a block of one message stays small and an old block stays readable. Stream and offset
+are not stored but implied by the row that holds the payload. Decoding copies no key and no value unless compressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import InvalidSetting
+from protocol.words import Filter
+from storage import layout
+from storage.layout import BLOCK_SCHEMA
+
+DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
+    pa.field("offset", pa.int64(), nullable=False)
+)
+"""What a reader gets: the stored columns, and each message's position."""
+
+MAX_INDEXED_TOPICS = 8
+"""More distinct topics than this in a block, and it has no skip index."""
+
+MIN_COMPRESSED = 64
+"""Messages below which compression makes a block larger, measured."""
+
+COMPRESSIONS = ("none", "lz4", "zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A batch ready to be appended: its payload, and what the block's row says of it."""
+
+    count: int
+    first_timestamp: datetime
+    last_timestamp: datetime
+    topics: list[str] | None
+    codec: int
+    payload: pa.Buffer
+
+
+def pack(batch: pa.RecordBatch, compression: str = "none") -> Packed:
+    """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it."""
+    codec, payload = encode(batch, compression)
+    span = pc.min_max(batch.column("timestamp"))
+    return Packed(batch.num_rows, span["min"].as_py(), span["max"].as_py(), topics_index(batch), codec, payload)
+
+
+def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Buffer]:
+    """Return (codec, payload) of a batch in `BLOCK_SCHEMA`; compressed only where that makes it smaller."""
+    if compression not in COMPRESSIONS:
+        raise InvalidSetting(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
+    flags, lean = layout.shrink(batch)
+    plain: pa.Buffer = lean.serialize()
+    if compression != "none" and batch.num_rows >= MIN_COMPRESSED:
+        packed = _serialize_compressed(lean, compression)
+        if packed.size < plain.size:
+            return layout.codec(COMPRESSIONS.index(compression), flags), packed
+    return layout.codec(0, flags), plain
+
+
+def decode(codec: int, payload: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
+    """Read a payload back into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory."""
+    flags = layout.flags_of(codec)
+    return layout.restore(flags, pa.ipc.read_record_batch(pa.py_buffer(payload), layout.schema(flags)))
+
+
+def deliver(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:
+    """Add the columns stream and offset to a stored batch whose first message is at `first_offset`."""
+    count = batch.num_rows
+    streams = pa.repeat(pa.scalar(stream_id, pa.int64()), count)
+    offsets = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first_offset - 1)
+    return pa.RecordBatch.from_arrays([*batch.columns, streams, offsets], schema=DELIVERED_SCHEMA)
+
+
+def from_offset(batch: pa.RecordBatch, first_offset: int, offset: int) -> pa.RecordBatch:
+    """Drop the messages before `offset`: a reader may begin in the middle of a block."""
+    return batch.slice(max(0, offset - first_offset))
+
+
+def topics_index(batch: pa.RecordBatch) -> list[str] | None:
+    """The distinct topics of a block, None when they are too many to be worth a look."""
+    topics = batch.column("topic").unique()
+    return topics.to_pylist() if len(topics) <= MAX_INDEXED_TOPICS else None
+
+
+def matching(batch: pa.RecordBatch, filter: Filter, topics: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Keep the messages whose topic matches. `topics`, the block's skip index, decides most blocks unseen."""
+    if filter.text == "#" or (topics is not None and all(map(filter.matches, topics))):
+        return batch
+    coded = batch.column("topic").dictionary_encode()
+    return batch.filter(pc.match_substring_regex(coded.dictionary, filter.regex).take(coded.indices))
+
+
+def _serialize_compressed(lean: pa.RecordBatch, compression: str) -> pa.Buffer:
+    """`RecordBatch.serialize` cannot compress: write a stream and cut off its schema and its end marker."""
+    sink = pa.BufferOutputStream()
+    writer = pa.ipc.new_stream(sink, lean.schema, options=pa.ipc.IpcWriteOptions(compression=compression))
+    writer.write_batch(lean)
+    end = sink.tell()
+    writer.close()
+    start = lean.schema.serialize().size
+    return sink.getvalue().slice(start, end - start)

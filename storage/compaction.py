@@ -1,0 +1,157 @@
+"""Merging tiny blocks into larger ones: same offsets, same content, same order.
+
+A trickle of messages leaves one block each, which costs eight times the bytes and a row per message to read. Blocks
+never change once written, so a run of neighbours can be replaced by their concatenation in one transaction; a reader
+sees the old or the new rows, and slices a block that begins before its position. Blocks that differ in what they say
+of epochs and frontiers are not merged: a replay must see frontiers where they mattered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from storage.block import decode, pack
+from storage.turnover import Guard
+
+BLOCK_MESSAGES = 1000
+BLOCK_BYTES = 256 * 1024
+SCANNED = 5000
+
+_RUNS = """
+select end_offset, count, octet_length(payload), coalesce(lower_frontier::text, '') || '|' || coalesce(epochs::text, '')
+  from block
+ where generation_id = %s and stream_id = %s and end_offset > %s and uri is null
+   and appended_at < clock_timestamp() - make_interval(secs => %s)
+ order by end_offset limit %s"""
+_LOCKED = """
+select end_offset, count, codec, payload, appended_at, lower_frontier::text, epochs::text from block
+ where generation_id = %s and stream_id = %s and end_offset = any(%s) order by end_offset for update"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    end_offset: int
+    count: int
+    size: int
+    frontiers: str
+
+
+def compact_stream(
+    conn: psycopg.Connection[Any],
+    stream_id: int,
+    *,
+    older_than_s: float = 60.0,
+    block_messages: int = BLOCK_MESSAGES,
+    block_bytes: int = BLOCK_BYTES,
+    guard: Guard | None = None,
+) -> int:
+    """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; blocks saved.
+
+    One transaction per run, on an autocommit connection. A run that somebody else merged meanwhile is left alone.
+    """
+    found = conn.execute(
+        "select s.generation_id, p.compression from stream s join space p using (space_id)"
+        " join generation g using (generation_id) where s.stream_id = %s and g.state <> 'gone'",
+        (stream_id,),
+    ).fetchone()
+    if found is None:
+        return 0
+    generation_id, compression = found
+    saved, after = 0, -1
+    while rows := _scan(conn, generation_id, stream_id, after, older_than_s):
+        for run in _runs(rows, block_messages, block_bytes):
+            saved += _merge(conn, generation_id, stream_id, run, compression, guard)
+        after = rows[-1].end_offset
+    return saved
+
+
+def fragmented_streams(conn: psycopg.Connection[Any], at_least: int = 100, older_than_s: float = 60.0) -> list[int]:
+    """Streams not gone with that many blocks of less than a tenth of the target; the most fragmented first."""
+    rows = conn.execute(
+        "select b.stream_id from generation g join block b using (generation_id)"
+        " where g.state <> 'gone' and b.count < %s and b.uri is null"
+        " and b.appended_at < clock_timestamp() - make_interval(secs => %s)"
+        " group by b.stream_id having count(*) >= %s order by count(*) desc, b.stream_id",
+        (BLOCK_MESSAGES // 10, older_than_s, at_least),
+    )
+    return [row[0] for row in rows]
+
+
+def _scan(
+    conn: psycopg.Connection[Any], generation_id: int, stream_id: int, after: int, older_than_s: float
+) -> list[_Row]:
+    rows = conn.execute(_RUNS, (generation_id, stream_id, after, older_than_s, SCANNED))
+    return [_Row(*row) for row in rows]
+
+
+def _runs(rows: Iterable[_Row], block_messages: int, block_bytes: int) -> Iterator[list[_Row]]:
+    """Neighbours that fit into one block together, each smaller than half of it; at least two."""
+    run: list[_Row] = []
+    for row in rows:
+        small = row.count * 2 <= block_messages and row.size * 2 <= block_bytes
+        if run and not (small and _joins(run, row, block_messages, block_bytes)):
+            if len(run) > 1:
+                yield run
+            run = []
+        if small:
+            run.append(row)
+    if len(run) > 1:
+        yield run
+
+
+def _joins(run: list[_Row], row: _Row, block_messages: int, block_bytes: int) -> bool:
+    return (
+        run[-1].end_offset == row.end_offset - row.count
+        and run[-1].frontiers == row.frontiers
+        and sum(each.count for each in run) + row.count <= block_messages
+        and sum(each.size for each in run) + row.size <= block_bytes
+    )
+
+
+def _merge(
+    conn: psycopg.Connection[Any],
+    generation_id: int,
+    stream_id: int,
+    run: list[_Row],
+    compression: str,
+    guard: Guard | None,
+) -> int:
+    """Replace the run by one block with the same end; appended when the last of them was, so that no time skips any."""
+    ends = [row.end_offset for row in run]
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        rows = conn.execute(_LOCKED, (generation_id, stream_id, ends), binary=True).fetchall()
+        if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
+            return 0
+        whole = pa.Table.from_batches([decode(row[2], row[3]) for row in rows]).combine_chunks().to_batches()[0]
+        block = pack(whole, compression)
+        conn.execute(
+            "delete from block where generation_id = %s and stream_id = %s and end_offset = any(%s)",
+            (generation_id, stream_id, ends),
+        )
+        conn.execute(
+            "insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp,"
+            " appended_at, topics, lower_frontier, epochs, codec, payload)"
+            " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            (
+                generation_id,
+                stream_id,
+                ends[-1],
+                block.count,
+                block.first_timestamp,
+                block.last_timestamp,
+                max(row[4] for row in rows),
+                block.topics,
+                rows[0][5],
+                rows[0][6],
+                block.codec,
+                memoryview(block.payload),
+            ),
+        )
+    return len(run) - 1

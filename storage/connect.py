@@ -1,0 +1,205 @@
+"""Connections to Postgres: the only place that knows how to open one, and what is wrong when that fails.
+
+A connection is in UTC, sees the tables of one schema by their bare names, never idles in a transaction for
+long, and notices within `tcp_timeout_s` that its peer is gone from the network. A server that is merely
+frozen still acknowledges packets: whoever needs an answer by a deadline keeps that deadline on its own clock.
+
+The settings travel as startup options, without a round trip: a pooler in between must let `options` through.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from protocol.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, Unavailable
+
+SCHEMA_VERSION = "0001"
+"""The alembic revision this program works with."""
+
+DEFAULT_SCHEMA = "sublet"
+CONNECT_TIMEOUT_S = 5
+TCP_TIMEOUT_S = 10.0
+IDLE_IN_TRANSACTION_TIMEOUT_S = 60.0
+
+_SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
+_URI_PASSWORD = re.compile(r"^(\w[\w+.-]*://[^:/?#@]*):(.*)@", re.DOTALL)
+_NAMED_PASSWORD = re.compile(r"(\b(?:ssl)?password\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]+)", re.IGNORECASE)
+_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_REMEDIES = (
+    ("password authentication failed", "Correct the user or the password in the URL"),
+    ("no password supplied", "Give the password in the URL, in PGPASSWORD or in ~/.pgpass"),
+    ("no pg_hba.conf entry", "Allow this user and address in the server's pg_hba.conf"),
+    ("does not exist", "Create the database or the role, or correct the URL"),
+    ("too many c", "Close other clients, or raise the server's max_connections"),
+    ("remaining connection slots", "Close other clients, or raise the server's max_connections"),
+    ("starting up", "Wait until the server has recovered, then try again"),
+    ("shutting down", "Wait until the server is back, then try again"),
+    ("could not translate host", "Correct the host in the URL"),
+)
+
+
+class UnknownOutcome(Unavailable):
+    """The connection died during a commit: what was asked may or may not have been written."""
+
+
+def connect(
+    url: str,
+    *,
+    schema: str | None = None,
+    application_name: str = "sublet",
+    autocommit: bool = True,
+    statement_timeout_s: float | None = None,
+    lock_timeout_s: float | None = None,
+    tcp_timeout_s: float = TCP_TIMEOUT_S,
+    idle_in_transaction_timeout_s: float = IDLE_IN_TRANSACTION_TIMEOUT_S,
+) -> psycopg.Connection[Any]:
+    """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
+
+    Raises `InvalidSetting` for a malformed URL or schema name, `DatabaseUnreachable` for everything that
+    hinders the connection itself. Neither message contains the password.
+    """
+    timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
+    conninfo = _conninfo(url, schema_name(schema), application_name, timeouts, tcp_timeout_s)
+    try:
+        return psycopg.connect(conninfo, autocommit=autocommit)
+    except psycopg.OperationalError as error:
+        raise _unreachable(url, error) from None
+
+
+async def connect_async(
+    url: str,
+    *,
+    schema: str | None = None,
+    application_name: str = "sublet",
+    autocommit: bool = True,
+    statement_timeout_s: float | None = None,
+    lock_timeout_s: float | None = None,
+    tcp_timeout_s: float = TCP_TIMEOUT_S,
+    idle_in_transaction_timeout_s: float = IDLE_IN_TRANSACTION_TIMEOUT_S,
+) -> psycopg.AsyncConnection[Any]:
+    """`connect` for asyncio; same settings, same errors."""
+    timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
+    conninfo = _conninfo(url, schema_name(schema), application_name, timeouts, tcp_timeout_s)
+    try:
+        return await psycopg.AsyncConnection.connect(conninfo, autocommit=autocommit)
+    except psycopg.OperationalError as error:
+        raise _unreachable(url, error) from None
+
+
+def redact(url: str) -> str:
+    """The URL (or key=value string) with every password replaced by `***`; works on malformed ones too."""
+    return _NAMED_PASSWORD.sub(r"\1***", _URI_PASSWORD.sub(r"\1:***@", url))
+
+
+def database_url(explicit: str | None) -> str | None:
+    """The given URL, else SUBLET_DATABASE_URL, else None (which means the embedded server)."""
+    return explicit or os.environ.get("SUBLET_DATABASE_URL") or None
+
+
+def schema_name(explicit: str | None = None) -> str:
+    """Where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
+    name = explicit or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
+    if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
+        raise InvalidSetting(
+            f"schema {name!r}: a schema is named with 1 to 63 of a-z, 0-9 and _, not starting with a digit "
+            "or with pg_. Choose such a name, in SUBLET_SCHEMA or in the call."
+        )
+    return name
+
+
+def check_schema(conn: psycopg.Connection[Any]) -> None:
+    """Raise `SchemaMismatch` unless the tables are of the version this program knows. Two cheap reads."""
+    place = f"schema {_schema_of(conn)!r} of database {conn.info.dbname!r}"
+    row = conn.execute("select to_regclass('alembic_version')").fetchone()
+    found = None
+    if row is not None and row[0] is not None:
+        row = conn.execute("select version_num from alembic_version").fetchone()
+        found = None if row is None else str(row[0])
+    if found is None:
+        raise SchemaMismatch(
+            f"{place} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
+            "on it (or correct SUBLET_SCHEMA, or grant this user the right to read it)."
+        )
+    if found != SCHEMA_VERSION:
+        older = found < SCHEMA_VERSION
+        raise SchemaMismatch(
+            f"{place} is at version {found}, {'older' if older else 'newer'} than this program's "
+            f"{SCHEMA_VERSION}. {'Run `sublet migrate` on it' if older else 'Upgrade sublet here'}."
+        )
+
+
+def _schema_of(conn: psycopg.Connection[Any]) -> str:
+    """The first name of the search_path, whether or not it exists."""
+    row = conn.execute("select current_setting('search_path')").fetchone()
+    return str(row[0]).split(",")[0].strip(' "') if row else DEFAULT_SCHEMA
+
+
+def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float) -> dict[str, float]:
+    given = {
+        "statement_timeout": statement_s,
+        "lock_timeout": lock_s,
+        "idle_in_transaction_session_timeout": idle_s,
+    }
+    return {name: seconds for name, seconds in given.items() if seconds is not None}
+
+
+def _conninfo(url: str, schema: str, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float) -> str:
+    given = _parse(url)
+    settings = [f"-c search_path={schema}", "-c timezone=UTC"]
+    settings += [f"-c {name}={max(1, round(seconds * 1000))}" for name, seconds in timeouts_s.items()]
+    probe_s = max(1, round(tcp_timeout_s / 4))
+    ours: dict[str, Any] = {
+        "application_name": application_name,
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "keepalives": 1,
+        "keepalives_idle": probe_s,
+        "keepalives_interval": probe_s,
+        "keepalives_count": 3,
+        "tcp_user_timeout": round(tcp_timeout_s * 1000),
+    }
+    options = " ".join([str(given.pop("options", "") or ""), *settings]).strip()
+    return make_conninfo("", **{**ours, **given, "options": options})
+
+
+def _parse(url: str) -> dict[str, Any]:
+    try:
+        return dict(conninfo_to_dict(url))
+    except psycopg.ProgrammingError as error:
+        reason = _without_values(str(error).strip())
+        raise InvalidSetting(
+            f"database URL {redact(url)!r} is malformed ({reason}). Write it as {_SHAPE}; for SQLAlchemy's "
+            "postgresql+psycopg://, drop the +psycopg."
+        ) from None
+
+
+def _without_values(reason: str) -> str:
+    """libpq quotes what it could not read, which may be a piece of the password: only option names stay."""
+    options = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    return re.sub(r'"([^"]*)"', lambda quoted: quoted[0] if quoted[1] in options else '"..."', reason)
+
+
+def _unreachable(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
+    text = " ".join(str(error).split()).split(" Is the server running")[0] or type(error).__name__
+    return DatabaseUnreachable(f"cannot connect to {redact(url)}: {_hide(url, text)}. {_remedy(url, text)}.")
+
+
+def _hide(url: str, text: str) -> str:
+    password = conninfo_to_dict(url).get("password")
+    return text.replace(str(password), "***") if password and len(str(password)) > 3 else text
+
+
+def _remedy(url: str, text: str) -> str:
+    host = str(conninfo_to_dict(url).get("host") or "")
+    if host.startswith("/") and not Path(host).is_dir():
+        return (
+            "That is the Unix socket of a server (an embedded one, perhaps) on another machine, or of "
+            "one that has stopped: give a URL with a host that can be reached from here"
+        )
+    matching = (remedy for sign, remedy in _REMEDIES if sign in text)
+    return next(matching, "Start Postgres there, or correct the URL (--database-url, SUBLET_DATABASE_URL)")

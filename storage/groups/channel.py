@@ -1,0 +1,110 @@
+"""One connection of the group store, one transaction at a time, and a sure word on what became of each.
+
+A call that fails says one of two things: nothing was written (`DatabaseUnreachable`), or nobody knows
+(`UnknownOutcome`: the connection was lost after the commit had been sent). A lost connection is replaced by the next
+call. What psycopg calls our own mistake comes through as it is, rolled back.
+
+Statements are pipelined: one waits only where a result is needed, so that a commit takes two round trips. Isolation is
+read committed, on which the statements rely: each sees what was committed before it began, also while locks were
+waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import psycopg
+
+from protocol.errors import DatabaseUnreachable
+from storage.connect import UnknownOutcome
+
+Connection = psycopg.Connection[Any]
+T = TypeVar("T")
+
+
+class RolledBack(DatabaseUnreachable):
+    """The server refused the transaction (a lock not to be had in time, say) and wrote nothing. Smaller ones may do."""
+
+
+class Channel:
+    """Thread-safe by turns: callers wait for each other. Work that must not wait needs a channel of its own."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._turn = threading.Lock()
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run statements that write nothing, each on its own."""
+        with self._turn:
+            connection = self._ready()
+            try:
+                with connection.pipeline():
+                    return work(connection)
+            except psycopg.Error as error:
+                self._fail(connection, error, committing=False)
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` as one transaction; whatever it raises rolls it back."""
+        with self._turn:
+            connection = self._ready()
+            committing = False
+            try:
+                with connection.pipeline():
+                    connection.execute("begin isolation level read committed")
+                    answer = work(connection)
+                    committing = True
+                    connection.execute("commit")
+            except psycopg.Error as error:
+                self._fail(connection, error, committing=committing)
+            except BaseException:
+                self._roll_back(connection)
+                raise
+            return answer
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another."""
+        with self._turn:
+            self._drop()
+
+    def _ready(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._drop()
+            self._connection = self._connect()
+        return self._connection
+
+    def _fail(self, connection: Connection, error: psycopg.Error, *, committing: bool) -> NoReturn:
+        """Translate, leaving a connection that the next call can use, or none.
+
+        Whether the connection lives is asked of the server: its last word may have arrived before its hanging up.
+        """
+        told = " ".join(str(error).split()) or type(error).__name__
+        if self._roll_back(connection):
+            if not isinstance(error, psycopg.OperationalError):
+                raise error
+            raise RolledBack(f"Postgres refused a statement on groups, nothing was written: {told}") from error
+        if committing:
+            raise UnknownOutcome(
+                f"the connection to Postgres was lost during a commit on groups: {told}. It may or may not have been"
+                " written: read the rows again before deciding anything."
+            ) from error
+        raise DatabaseUnreachable(
+            f"the connection to Postgres was lost before the commit, nothing was written: {told}. The next call"
+            " connects again."
+        ) from error
+
+    def _roll_back(self, connection: Connection) -> bool:
+        """End the transaction; False where that needed an end of the connection."""
+        try:
+            connection.execute("rollback")
+        except psycopg.Error:
+            self._drop()
+            return False
+        return True
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

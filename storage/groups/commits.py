@@ -1,0 +1,96 @@
+"""The one way a leader writes: many groups in one transaction of array statements.
+
+First round trip: lock the leadership rows, then the lending rows that nobody else holds, then read the facts. The rules
+decide. Second round trip: write, record, commit. Renewals add round trips of their own, every few seconds per group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from storage.groups import leadership, rows
+from storage.groups.channel import Connection
+from storage.groups.model import (
+    Advance,
+    Entry,
+    EntryResult,
+    Grant,
+    GroupResult,
+    GroupWrites,
+    Lending,
+    Verdict,
+)
+from storage.groups.pen import Pen
+from storage.groups.renewal import renew_streams
+from storage.groups.rows import Key
+from storage.groups.rules import Row, StreamFacts, judge, lending
+
+MAX_ID = 2**63 - 1
+"""Postgres' largest bigint. No stream has a larger id, whatever a peer says."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What the entries are judged by: all rows as they were before the batch."""
+
+    rows: Mapping[Key, Row]
+    facts: Mapping[int, StreamFacts]
+    held_back: frozenset[Key]
+    busy: frozenset[Key]
+
+
+def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: int | None) -> tuple[GroupResult, ...]:
+    """Do all of it in the transaction that is open."""
+    keys = [(w.group_id, e.stream_id) for w in batch for e in w.entries if 0 < e.stream_id <= MAX_ID]
+    grants = [(w.group_id, e.stream_id) for w in batch for e in w.entries if isinstance(e, Grant)]
+    leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
+    ours = rows.lock(connection, keys)
+    streams = rows.facts(connection, (stream for _, stream in keys))
+    waiting = rows.held_back(connection, set(grants) & set(keys)) if grants else None
+    terms = leadership.locked(leaders)
+    found = {(row.group_id, row.stream_id): row for row in rows.read_rows(ours)}
+    facts, held_back = rows.read_facts(streams), frozenset(waiting.fetchall() if waiting else ())
+    missing = set(keys) - found.keys()
+    busy = frozenset(rows.existing(connection, missing)) if missing else frozenset()
+    findings = _Findings(found, facts, held_back, busy)
+
+    valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
+    pen = Pen(max((row.now_us for row in terms.values()), default=0))
+    results = {w.group_id: tuple(_judge(entry, w, findings, pen) for entry in w.entries) for w in valid}
+    pen.write(connection)
+    renewed = _renew(connection, [w for w in valid if w.renew], pen)
+    return tuple(
+        GroupResult(w.group_id, False, results[w.group_id], renewed.get(w.group_id, ()))
+        if w.group_id in results
+        else GroupResult(w.group_id, deposed=True)
+        for w in batch
+    )
+
+
+def busy_result(writes: GroupWrites) -> GroupResult:
+    """The answer for a group whose transaction the server refused: nothing was written, ask again on the next tick."""
+    return GroupResult(
+        writes.group_id, False, tuple(EntryResult(entry, Verdict.BUSY, None) for entry in writes.entries)
+    )
+
+
+def _leads(row: leadership.Locked, writes: GroupWrites) -> bool:
+    return row.alive and row.term == writes.term
+
+
+def _judge(entry: Entry, writes: GroupWrites, findings: _Findings, pen: Pen) -> EntryResult:
+    key = (writes.group_id, entry.stream_id)
+    row = findings.rows.get(key)
+    if row is None:
+        return EntryResult(entry, Verdict.BUSY if key in findings.busy else Verdict.REFUSED, None)
+    facts = findings.facts[entry.stream_id]
+    ruling = judge(entry, row, facts, held_back=key in findings.held_back, now_us=pen.now_us)
+    pen.note(row, ruling, writes.term, moves=isinstance(entry, Advance))
+    return EntryResult(entry, ruling.verdict, lending(ruling.row, facts))
+
+
+def _renew(connection: Connection, renewing: Sequence[GroupWrites], pen: Pen) -> dict[int, tuple[Lending, ...]]:
+    if not renewing:
+        return {}
+    return renew_streams(connection, {w.group_id: w.term for w in renewing}, pen)

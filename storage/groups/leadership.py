@@ -1,0 +1,128 @@
+"""Who leads: terms and leases, judged by the database's clock.
+
+A leadership row is inserted once and never deleted, so a term cannot come back. Claimers look before they claim: the
+losers of a race then neither lock the row nor write to the log of the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from protocol.errors import LostLeadership
+from storage.groups.channel import Connection
+from storage.groups.model import Claim, NodeRef
+from storage.groups.rules import MICROSECONDS
+from storage.groups.sql import NOW, in_microseconds
+
+_LOOK = f"""
+select leadership_id, node, incarnation, address, term, {in_microseconds("expires_at")} - {in_microseconds(NOW)}
+  from leadership where leadership_id = any(%(ids)s::bigint[]) order by leadership_id"""
+
+_CLAIM = f"""
+insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at)
+values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {in_microseconds(NOW)},
+        {NOW} + %(lease_us)s * interval '1 microsecond')
+on conflict (leadership_id) do update
+   set node = excluded.node, incarnation = excluded.incarnation, address = excluded.address,
+       term = greatest(l.term + 1, {in_microseconds(NOW)}), expires_at = {NOW} + %(lease_us)s * interval '1 microsecond'
+ where l.expires_at <= {NOW}"""
+
+# The time is read above the lock: after the wait for it. It is then held to the end of the transaction.
+_LOCK = f"""
+with locked as materialized (
+  select leadership_id, incarnation, term, expires_at from leadership
+   where leadership_id = any(%(ids)s::bigint[]) order by leadership_id for no key update {{skip}}
+)
+select leadership_id, incarnation, term, expires_at > {NOW}, {in_microseconds(NOW)} from locked"""
+
+_WAIT = _LOCK.format(skip="")
+_SKIP = _LOCK.format(skip="skip locked")
+
+_RENEW = f"""
+update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecond'
+ where leadership_id = any(%(ids)s::bigint[])"""
+
+_EXPIRE = f"update leadership set expires_at = least(expires_at, {NOW}) where leadership_id = any(%(ids)s::bigint[])"
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """A leadership row that this transaction holds, at the time it got it."""
+
+    incarnation: str
+    term: int
+    alive: bool
+    now_us: int
+
+
+def look(connection: Connection, ids: Iterable[int], now_us: int | None) -> dict[int, Claim]:
+    """The rows as they are, without a lock."""
+    rows = connection.execute(_LOOK, {"ids": sorted(set(ids)), "now_us": now_us}).fetchall()
+    return {row[0]: _claim(row) for row in rows}
+
+
+def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Claim:
+    """Take the row if its lease has run out or it is new; the row as it then is."""
+    parameters = {
+        "id": leadership_id,
+        "node": node.name,
+        "incarnation": node.incarnation,
+        "address": node.address,
+        "lease_us": round(lease_s * MICROSECONDS),
+        "now_us": now_us,
+    }
+    connection.execute(_CLAIM, parameters)
+    return look(connection, (leadership_id,), now_us)[leadership_id]
+
+
+def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait: bool = True) -> psycopg.Cursor[Any]:
+    """Lock the rows in the order of their ids; read the cursor with `locked`, statements may be queued meanwhile."""
+    return connection.execute(_WAIT if wait else _SKIP, {"ids": sorted(set(ids)), "now_us": now_us})
+
+
+def locked(cursor: psycopg.Cursor[Any]) -> dict[int, Locked]:
+    """What `lock` got."""
+    return {row[0]: Locked(*row[1:]) for row in cursor.fetchall()}
+
+
+def renew(
+    connection: Connection, node: NodeRef, terms: Mapping[int, int], lease_s: float, now_us: int | None, *, wait: bool
+) -> frozenset[int]:
+    """Extend what is this incarnation's, at its term and unexpired. Without `wait`, rows locked by others are left."""
+    rows = locked(lock(connection, terms, now_us, wait=wait))
+    kept = [i for i, row in rows.items() if row.alive and _is_own(row, node, terms[i])]
+    lease_us = round(lease_s * MICROSECONDS)
+    connection.execute(_RENEW, {"ids": kept, "lease_us": lease_us, "now_us": now_us})
+    return frozenset(kept)
+
+
+def release(connection: Connection, node: NodeRef, terms: Mapping[int, int], now_us: int | None) -> frozenset[int]:
+    """Expire what is still this incarnation's at its term."""
+    own = [i for i, row in locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
+    expire(connection, own, now_us)
+    return frozenset(own)
+
+
+def expire(connection: Connection, ids: Sequence[int], now_us: int | None) -> None:
+    """End the leases of rows that this transaction has locked."""
+    connection.execute(_EXPIRE, {"ids": list(ids), "now_us": now_us})
+
+
+def guard(connection: Connection, leadership_id: int, term: int, now_us: int | None = None) -> None:
+    """Lock the row for the rest of the transaction; raise `LostLeadership` unless the term is this one and alive."""
+    row = locked(lock(connection, (leadership_id,), now_us)).get(leadership_id)
+    if row is None or row.term != term or not row.alive:
+        raise LostLeadership(f"leadership {leadership_id}: term {term} is over. Step down.")
+
+
+def _is_own(row: Locked, node: NodeRef, term: int) -> bool:
+    return row.incarnation == node.incarnation and row.term == term
+
+
+def _claim(row: Sequence[Any]) -> Claim:
+    leadership_id, name, incarnation, address, term, remaining_us = row
+    return Claim(leadership_id, NodeRef(name, incarnation, address), term, remaining_us / MICROSECONDS)

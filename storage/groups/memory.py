@@ -1,0 +1,254 @@
+"""The twin of the group tables: the same answers without Postgres, deterministic and cheap, for the simulator.
+
+Its clock is a parameter (microseconds), its faults are switches: rows in `locked` answer BUSY, as rows do that a
+user's transaction holds. Every public method is atomic because nothing in here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protocol.words import Subscription
+from storage.groups.memory_streams import MemoryStreams, Stream
+from storage.groups.model import (
+    Claim,
+    Entry,
+    EntryResult,
+    Grant,
+    Group,
+    GroupResult,
+    GroupWrites,
+    HistoryRecord,
+    Lending,
+    LendingStatus,
+    NodeRef,
+    Start,
+    Verdict,
+)
+from storage.groups.refusals import check_batch, lost, same_start, undeclared
+from storage.groups.rules import MICROSECONDS, Row, Ruling, judge, lending, next_id, record, tidy
+from storage.routing import candidate_spaces, intersecting_spaces
+
+
+@dataclass(slots=True)
+class _Leadership:
+    node: NodeRef
+    term: int
+    expires_us: int
+
+
+@dataclass(slots=True)
+class _Life:
+    """A group with its rows; `after_generation` as in the table consumer_group."""
+
+    group: Group
+    after_generation: int
+    rows: dict[int, Row] = field(default_factory=dict)
+    deleted: bool = False
+
+
+class MemoryGroups:
+    """`GroupStore` over dictionaries."""
+
+    def __init__(self, streams: MemoryStreams, clock: Callable[[], int]) -> None:
+        self.streams = streams
+        self.locked: set[tuple[int, int]] = set()
+        self._clock = clock
+        self._lives: dict[int, _Life] = {}
+        self._leaderships: dict[int, _Leadership] = {}
+        self._history: list[HistoryRecord] = []
+
+    # --- groups -------------------------------------------------------------------------------------------------
+
+    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        if life is not None:
+            return life.group
+        if subscription.kind == "queue":
+            raise undeclared(subscription)
+        return self._create(subscription, start)
+
+    def declare_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        if life is None:
+            return self._create(subscription, start)
+        return same_start(life.group, start)
+
+    def find_group(self, group_id: int) -> Group | None:
+        """See `GroupStore`."""
+        life = self._lives.get(group_id)
+        return life.group if life and not life.deleted else None
+
+    def delete_group(self, subscription: Subscription) -> int | None:
+        """See `GroupStore`."""
+        life, now = self._live(subscription), self._clock()
+        if life is None:
+            return None
+        life.deleted = True
+        life.rows.clear()
+        leadership = self._leaderships.get(life.group.group_id)
+        if leadership:
+            leadership.expires_us = min(leadership.expires_us, now)
+        return life.group.group_id
+
+    def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
+        """See `GroupStore`."""
+        return tuple(line for line in self._history if line.group_id == group_id)
+
+    # --- leadership ---------------------------------------------------------------------------------------------
+
+    def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
+        """See `GroupStore`."""
+        now = self._clock()
+        return {i: self._claim(i, now) for i in sorted(set(leadership_ids)) if i in self._leaderships}
+
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+        """See `GroupStore`."""
+        now = self._clock()
+        held = self._leaderships.get(leadership_id)
+        if held is None or held.expires_us <= now:
+            term = next_id(held.term if held else 0, now)
+            self._leaderships[leadership_id] = _Leadership(node, term, now + round(lease_s * MICROSECONDS))
+        return self._claim(leadership_id, now)
+
+    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
+        """See `GroupStore`."""
+        now = self._clock()
+        kept = [i for i in self._own(node, terms) if self._leaderships[i].expires_us > now]
+        for leadership_id in kept:
+            self._leaderships[leadership_id].expires_us = now + round(lease_s * MICROSECONDS)
+        return frozenset(kept)
+
+    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+        """See `GroupStore`."""
+        now = self._clock()
+        own = self._own(node, terms)
+        for leadership_id in own:
+            leadership = self._leaderships[leadership_id]
+            leadership.expires_us = min(leadership.expires_us, now)
+        return frozenset(own)
+
+    # --- a leader's reads and writes ----------------------------------------------------------------------------
+
+    def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
+        """See `GroupStore`."""
+        if self._deposed(group_id, term, self._clock()):
+            raise lost(group_id, term)
+        life = self._lives.get(group_id)
+        rows = sorted(life.rows.values(), key=lambda row: row.stream_id) if life else []
+        return tuple(self._lending(row) for row in rows if row.status is not LendingStatus.FINISHED)
+
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+        """See `GroupStore`."""
+        check_batch(batch)
+        now = self._clock()
+        return tuple(self._write(writes, now) for writes in batch)
+
+    def _write(self, writes: GroupWrites, now: int) -> GroupResult:
+        if self._deposed(writes.group_id, writes.term, now):
+            return GroupResult(writes.group_id, deposed=True)
+        life = self._lives.get(writes.group_id)
+        before = dict(life.rows) if life else {}
+        results = tuple(self._apply(entry, writes, before, now) for entry in writes.entries)
+        renewed = self._renew_streams(life, writes.term, now) if writes.renew and life and not life.deleted else ()
+        return GroupResult(writes.group_id, False, results, renewed)
+
+    def _apply(self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], now: int) -> EntryResult:
+        """Judge one entry against the rows as they were before the batch."""
+        row = before.get(entry.stream_id)
+        if row is None:
+            return EntryResult(entry, Verdict.REFUSED, None)
+        if (writes.group_id, entry.stream_id) in self.locked:
+            return EntryResult(entry, Verdict.BUSY, None)
+        facts = self.streams.streams[entry.stream_id].facts()
+        held_back = isinstance(entry, Grant) and any(
+            before[parent].status is not LendingStatus.FINISHED for parent in facts.parents if parent in before
+        )
+        ruling = judge(entry, row, facts, held_back=held_back, now_us=now)
+        self._keep(ruling, writes.term, now)
+        return EntryResult(entry, ruling.verdict, lending(ruling.row, facts))
+
+    def _renew_streams(self, life: _Life, term: int, now: int) -> tuple[Lending, ...]:
+        new = self._add_rows(life)
+        touched = {row.stream_id for row in new if row.status is LendingStatus.FREE}
+        for row in sorted(life.rows.values(), key=lambda row: row.stream_id):
+            facts = self.streams.streams[row.stream_id].facts()
+            if not facts.closed or (row.group_id, row.stream_id) in self.locked:
+                continue
+            ruling = tidy(row, facts, now)
+            if ruling:
+                self._keep(ruling, term, now)
+                touched.add(row.stream_id)
+        report = [row for row in life.rows.values() if row.stream_id in touched or self._ending(row)]
+        return tuple(self._lending(row) for row in sorted(report, key=lambda row: row.stream_id))
+
+    def _add_rows(self, life: _Life) -> list[Row]:
+        """Rows for the streams that have none. An open one in a more specific space's shadow is nothing to read."""
+        filter = life.group.subscription.filter
+        now_matching = {space.space_id for space in candidate_spaces(filter, self.streams.live_spaces())}
+        any_age = {space.space_id for space in intersecting_spaces(filter, tuple(self.streams.spaces.values()))}
+        added = []
+        for stream in self.streams.streams.values():
+            generation = stream.generation
+            known = stream.stream_id in life.rows or generation.generation_id <= life.after_generation
+            if known or generation.space_id not in any_age:
+                continue
+            useful = stream.closed or generation.space_id in now_matching
+            status = LendingStatus.FREE if useful else LendingStatus.FINISHED
+            life.rows[stream.stream_id] = row = Row(life.group.group_id, stream.stream_id, status, 0)
+            added.append(row)
+        return added
+
+    # --- small parts --------------------------------------------------------------------------------------------
+
+    def _create(self, subscription: Subscription, start: Start) -> Group:
+        group = Group(len(self._lives) + 1, subscription, start)
+        life = _Life(group, max(self.streams.generations, default=0))
+        for stream in self._first_streams(subscription, start):
+            position = stream.head if start is Start.LATEST else 0
+            life.rows[stream.stream_id] = Row(group.group_id, stream.stream_id, LendingStatus.FREE, position)
+        self._lives[group.group_id] = life
+        return group
+
+    def _first_streams(self, subscription: Subscription, start: Start) -> list[Stream]:
+        filter = subscription.filter
+        now_matching = {space.space_id for space in candidate_spaces(filter, self.streams.live_spaces())}
+        any_age = {space.space_id for space in intersecting_spaces(filter, tuple(self.streams.spaces.values()))}
+        if start is Start.LATEST:
+            any_age = set()
+        return [
+            stream
+            for stream in self.streams.streams.values()
+            if not stream.generation.gone and stream.generation.space_id in (any_age if stream.closed else now_matching)
+        ]
+
+    def _live(self, subscription: Subscription) -> _Life | None:
+        lives = (life for life in self._lives.values() if life.group.subscription == subscription)
+        return next((life for life in lives if not life.deleted), None)
+
+    def _claim(self, leadership_id: int, now: int) -> Claim:
+        held = self._leaderships[leadership_id]
+        return Claim(leadership_id, held.node, held.term, (held.expires_us - now) / MICROSECONDS)
+
+    def _own(self, node: NodeRef, terms: Mapping[int, int]) -> list[int]:
+        rows = {i: self._leaderships[i] for i in terms if i in self._leaderships}
+        return [i for i, row in rows.items() if row.node.incarnation == node.incarnation and row.term == terms[i]]
+
+    def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
+        held = self._leaderships.get(leadership_id)
+        return held is None or held.term != term or held.expires_us <= now
+
+    def _keep(self, ruling: Ruling, term: int, now: int) -> None:
+        row = ruling.row
+        self._lives[row.group_id].rows[row.stream_id] = row
+        if ruling.event:
+            self._history.append(record(row, ruling.event, term, now))
+
+    def _ending(self, row: Row) -> bool:
+        return row.status is not LendingStatus.FINISHED and self.streams.streams[row.stream_id].closed
+
+    def _lending(self, row: Row) -> Lending:
+        return lending(row, self.streams.streams[row.stream_id].facts())

@@ -1,0 +1,132 @@
+"""A stream catalogue in memory: spaces, generations and streams without messages, for the twin of the group tables.
+
+It knows what groups depend on: ids that only grow, heads, which streams are closed, whose parents they are, and what
+retention has taken. Rollovers are atomic, as the database's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from protocol.words import Filter
+from storage.groups.rules import StreamFacts
+from storage.routing import Space, overlap, ranges
+
+
+@dataclass(slots=True)
+class Generation:
+    """All streams of a space opened together."""
+
+    generation_id: int
+    space_id: int
+    ordinal: int
+    stream_ids: list[int] = field(default_factory=list)
+    closed: bool = False
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class Stream:
+    """An ordered sequence of messages, of which only the count is kept."""
+
+    stream_id: int
+    generation: Generation
+    hash_from: int
+    hash_to: int
+    parents: tuple[int, ...]
+    head: int = 0
+    closed: bool = False
+
+    def facts(self) -> StreamFacts:
+        """The stream as it is now."""
+        return StreamFacts(
+            self.stream_id,
+            self.generation.generation_id,
+            self.hash_from,
+            self.hash_to,
+            self.head,
+            self.closed,
+            self.generation.gone,
+            self.parents,
+        )
+
+
+class MemoryStreams:
+    """Spaces and their streams; ids start at 1 and are given in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.spaces: dict[int, Space] = {}
+        self.dropped: set[int] = set()
+        self.generations: dict[int, Generation] = {}
+        self.streams: dict[int, Stream] = {}
+
+    def add_space(
+        self, name: str = "default", filter: str = "#", shards: int = 1, *, rolls: Iterable[int] = ()
+    ) -> tuple[int, ...]:
+        """Create a space and its first streams; the spaces in `rolls`, which lose topics to it, roll over with it."""
+        space = Space(len(self.spaces) + 1, name, Filter(filter), shards)
+        self.spaces[space.space_id] = space
+        rolled = {space_id: self.spaces[space_id].shards for space_id in rolls}
+        return self._turn({**rolled, space.space_id: shards})
+
+    def drop_space(self, space_id: int, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
+        """Close the space's streams for good; the spaces in `rolls`, which get its topics, roll over with it."""
+        self.dropped.add(space_id)
+        return self._turn({other: self.spaces[other].shards for other in rolls}, closing=(space_id,))
+
+    def rollover(self, space_id: int, shards: int | None = None) -> tuple[int, ...]:
+        """Close the space's open streams and open the next generation, of `shards` streams; the new stream ids."""
+        return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards})
+
+    def append(self, stream_id: int, count: int = 1) -> int:
+        """Advance the head of an open stream; the head it then has. Raises `ValueError` where it is closed."""
+        stream = self.streams[stream_id]
+        if stream.closed:
+            raise ValueError(f"stream {stream_id} is closed at {stream.head}: append to its children")
+        stream.head += count
+        return stream.head
+
+    def retire(self, generation_id: int) -> None:
+        """Retention takes a closed generation. Raises `ValueError` where it is open."""
+        generation = self.generations[generation_id]
+        if not generation.closed:
+            raise ValueError(f"generation {generation_id} is open: roll its space over first")
+        generation.gone = True
+
+    def facts(self, stream_id: int) -> StreamFacts | None:
+        """The stream as it is now, None if there is none of that id."""
+        stream = self.streams.get(stream_id)
+        return stream.facts() if stream else None
+
+    def open_streams(self, space_id: int) -> tuple[int, ...]:
+        """The appendable streams of a space, in the order of their ids."""
+        return tuple(s.stream_id for s in self._open((space_id,)))
+
+    def live_spaces(self) -> tuple[Space, ...]:
+        """The spaces that are not dropped."""
+        return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
+
+    def _open(self, space_ids: Iterable[int]) -> list[Stream]:
+        wanted = set(space_ids)
+        return [s for s in self.streams.values() if not s.closed and s.generation.space_id in wanted]
+
+    def _turn(self, opening: Mapping[int, int], closing: Iterable[int] = ()) -> tuple[int, ...]:
+        """Close the streams of these spaces and open `{space_id: shards}`, in one step."""
+        closed = self._open({*opening, *closing})
+        for stream in closed:
+            stream.closed = stream.generation.closed = True
+        return tuple(
+            stream_id for space_id, shards in opening.items() for stream_id in self._begin(space_id, shards, closed)
+        )
+
+    def _begin(self, space_id: int, shards: int, closed: list[Stream]) -> list[int]:
+        ordinal = sum(generation.space_id == space_id for generation in self.generations.values())
+        generation = Generation(len(self.generations) + 1, space_id, ordinal)
+        self.generations[generation.generation_id] = generation
+        for start, end in ranges(shards):
+            parents = tuple(s.stream_id for s in closed if overlap((start, end), (s.hash_from, s.hash_to)))
+            stream = Stream(len(self.streams) + 1, generation, start, end, parents)
+            self.streams[stream.stream_id] = stream
+            generation.stream_ids.append(stream.stream_id)
+        return generation.stream_ids

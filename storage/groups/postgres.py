@@ -1,0 +1,189 @@
+"""The truth about groups: `GroupStore` on Postgres."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import psycopg
+
+from protocol.errors import DatabaseUnreachable
+from protocol.words import Subscription
+from storage.connect import UnknownOutcome, connect
+from storage.groups import births, leadership, rows
+from storage.groups.channel import Channel, Connection, RolledBack
+from storage.groups.commits import busy_result, write_batch
+from storage.groups.model import Claim, Group, GroupResult, GroupWrites, HistoryRecord, Lending, NodeRef, Start
+from storage.groups.refusals import check_batch, lost, same_start, undeclared
+from storage.groups.rows import FACTS, ROW
+from storage.groups.rules import lending
+from storage.groups.sql import Clock
+
+LOCK_TIMEOUT_S = 1.0
+STATEMENT_TIMEOUT_S = 2.5
+"""Below the margin of the trust window: a statement must not outlive the leader's right to make it."""
+
+_log = logging.getLogger(__name__)
+
+_LOAD = f"""
+select {ROW}, {FACTS} from lending l join stream s using (stream_id) join generation n using (generation_id)
+ where l.group_id = %(group)s and l.status <> 'finished' order by l.stream_id"""
+
+
+class PostgresGroups:
+    """One connection, made when first needed and again after it is lost; calls from several threads take turns.
+
+    `clock` (microseconds since 1970) replaces the database's in tests. Sessions that stall in the middle of a
+    transaction are ended by the server after the statement timeout, so that a frozen node holds no lock for long.
+    """
+
+    def __init__(
+        self,
+        database: str | Callable[[], Connection],
+        clock: Clock | None = None,
+        *,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        statement_timeout_s: float = STATEMENT_TIMEOUT_S,
+    ) -> None:
+        def from_url() -> Connection:
+            assert isinstance(database, str)
+            return connect(
+                database,
+                application_name="sublet groups",
+                lock_timeout_s=lock_timeout_s,
+                statement_timeout_s=statement_timeout_s,
+                tcp_timeout_s=statement_timeout_s,
+                idle_in_transaction_timeout_s=statement_timeout_s,
+            )
+
+        self._channel = Channel(from_url if isinstance(database, str) else database)
+        self._clock = clock
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another."""
+        self._channel.close()
+
+    # --- groups -------------------------------------------------------------------------------------------------
+
+    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """See `GroupStore`."""
+        found = self._live(subscription)
+        if found is None and subscription.kind == "queue":
+            raise undeclared(subscription)
+        return found or self._create(subscription, start)
+
+    def declare_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """See `GroupStore`."""
+        return same_start(self._live(subscription) or self._create(subscription, start), start)
+
+    def find_group(self, group_id: int) -> Group | None:
+        """See `GroupStore`."""
+        return self._channel.read(lambda connection: births.find(connection, group_id))
+
+    def delete_group(self, subscription: Subscription) -> int | None:
+        """See `GroupStore`."""
+        found, now_us = self._live(subscription), self._now_us()
+        if found is None:
+            return None
+        deleted = self._channel.write(lambda connection: births.delete(connection, found.group_id, now_us))
+        return found.group_id if deleted else None
+
+    def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
+        """See `GroupStore`."""
+        return self._channel.read(lambda connection: rows.history(connection, group_id))
+
+    # --- leadership ---------------------------------------------------------------------------------------------
+
+    def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
+        """See `GroupStore`."""
+        now_us = self._now_us()
+        return self._channel.read(lambda connection: leadership.look(connection, leadership_ids, now_us))
+
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+        """See `GroupStore`."""
+        now_us = self._now_us()
+        seen = self._channel.read(lambda connection: leadership.look(connection, (leadership_id,), now_us))
+        if leadership_id in seen and seen[leadership_id].remaining_s > 0:
+            return seen[leadership_id]
+        return self._channel.write(
+            lambda connection: leadership.claim(connection, leadership_id, node, lease_s, now_us)
+        )
+
+    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
+        """See `GroupStore`. Where a row is locked for too long, the others are renewed without it."""
+        now_us = self._now_us()
+
+        def attempt(wait: bool) -> frozenset[int]:
+            return self._channel.write(
+                lambda connection: leadership.renew(connection, node, terms, lease_s, now_us, wait=wait)
+            )
+
+        try:
+            return attempt(wait=True)
+        except RolledBack as error:
+            _log.warning("renewing the leases that can be had at once: %s", error)
+            return attempt(wait=False)
+
+    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+        """See `GroupStore`."""
+        now_us = self._now_us()
+        return self._channel.write(lambda connection: leadership.release(connection, node, terms, now_us))
+
+    # --- a leader's reads and writes ----------------------------------------------------------------------------
+
+    def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
+        """See `GroupStore`."""
+        now_us = self._now_us()
+
+        def read(connection: Connection) -> tuple[Lending, ...]:
+            found = connection.execute(_LOAD, {"group": group_id})
+            leader = leadership.look(connection, (group_id,), now_us).get(group_id)
+            if leader is None or leader.term != term or leader.remaining_s <= 0:
+                raise lost(group_id, term)
+            return tuple(lending(row, stream) for row, stream in rows.read_both(found))
+
+        return self._channel.read(read)
+
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+        """See `GroupStore`. If the server refuses the whole, each group is tried alone; what it refuses is BUSY."""
+        check_batch(batch)
+        now_us = self._now_us()
+        if not batch:
+            return ()
+        try:
+            return self._channel.write(lambda connection: write_batch(connection, batch, now_us))
+        except (RolledBack, psycopg.Error) as error:
+            _log.warning("writing %d groups one by one: %s", len(batch), error)
+        results: list[GroupResult] = []
+        try:
+            for writes in batch:
+                results.append(self._commit_alone(writes, now_us))
+        except DatabaseUnreachable as error:
+            if results:
+                raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
+            raise
+        return tuple(results)
+
+    def _commit_alone(self, writes: GroupWrites, now_us: int | None) -> GroupResult:
+        try:
+            return self._channel.write(lambda connection: write_batch(connection, (writes,), now_us))[0]
+        except (RolledBack, psycopg.Error):
+            _log.exception("group %d was not written", writes.group_id)
+            return busy_result(writes)
+
+    # --- small parts --------------------------------------------------------------------------------------------
+
+    def _now_us(self) -> int | None:
+        return self._clock() if self._clock else None
+
+    def _live(self, subscription: Subscription) -> Group | None:
+        return self._channel.read(lambda connection: births.find_live(connection, subscription))
+
+    def _create(self, subscription: Subscription, start: Start) -> Group:
+        """Create it, or find the one that somebody else has just created; if that is deleted already, once more."""
+        now_us = self._now_us()
+        while True:
+            created = self._channel.write(lambda connection: births.create(connection, subscription, start, now_us))
+            group = created or self._live(subscription)
+            if group is not None:
+                return group

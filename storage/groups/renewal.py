@@ -1,0 +1,104 @@
+"""A group's renewal: streams that came since, and streams that ended.
+
+Streams of generations opened after the group was created get rows at position 0, whatever was the group's start. Which
+spaces can matter is asked twice: for an open generation among the spaces of now, for a closed one among all there ever
+were, since it was filled under those of its day. An open stream in the shadow of a more specific space gets a row that
+is finished from the start, so that it is not taken for an unread one once it is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from protocol.words import Filter
+from storage.catalogue import list_spaces
+from storage.groups import rows
+from storage.groups.channel import Connection
+from storage.groups.model import Lending, LendingStatus
+from storage.groups.pen import Pen
+from storage.groups.rows import FACTS, ROW, Key
+from storage.groups.rules import lending, tidy
+from storage.groups.sql import NOW
+from storage.routing import Space, candidate_spaces, intersecting_spaces
+
+_FILTERS = """
+select group_id, filter from consumer_group where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
+
+_ADD = f"""
+insert into lending as l (group_id, stream_id, status, position, updated_at)
+select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW}
+  from unnest(%(groups)s::bigint[], %(spaces)s::bigint[], %(matching)s::boolean[]) as u (group_id, space_id, matching)
+  join consumer_group g on g.group_id = u.group_id and g.deleted_at is null
+  join generation n on n.space_id = u.space_id and n.generation_id > g.after_generation
+  join stream s on s.generation_id = n.generation_id
+ where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
+    on conflict do nothing
+returning l.group_id, l.stream_id, l.status"""
+
+_UNTIDY = f"""
+select {ROW} from lending l join stream s using (stream_id) join generation n using (generation_id)
+ where l.group_id = any(%(groups)s::bigint[]) and l.status in ('free', 'held') and s.state = 'closed'
+   and (l.position > s.head or n.state = 'gone' or (l.position = s.head and l.status = 'free'))
+ order by l.group_id, l.stream_id for no key update of l skip locked"""
+
+_REPORT = f"""
+select {ROW}, {FACTS} from lending l join stream s using (stream_id) join generation n using (generation_id)
+ where l.group_id = any(%(groups)s::bigint[]) and l.status <> 'finished' and s.state = 'closed'
+union all
+select {ROW}, {FACTS}
+  from unnest(%(touched_groups)s::bigint[], %(touched_streams)s::bigint[]) as u (group_id, stream_id)
+  join lending l using (group_id, stream_id) join stream s using (stream_id) join generation n using (generation_id)
+ where l.status = 'finished' or s.state <> 'closed'
+ order by 1, 2"""
+
+
+def renew_streams(connection: Connection, terms: Mapping[int, int], pen: Pen) -> dict[int, tuple[Lending, ...]]:
+    """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
+    touched = _add_streams(connection, list(terms), pen.now_us) | _tidy_up(connection, terms, pen)
+    parameters = {
+        "groups": list(terms),
+        "touched_groups": [group for group, _ in touched],
+        "touched_streams": [stream for _, stream in touched],
+    }
+    report: dict[int, list[Lending]] = {}
+    for row, stream in rows.read_both(connection.execute(_REPORT, parameters)):
+        report.setdefault(row.group_id, []).append(lending(row, stream))
+    return {group_id: tuple(lendings) for group_id, lendings in report.items()}
+
+
+def _add_streams(connection: Connection, group_ids: list[int], now_us: int) -> set[Key]:
+    """Insert the rows that are missing; the keys of those with something to read."""
+    filters = connection.execute(_FILTERS, {"groups": group_ids}).fetchall()
+    live, ever = list_spaces(connection), list_spaces(connection, include_dropped=True)
+    pairs = [(group_id, *pair) for group_id, text in filters for pair in _matching(Filter(text), live, ever)]
+    parameters: dict[str, Any] = {
+        "groups": [group for group, _, _ in pairs],
+        "spaces": [space for _, space, _ in pairs],
+        "matching": [matching for _, _, matching in pairs],
+        "now_us": now_us,
+    }
+    added = connection.execute(_ADD, parameters).fetchall()
+    return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
+
+
+def _matching(filter: Filter, live: list[Space], ever: list[Space]) -> Iterable[tuple[int, bool]]:
+    """(space_id, whether its open streams matter), for every space whose closed ones may matter."""
+    now_matching = {space.space_id for space in candidate_spaces(filter, live)}
+    return ((space.space_id, space.space_id in now_matching) for space in intersecting_spaces(filter, ever))
+
+
+def _tidy_up(connection: Connection, terms: Mapping[int, int], pen: Pen) -> set[Key]:
+    """Finish or block rows of closed streams; the keys of those that changed."""
+    untidy = list(rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
+    if not untidy:
+        return set()
+    facts = rows.read_facts(rows.facts(connection, (row.stream_id for row in untidy)))
+    touched = set()
+    for row in untidy:
+        ruling = tidy(row, facts[row.stream_id], pen.now_us)
+        if ruling:
+            pen.note(row, ruling, terms[row.group_id])
+            touched.add((row.group_id, row.stream_id))
+    pen.write(connection)
+    return touched

@@ -1,0 +1,191 @@
+"""The statements on lending rows: lock, read the streams' facts, write, record.
+
+Facts are read in a statement after the one that locks. In one statement the lock could return a newer version of a row
+(a user's transaction had just moved it) beside an older head of its stream, and a good position would look as if it
+were beyond the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from storage.groups.channel import Connection
+from storage.groups.model import HistoryRecord, LendingStatus
+from storage.groups.rules import Row, StreamFacts
+from storage.groups.sql import NOW, in_microseconds
+
+Key = tuple[int, int]
+"""(group_id, stream_id)"""
+
+ROW = (
+    "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
+    " l.lost_position"
+)
+FACTS = (
+    "s.stream_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head, s.state = 'closed', n.state = 'gone',"
+    " s.parents"
+)
+_ROW_WIDTH = ROW.count(",") + 1
+
+_LOCK = f"""
+select {ROW} from lending l
+  join unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id) using (group_id, stream_id)
+ order by l.group_id, l.stream_id for no key update of l skip locked"""
+
+_EXISTING = """
+select l.group_id, l.stream_id from lending l
+  join unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id) using (group_id, stream_id)"""
+
+_FACTS = f"""
+select {FACTS} from stream s join generation n using (generation_id) where s.stream_id = any(%(streams)b::bigint[])"""
+
+_HELD_BACK = """
+select u.group_id, u.stream_id from unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id)
+  join stream s using (stream_id)
+ where exists (select from lending p
+                where p.group_id = u.group_id and p.stream_id = any(s.parents) and p.status <> 'finished')"""
+
+_MOVE = f"""
+update lending l set position = u.position, term = u.term, updated_at = {NOW}
+  from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[])
+       as u (group_id, stream_id, term, position)
+ where l.group_id = u.group_id and l.stream_id = u.stream_id"""
+
+_CHANGE = f"""
+update lending l
+   set position = u.position, term = u.term, status = u.status, grant_id = u.grant_id, borrower_id = u.borrower_id,
+       agent = u.agent, session = u.session, losses = u.losses, lost_position = u.lost_position,
+       granted_at = case when u.status = 'held' and u.grant_id <> l.grant_id then {NOW} else l.granted_at end,
+       updated_at = {NOW}
+  from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[],
+              %(statuses)s::text[], %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[],
+              %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[])
+       as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position)
+ where l.group_id = u.group_id and l.stream_id = u.stream_id"""
+
+_RECORD = f"""
+insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position,
+                             term, forced)
+select {NOW}, u.* from
+  rows from (unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(events)s::text[], %(reasons)s::text[],
+              %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[], %(sessions)s::text[],
+              %(positions)b::bigint[], %(terms)b::bigint[], %(forced)b::boolean[]))
+       as u (group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position, term, forced)"""
+
+_HISTORY = f"""
+select {in_microseconds("at")}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term, forced
+  from lending_history where group_id = %(group)s order by history_id"""
+
+
+def lock(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+    """Lock the rows of these keys, in order; those locked by others are left out."""
+    return connection.execute(_LOCK, _arrays(keys))
+
+
+def existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
+    """Which of these keys have a row, locked or not."""
+    return set(connection.execute(_EXISTING, _arrays(keys)).fetchall())
+
+
+def facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:
+    """The streams as they are now; read the cursor with `read_facts`."""
+    return connection.execute(_FACTS, {"streams": sorted(set(stream_ids))})
+
+
+def held_back(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+    """Those of these keys whose stream has a parent with an unfinished row in the same group."""
+    return connection.execute(_HELD_BACK, _arrays(keys))
+
+
+def history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:
+    """The group's lines, oldest first."""
+    return tuple(HistoryRecord(*row) for row in connection.execute(_HISTORY, {"group": group_id}).fetchall())
+
+
+def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[Row]:
+    """The lending rows of a result that begins with the columns ROW."""
+    return (_row(record) for record in cursor.fetchall())
+
+
+def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
+    """{stream_id: facts} of a result of the columns FACTS."""
+    return {record[0]: _stream(record) for record in cursor.fetchall()}
+
+
+def read_both(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[Row, StreamFacts]]:
+    """Rows beside their streams, of a result of the columns ROW, FACTS."""
+    return ((_row(record[:_ROW_WIDTH]), _stream(record[_ROW_WIDTH:])) for record in cursor.fetchall())
+
+
+def move(connection: Connection, moved: Sequence[tuple[Row, int]], now_us: int) -> None:
+    """Write (row, term) where nothing but the position has changed: the common case, and never more than HOT."""
+    if moved:
+        connection.execute(_MOVE, _positions(moved, now_us))
+
+
+def change(connection: Connection, changed: Sequence[tuple[Row, int]], now_us: int) -> None:
+    """Write (row, term) whole."""
+    if not changed:
+        return
+    rows = [row for row, _ in changed]
+    parameters = {
+        **_positions(changed, now_us),
+        "statuses": [row.status.value for row in rows],
+        "grants": [row.grant_id for row in rows],
+        "borrowers": [row.borrower_id for row in rows],
+        "agents": [row.agent for row in rows],
+        "sessions": [row.session for row in rows],
+        "losses": [row.losses for row in rows],
+        "lost": [row.lost_position for row in rows],
+    }
+    connection.execute(_CHANGE, parameters)
+
+
+def write_history(
+    connection: Connection, lines: Sequence[HistoryRecord], sessions: Sequence[str | None], now_us: int
+) -> None:
+    """Append lines in their order; `sessions` are the holders' names beside them."""
+    if not lines:
+        return
+    parameters = {
+        "groups": [line.group_id for line in lines],
+        "streams": [line.stream_id for line in lines],
+        "events": [line.event for line in lines],
+        "reasons": [line.reason for line in lines],
+        "grants": [line.grant_id for line in lines],
+        "borrowers": [line.borrower_id for line in lines],
+        "agents": [line.agent for line in lines],
+        "sessions": list(sessions),
+        "positions": [line.position for line in lines],
+        "terms": [line.term for line in lines],
+        "forced": [line.forced for line in lines],
+        "now_us": now_us,
+    }
+    connection.execute(_RECORD, parameters)
+
+
+def _positions(written: Sequence[tuple[Row, int]], now_us: int) -> dict[str, Any]:
+    return {
+        "groups": [row.group_id for row, _ in written],
+        "streams": [row.stream_id for row, _ in written],
+        "terms": [term for _, term in written],
+        "positions": [row.position for row, _ in written],
+        "now_us": now_us,
+    }
+
+
+def _arrays(keys: Iterable[Key]) -> dict[str, list[int]]:
+    ordered = sorted(keys)
+    return {"groups": [group for group, _ in ordered], "streams": [stream for _, stream in ordered]}
+
+
+def _row(record: Sequence[Any]) -> Row:
+    return Row(record[0], record[1], LendingStatus(record[2]), *record[3:])
+
+
+def _stream(record: Sequence[Any]) -> StreamFacts:
+    stream_id, generation_id, low, high, head, closed, gone, parents = record
+    return StreamFacts(stream_id, generation_id, int(low), int(high), head, closed, gone, tuple(parents))

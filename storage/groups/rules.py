@@ -1,0 +1,285 @@
+"""What an entry does to a lending row: pure functions, shared by the truth and its twin.
+
+A store locks the row, reads the facts of its stream in a later statement, asks here, and writes what comes back. So the
+rules that the simulator runs a thousand times are the very rules that run on Postgres.
+
+The rules, in one place:
+
+- only a free row is granted, under a new grant id, from the position that the row has;
+- progress needs the equal grant id and a held row, and never lowers the position;
+- whatever begins or ends a grant draws a new grant id; a reclaim by the same agent does neither;
+- a position past the stream's head, or in a part that retention has taken, blocks the row: nobody guesses;
+- a closed stream consumed to its head is finished, and never granted again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from storage.groups.model import (
+    LOSSES_BEFORE_BLOCKED,
+    Advance,
+    Entry,
+    Grant,
+    HistoryRecord,
+    Lending,
+    LendingStatus,
+    Reclaim,
+    Release,
+    Seize,
+    Verdict,
+)
+
+MICROSECONDS = 1_000_000
+"""In a second: times of the store are integers of microseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A lending row as the table has it. `losses` counts forced ends at `lost_position`."""
+
+    group_id: int
+    stream_id: int
+    status: LendingStatus
+    position: int
+    grant_id: int = 0
+    borrower_id: str | None = None
+    agent: str | None = None
+    session: str | None = None
+    losses: int = 0
+    lost_position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """A stream at one instant. Once `closed`, its head is final; `gone`: retention has taken its messages."""
+
+    stream_id: int
+    generation_id: int
+    hash_from: int
+    hash_to: int
+    head: int
+    closed: bool
+    gone: bool
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What history will say; grant id and holder are those of the grant that began or ended."""
+
+    name: str
+    reason: str
+    grant_id: int
+    borrower_id: str | None
+    agent: str | None
+    session: str | None
+    position: int
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """The answer, the row as it is from now on, and the event if there is one to record."""
+
+    verdict: Verdict
+    row: Row
+    event: Event | None = None
+
+
+def judge(entry: Entry, row: Row, stream: StreamFacts, *, held_back: bool, now_us: int) -> Ruling:
+    """Apply one entry. `held_back`: a parent of the stream has a row in this group that is not finished."""
+    if isinstance(entry, Grant):
+        return _grant(entry, row, stream, held_back, now_us)
+    if row.status is not LendingStatus.HELD or row.grant_id != entry.grant_id:
+        return Ruling(Verdict.REFUSED, row)
+    match entry:
+        case Reclaim():
+            return _reclaim(entry, row, stream, now_us)
+        case Advance():
+            return _advance(entry, row, stream, now_us)
+        case Release():
+            return _release(entry, row, stream, now_us)
+        case Seize():
+            return _seize(entry, row, stream, now_us)
+        case _:
+            assert_never(entry)
+
+
+def tidy(row: Row, stream: StreamFacts, now_us: int) -> Ruling | None:
+    """What a renewal does to a row whose stream is closed: finish it, block it, or leave it (None)."""
+    if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
+        return None
+    if why := _unreadable(row, stream):
+        return _block(row, why, now_us, forced=row.status is LendingStatus.HELD)
+    if row.status is LendingStatus.FREE and _consumed(row.position, stream):
+        return _finish_unlent(row, Verdict.APPLIED)
+    return None
+
+
+def lending(row: Row, stream: StreamFacts) -> Lending:
+    """The row and its stream as the leader sees them."""
+    return Lending(
+        stream_id=row.stream_id,
+        status=row.status,
+        position=row.position,
+        grant_id=row.grant_id,
+        borrower_id=row.borrower_id,
+        agent=row.agent,
+        session=row.session,
+        generation_id=stream.generation_id,
+        hash_from=stream.hash_from,
+        hash_to=stream.hash_to,
+        head=stream.head,
+        closed=stream.closed,
+        parents=stream.parents,
+    )
+
+
+def record(row: Row, event: Event, term: int, now_us: int) -> HistoryRecord:
+    """The line of history for an event of this row."""
+    return HistoryRecord(
+        at_us=now_us,
+        group_id=row.group_id,
+        stream_id=row.stream_id,
+        event=event.name,
+        reason=event.reason,
+        grant_id=event.grant_id,
+        borrower_id=event.borrower_id,
+        agent=event.agent,
+        position=event.position,
+        term=term,
+        forced=event.forced,
+    )
+
+
+def next_id(last: int, now_us: int) -> int:
+    """The next term or grant id: larger than the last, and than any a restored backup has forgotten."""
+    return max(last + 1, now_us)
+
+
+def _grant(entry: Grant, row: Row, stream: StreamFacts, held_back: bool, now_us: int) -> Ruling:
+    if row.status is not LendingStatus.FREE or held_back:
+        return Ruling(Verdict.REFUSED, row)
+    if why := _unreadable(row, stream):
+        return _block(row, why, now_us)
+    if _consumed(row.position, stream):
+        return _finish_unlent(row, Verdict.REFUSED)
+    after = replace(
+        row,
+        status=LendingStatus.HELD,
+        grant_id=next_id(row.grant_id, now_us),
+        borrower_id=entry.borrower_id,
+        agent=entry.agent,
+        session=entry.session,
+    )
+    return Ruling(Verdict.APPLIED, after, _event("grant", after, entry.reason))
+
+
+def _reclaim(entry: Reclaim, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
+    if row.agent != entry.agent:
+        return Ruling(Verdict.REFUSED, row)
+    if entry.position > stream.head:
+        return _block(row, _beyond(entry.position, stream), now_us, forced=True)
+    after = replace(row, borrower_id=entry.borrower_id, position=max(row.position, entry.position))
+    if after == row:
+        return Ruling(Verdict.APPLIED, row)
+    return Ruling(Verdict.APPLIED, after, _event("reclaim", after, "reclaimed by its agent"))
+
+
+def _advance(entry: Advance, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
+    if entry.position > stream.head:
+        return _block(row, _beyond(entry.position, stream), now_us, forced=True)
+    position = max(row.position, entry.position)
+    if _consumed(position, stream):
+        return _finish(row, position, "consumed to its head", now_us)
+    return Ruling(Verdict.APPLIED, row if position == row.position else _moved(row, position))
+
+
+def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
+    if entry.position > stream.head:
+        return _block(row, _beyond(entry.position, stream), now_us, forced=True)
+    position = max(row.position, entry.position)
+    if _consumed(position, stream):
+        return _finish(row, position, entry.reason, now_us)
+    after = _ended(row, LendingStatus.FREE, position, now_us)
+    return Ruling(Verdict.APPLIED, after, _event("release", replace(row, position=position), entry.reason))
+
+
+def _seize(entry: Seize, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
+    """Losses are counted only where there was a message to die of: an idle stream is never poisonous."""
+    if _consumed(row.position, stream):
+        return _finish(row, row.position, entry.reason, now_us)
+    again = row.losses if row.lost_position == row.position else 0
+    losses = again + 1 if row.position < stream.head else 0
+    counted = replace(row, losses=losses, lost_position=row.position if losses else None)
+    if losses >= LOSSES_BEFORE_BLOCKED:
+        why = f"{entry.reason}; lost {losses} times at offset {row.position}"
+        return replace(_block(counted, why, now_us, forced=True), verdict=Verdict.APPLIED)
+    after = _ended(counted, LendingStatus.FREE, row.position, now_us)
+    return Ruling(Verdict.APPLIED, after, _event("seize", row, entry.reason, forced=True))
+
+
+def _finish(row: Row, position: int, reason: str, now_us: int) -> Ruling:
+    """End a grant because nothing is left to lend."""
+    after = _ended(row, LendingStatus.FINISHED, position, now_us)
+    return Ruling(Verdict.APPLIED, after, _event("finish", replace(row, position=position), reason))
+
+
+def _finish_unlent(row: Row, verdict: Verdict) -> Ruling:
+    return Ruling(verdict, replace(row, status=LendingStatus.FINISHED), _event("finish", row, "nothing left"))
+
+
+def _block(row: Row, why: str, now_us: int, *, forced: bool = False) -> Ruling:
+    after = _ended(row, LendingStatus.BLOCKED, row.position, now_us)
+    return Ruling(Verdict.REFUSED, after, _event("block", row, why, forced=forced))
+
+
+def _moved(row: Row, position: int) -> Row:
+    """`replace` spelled out: this is the hot path."""
+    return Row(
+        row.group_id,
+        row.stream_id,
+        row.status,
+        position,
+        row.grant_id,
+        row.borrower_id,
+        row.agent,
+        row.session,
+        row.losses,
+        row.lost_position,
+    )
+
+
+def _ended(row: Row, status: LendingStatus, position: int, now_us: int) -> Row:
+    return replace(
+        row,
+        status=status,
+        position=position,
+        grant_id=next_id(row.grant_id, now_us),
+        borrower_id=None,
+        agent=None,
+        session=None,
+    )
+
+
+def _event(name: str, row: Row, reason: str, *, forced: bool = False) -> Event:
+    return Event(name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, forced)
+
+
+def _consumed(position: int, stream: StreamFacts) -> bool:
+    return stream.closed and position == stream.head
+
+
+def _unreadable(row: Row, stream: StreamFacts) -> str | None:
+    """Why no borrower could read from the row's position; None where it can."""
+    if row.position > stream.head:
+        return _beyond(row.position, stream)
+    if stream.gone and row.position < stream.head:
+        return f"offset {row.position} is gone by retention"
+    return None
+
+
+def _beyond(position: int, stream: StreamFacts) -> str:
+    return f"offset {position} is beyond the head {stream.head}"

@@ -1,0 +1,19 @@
+"""Time in SQL: the database's own, or the one a test gives.
+
+Statements contain `NOW` where they need the time and take the parameter `now_us`, null in production.
+`clock_timestamp()` is read where it stands: above a lock it is the time after the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Clock = Callable[[], int]
+"""Microseconds since 1970; for tests."""
+
+NOW = "coalesce(timestamptz 'epoch' + %(now_us)s::bigint * interval '1 microsecond', clock_timestamp())"
+
+
+def in_microseconds(timestamp: str) -> str:
+    """An SQL timestamptz as an integer."""
+    return f"(extract(epoch from {timestamp}) * 1000000)::bigint"

@@ -1,0 +1,104 @@
+"""How the columns of a block lie in its payload: the same for the reader, whatever was left out.
+
+Postgres takes a block at a speed that depends on its bytes alone, and most messages have no headers, no epoch and the
+topic of their neighbour. So a column that is null throughout is not stored, and topic, key and timestamp are stored as
+runs where they repeat. Flags in the block's `codec` say which.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import SchemaMismatch
+
+BLOCK_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("epoch", pa.list_(pa.int64())),
+    ]
+)
+"""What a block holds, version 1."""
+
+VERSION = 1
+_OPTIONAL = ("key", "headers", "epoch")
+_REPEATING = ("topic", "key", "timestamp")
+_FLAGS = [("absent", name) for name in _OPTIONAL] + [("runs", name) for name in _REPEATING]
+_WORTHWHILE = 4
+"""Messages per run, on average, from which a column is stored as runs."""
+
+
+def codec(compression: int, flags: int) -> int:
+    """One small integer: bits 0-1 the compression, bits 2-7 the flags, above them the version."""
+    return VERSION << 8 | flags << 2 | compression
+
+
+def flags_of(codec: int) -> int:
+    """The flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
+    if codec >> 8 != VERSION or codec & 3 == 3:
+        raise SchemaMismatch(f"block codec {codec}: this program reads version {VERSION} only. Upgrade sublet here.")
+    return codec >> 2 & (1 << len(_FLAGS)) - 1
+
+
+@lru_cache
+def schema(flags: int) -> pa.Schema:
+    """The schema of the stored batch under these flags."""
+    fields = []
+    for field in BLOCK_SCHEMA:
+        if _is(flags, "runs", field.name):
+            fields.append(pa.field(field.name, pa.run_end_encoded(pa.int32(), field.type), field.nullable))
+        elif not _is(flags, "absent", field.name):
+            fields.append(field)
+    return pa.schema(fields)
+
+
+def shrink(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
+    """Leave out what needs no storing: (flags, the batch in `schema(flags)`)."""
+    count, flags, columns = batch.num_rows, 0, []
+    for name, column in zip(BLOCK_SCHEMA.names, batch.columns, strict=True):
+        if name in _OPTIONAL and column.null_count == count:
+            flags |= _bit("absent", name)
+            continue
+        if name in _REPEATING and _repeats(column):
+            flags |= _bit("runs", name)
+            column = pc.run_end_encode(column)
+        columns.append(column)
+    return flags, pa.RecordBatch.from_arrays(columns, schema=schema(flags))
+
+
+def restore(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch in `BLOCK_SCHEMA` again."""
+    stored, columns = iter(batch.columns), []
+    for field in BLOCK_SCHEMA:
+        if _is(flags, "absent", field.name):
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        elif _is(flags, "runs", field.name):
+            columns.append(pc.run_end_decode(next(stored)))
+        else:
+            columns.append(next(stored))
+    return pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+
+
+def _repeats(column: pa.Array) -> bool:
+    """True if the column has few runs: neighbours are compared, which costs less than encoding in vain."""
+    count = len(column)
+    if count < 2 * _WORTHWHILE:
+        return False
+    changes: int = pc.sum(pc.not_equal(column.slice(1), column.slice(0, count - 1))).as_py() or 0
+    runs: int = changes + column.null_count + 1
+    return runs * _WORTHWHILE <= count
+
+
+@lru_cache
+def _bit(kind: str, name: str) -> int:
+    return 1 << _FLAGS.index((kind, name))
+
+
+def _is(flags: int, kind: str, name: str) -> bool:
+    return (kind, name) in _FLAGS and bool(flags & _bit(kind, name))

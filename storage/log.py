@@ -1,0 +1,271 @@
+"""The log: append blocks to streams, read them back from a position.
+
+An append is one round trip. The stream's row lock makes the order of offsets the order of commits: offsets have no
+holes, and what commits later lies behind, so a reader that has read up to an offset has missed nothing before it.
+
+A read returns whole blocks' worth of messages and the position after them, which moves on also over blocks that the
+filter skipped. It is one statement: the head, the state of the generation and the blocks are of one instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import Int2, Int4, Int8
+
+from protocol.errors import BeyondHead, Gone, NotFound, SubletError
+from protocol.words import Filter
+from storage.block import Packed, decode, deliver, from_offset, matching
+from storage.connect import UnknownOutcome
+
+PAGE_BLOCKS: Final = 256
+PAGE_BYTES: Final = 4 * 1024 * 1024
+ALL = Filter("#")
+
+_APPEND = """
+select outcome, end_offset from append_block(
+  %s::text, %s::bigint, %s::bigint, %s::bigint, %s::integer,
+  %s::timestamptz, %s::timestamptz, %s::text[], %s::smallint, %s::bytea)"""
+
+_SINCE = """
+select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload, b.uri
+  from stream s join generation g using (generation_id)
+  left join lateral (
+    select *, sum(size) over (order by end_offset) - size as before from (
+      select end_offset, count, codec, topics, case when matched then payload end as payload,
+             case when matched then uri end as uri, case when matched then octet_length(payload) else 0 end as size
+        from (
+          select *, topics is null or {matches} as matched from block
+           where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
+           order by end_offset limit %(blocks)s) found) sized) b on b.before < %(bytes)s
+ where s.stream_id = %(stream)s
+ order by b.end_offset"""
+_SINCE_ALL = _SINCE.format(matches="true")
+_SINCE_FILTER = _SINCE.format(matches="exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)")
+
+
+class Outcome(StrEnum):
+    """What became of an append: exactly one of these."""
+
+    APPENDED = "appended"  # it is in the stream, durably, once the transaction has committed
+    DUPLICATE = "duplicate"  # it was there already, from an earlier attempt
+    CLOSED = "closed"  # the stream takes no more: route to its children
+    FENCED = "fenced"  # a newer incarnation of the producer writes: stop
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who appends: (producer, incarnation) and a sequence that grows by one per block and stream, from 1."""
+
+    producer_id: str
+    incarnation: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One block for one stream. Without a stamp a retry is stored twice."""
+
+    stream_id: int
+    block: Packed
+    stamp: Stamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """`end_offset` is the offset after the block's last message; None where nothing was written, or it is forgotten."""
+
+    outcome: Outcome
+    end_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one read found: batches in `DELIVERED_SCHEMA`, and `position`, the offset up to which it looked.
+
+    `head` and `closed` are the stream's at that instant. Batches may be fewer than blocks, where the filter skipped.
+    """
+
+    batches: tuple[pa.RecordBatch, ...]
+    position: int
+    head: int
+    closed: bool
+
+    @property
+    def finished(self) -> bool:
+        """True if there is nothing after this page, and never will be."""
+        return self.closed and self.position == self.head
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a stream ends now. `gone`: retention has taken its messages."""
+
+    head: int
+    closed: bool
+    gone: bool
+
+
+def append(conn: psycopg.Connection[Any], appends: Sequence[Append]) -> list[Appended]:
+    """Append the blocks in one transaction (the caller's, if it is in one), by stream id; answers in the given order.
+
+    Raises `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
+    and then nothing was written.
+    """
+    order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
+    try:
+        answers = _send(conn, [appends[index] for index in order])
+    except psycopg.OperationalError as error:
+        if conn.closed:
+            raise UnknownOutcome(f"the connection died during an append: {error}".strip()) from error
+        raise
+    by_index = dict(zip(order, answers, strict=True))
+    return [by_index[index] for index in range(len(appends))]
+
+
+def since(
+    conn: psycopg.Connection[Any],
+    stream_id: int,
+    offset: int,
+    *,
+    filter: Filter = ALL,
+    generation_id: int | None = None,
+    limit_blocks: int = PAGE_BLOCKS,
+    limit_bytes: int = PAGE_BYTES,
+) -> Page:
+    """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
+
+    `generation_id` saves a look-up. Raises `Gone` if the offset is older than retention, `BeyondHead` if it lies after
+    the stream's end, `NotFound` for no such stream.
+    """
+    if generation_id is None:
+        generation_id = _generation_of(conn, stream_id)
+    rows = conn.execute(
+        _SINCE_ALL if filter == ALL else _SINCE_FILTER,
+        {
+            "generation": Int8(generation_id),
+            "stream": Int8(stream_id),
+            "offset": Int8(offset),
+            "blocks": Int8(max(1, limit_blocks)),
+            "bytes": Int8(max(1, limit_bytes)),
+            "regex": filter.regex,
+        },
+        prepare=True,
+        binary=True,
+    ).fetchall()
+    if not rows:
+        raise _no_stream(stream_id)
+    head, closed, gone, first_end, count = rows[0][:5]
+    _check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
+    batches = [batch for row in rows if (batch := _batch(stream_id, offset, filter, row[3:])) is not None]
+    return Page(tuple(batches), offset if first_end is None else rows[-1][3], head, closed)
+
+
+def heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Head]:
+    """Where these streams end, in one statement; unknown ids are absent."""
+    rows = conn.execute(
+        "select s.stream_id, s.head, s.state = 'closed', g.state = 'gone' from stream s"
+        " join generation g using (generation_id) where s.stream_id = any(%s::bigint[])",
+        (list(stream_ids),),
+        prepare=True,
+    )
+    return {stream_id: Head(*facts) for stream_id, *facts in rows}
+
+
+def position_at(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -> int:
+    """The offset of the first block appended at or after `when` (the database's clock); the head if there is none."""
+    generation_id = _generation_of(conn, stream_id)
+    row = conn.execute(
+        "select coalesce((select end_offset - count from block where generation_id = %(generation)s"
+        " and stream_id = %(stream)s and appended_at >= %(when)s order by end_offset limit 1), s.head)"
+        " from stream s where s.stream_id = %(stream)s",
+        {"generation": generation_id, "stream": stream_id, "when": when},
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
+    """Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on."""
+    row = conn.execute(
+        "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
+        " values (%s, 0, (extract(epoch from clock_timestamp()) * 1e6)::bigint, 0, 0)"
+        " on conflict (producer_id, stream_id) do update"
+        " set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()"
+        " returning incarnation",
+        (producer_id,),
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _send(conn: psycopg.Connection[Any], appends: list[Append]) -> list[Appended]:
+    if len(appends) == 1:
+        return [_answer(_execute(conn, appends[0]))]
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        with conn.pipeline():
+            cursors = [_execute(conn, each) for each in appends]
+    else:
+        with conn.pipeline(), conn.transaction():
+            cursors = [_execute(conn, each) for each in appends]
+    return [_answer(cursor) for cursor in cursors]
+
+
+def _execute(conn: psycopg.Connection[Any], append: Append) -> psycopg.Cursor[Any]:
+    stamp, block = append.stamp, append.block
+    who = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
+    what = (block.first_timestamp, block.last_timestamp, block.topics, Int2(block.codec), memoryview(block.payload))
+    parameters = (*who, Int8(append.stream_id), Int4(block.count), *what)
+    return conn.execute(_APPEND, parameters, prepare=True, binary=True)
+
+
+def _stamp(stamp: Stamp) -> tuple[object, ...]:
+    return stamp.producer_id, Int8(stamp.incarnation), Int8(stamp.sequence)
+
+
+def _answer(cursor: psycopg.Cursor[Any]) -> Appended:
+    row = cursor.fetchone()
+    assert row is not None
+    return Appended(Outcome(row[0]), row[1])
+
+
+def _generation_of(conn: psycopg.Connection[Any], stream_id: int) -> int:
+    row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
+    if row is None:
+        raise _no_stream(stream_id)
+    return int(row[0])
+
+
+def _no_stream(stream_id: int) -> NotFound:
+    return NotFound(f"stream {stream_id}: there is no such stream in this database. Look at the catalogue of streams.")
+
+
+def _check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: int | None) -> None:
+    if offset > head:
+        raise BeyondHead(
+            f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup? "
+            "Reset the position to an offset that exists."
+        )
+    if (gone or oldest is None) and offset < head:
+        raise Gone(stream_id, offset, None)
+    if oldest is not None and oldest > offset:
+        raise Gone(stream_id, offset, oldest)
+
+
+def _batch(stream_id: int, offset: int, filter: Filter, row: tuple[Any, ...]) -> pa.RecordBatch | None:
+    """The wanted messages of one block; None if there are none."""
+    end_offset, count, codec, topics, payload, uri = row
+    if uri is not None:
+        raise SubletError(f"stream {stream_id}: the block ending at {end_offset} lies at {uri!r}, out of reach here.")
+    if payload is None:
+        return None
+    first = end_offset - count
+    whole = deliver(decode(codec, payload), stream_id, first)
+    wanted = matching(from_offset(whole, first, offset), filter, topics)
+    return wanted if wanted.num_rows else None

@@ -1,0 +1,105 @@
+"""The directory of leader nodes: how borrowers find them, and what keeps two of them from having one name.
+
+A node is listed under a lease, by the database's clock. A name belongs to one incarnation at a time: when that one's
+lease has run out, the next may take it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from protocol.errors import NodeNameTaken
+from storage.groups.model import NodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """A line of the directory; `remaining_s` <= 0 means the lease has run out."""
+
+    node: NodeRef
+    http_address: str | None
+    protocol_version: int
+    started_at: datetime
+    remaining_s: float
+
+
+_REGISTER = """
+insert into node as n (name, incarnation, address, http_address, protocol_version, expires_at)
+values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s,
+        clock_timestamp() + make_interval(secs => %(lease_s)s))
+on conflict (name) do update
+   set incarnation = excluded.incarnation, address = excluded.address, http_address = excluded.http_address,
+       protocol_version = excluded.protocol_version, expires_at = excluded.expires_at,
+       started_at = case when n.incarnation = excluded.incarnation then n.started_at else excluded.started_at end
+ where n.incarnation = excluded.incarnation or n.expires_at <= clock_timestamp()
+returning name"""
+
+_RENEW = """
+update node set expires_at = clock_timestamp() + make_interval(secs => %s) where name = %s and incarnation = %s"""
+
+_LIVE = "select name, incarnation, address from node where expires_at > clock_timestamp() order by name"
+
+_ALL = """
+select name, incarnation, address, http_address, protocol_version, started_at,
+       extract(epoch from expires_at - clock_timestamp())::float8
+  from node order by name"""
+
+
+def register(
+    conn: psycopg.Connection[Any],
+    node: NodeRef,
+    lease_s: float,
+    protocol_version: int,
+    http_address: str | None = None,
+) -> None:
+    """List the node for `lease_s`; the same incarnation again changes its addresses and renews.
+
+    Raises `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
+    long and try again; if the other has renewed meanwhile, it is alive.
+    """
+    parameters = {
+        "name": node.name,
+        "incarnation": node.incarnation,
+        "address": node.address,
+        "http": http_address,
+        "version": protocol_version,
+        "lease_s": lease_s,
+    }
+    while conn.execute(_REGISTER, parameters).fetchone() is None:
+        for other in list_nodes(conn):
+            if other.node.name == node.name and other.remaining_s > 0:
+                raise NodeNameTaken(node.name, other.node.address, other.remaining_s)
+
+
+def renew(conn: psycopg.Connection[Any], node: NodeRef, lease_s: float) -> bool:
+    """Extend the lease; False if the name is another incarnation's by now, or was removed: register again."""
+    return conn.execute(_RENEW, (lease_s, node.name, node.incarnation)).rowcount == 1
+
+
+def remove(conn: psycopg.Connection[Any], node: NodeRef) -> None:
+    """Take this incarnation off the list; another's line of the same name stays."""
+    conn.execute("delete from node where name = %s and incarnation = %s", (node.name, node.incarnation))
+
+
+def live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
+    """The nodes whose leases live, by name."""
+    return [NodeRef(*row) for row in conn.execute(_LIVE)]
+
+
+def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
+    """The whole directory by name, with the nodes that have stopped renewing and were not collected yet."""
+    return [NodeEntry(NodeRef(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
+
+
+def collect(conn: psycopg.Connection[Any]) -> list[str]:
+    """Delete the lines whose leases have run out at this very instant; their names.
+
+    A node that renews at the same time is either deleted first, and learns it from `renew`, or stays.
+    """
+    return sorted(
+        row[0] for row in conn.execute("delete from node where expires_at <= clock_timestamp() returning name")
+    )

@@ -1,0 +1,21 @@
+"""Publishing: from a call to a durable place in the log.
+
+What is published waits in a queue per stream (`buffer`). One thread (`sender`) takes from every queue what waits there,
+makes each a block and appends them all in one transaction: what is published meanwhile is the next block. So a block is
+as large as the load asks for, without a timer, and at most one append per stream is under way.
+
+A block carries the producer, its incarnation and a sequence per stream. After a lost connection the same block is sent
+again under the same sequence, and the log tells whether it was stored already. A stream that was closed meanwhile says
+so for certain; then everything waiting for closed streams is routed again (`routes`), oldest first, before anything new
+is let in. That is why a message is stored once, and messages of one key in the order they were published, across lost
+connections and rollovers.
+
+A `Delivery` stands for a message until it is durable. The buffer is bounded: a publisher that outruns the database is
+made to wait, and nothing is ever dropped in silence.
+"""
+
+from storage.publish.asynchronous import AsyncPublisher
+from storage.publish.delivery import BatchDelivery, Delivery, Position, Span
+from storage.publish.publisher import Publisher
+
+__all__ = ["AsyncPublisher", "BatchDelivery", "Delivery", "Position", "Publisher", "Span"]

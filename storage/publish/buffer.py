@@ -1,0 +1,283 @@
+"""What waits to be sent: a queue of pieces per stream, bounded in bytes, filled by callers and emptied by the sender.
+
+Routing happens under the buffer's lock, so that while a closed stream's messages are moved to its children no newer
+message of the same key can get ahead of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from protocol.errors import PublisherClosed, SubletError
+from storage.publish.columns import size_of
+from storage.publish.delivery import BatchDelivery, Delivery, Ticket
+from storage.publish.pieces import Growing, Header, Load, Piece
+from storage.publish.routes import Routes
+
+MAX_STREAMS_PER_COMMIT = 64
+ROUTED_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a block and the buffer may grow, and how long a message may wait for company."""
+
+    block_messages: int
+    block_bytes: int
+    buffered_bytes: int
+    linger_s: float
+
+
+class Buffer:
+    """The queues. Callers add, the sender takes, settles and re-routes; any thread may call anything."""
+
+    def __init__(self, routes: Routes, limits: Limits) -> None:
+        self._routes, self._limits = routes, limits
+        self._lock = threading.Lock()
+        self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._queues: dict[int, deque[Piece | Growing]] = {}
+        self._unsettled: dict[Ticket, None] = {}
+        self._waiting_for_room: list[Callable[[], None]] = []
+        self._bytes = self._queued = 0
+        self._oldest_at = 0.0
+        self._flushing = 0
+        self._closed: Exception | None = None
+        self._error: Exception | None = None
+
+    # --- callers --------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[Header] | None,
+        timestamp_us: int,
+        wait: bool = True,
+    ) -> Delivery | None:
+        """Queue one message; waits for room, or returns None at once if it is not to wait."""
+        size = size_of(topic, key, value, headers)
+        with self._lock:
+            if not self._has_room(wait):
+                return None
+            stream_id = self._routes.stream_of(topic, key)
+            queue = self._queue(stream_id)
+            last = queue[-1] if queue else None
+            if not isinstance(last, Growing) or not self._fits(last, size):
+                last = Growing()
+                queue.append(last)
+            row = last.add(topic, key, value, headers, timestamp_us)
+            last.size += size
+            self._added(last.ticket, 1, size)
+            return Delivery(last.ticket, row)
+
+    def add_batches(self, batches: Iterable[pa.RecordBatch]) -> BatchDelivery:
+        """Queue whole batches, part by part as there is room."""
+        batches = list(batches)
+        total = sum(batch.num_rows for batch in batches)
+        ticket = Ticket(total)
+        start = 0
+        try:
+            for batch in batches:
+                for offset in range(0, batch.num_rows, ROUTED_AT_ONCE):
+                    chunk = batch.slice(offset, ROUTED_AT_ONCE)
+                    self._add_chunk(Piece(chunk, range(start, start + chunk.num_rows), ticket))
+                    start += chunk.num_rows
+        except SubletError as error:
+            ticket.failed(total - start, error)
+            raise
+        return BatchDelivery(ticket)
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call back once, soon, when there may be room; for callers that must not block."""
+        with self._lock:
+            if self._bytes >= self._limits.buffered_bytes and self._closed is None:
+                self._waiting_for_room.append(callback)
+                return
+        callback()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all that is queued now is settled. Raises TimeoutError."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            tickets = list(self._unsettled)
+            self._flushing += 1
+            self._work.notify()
+        try:
+            for ticket in tickets:
+                _settled(ticket, deadline)
+        finally:
+            with self._lock:
+                self._flushing -= 1
+
+    def pop_error(self) -> Exception | None:
+        """The first failure since the last call."""
+        with self._lock:
+            error, self._error = self._error, None
+        return error
+
+    def close(self, reason: Exception) -> None:
+        """Take nothing more; what is queued can still be taken out."""
+        with self._lock:
+            self._closed = self._closed or reason
+            self._work.notify_all()
+            self._room.notify_all()
+            callbacks = self._drain_callbacks()
+        _call(callbacks)
+
+    # --- the sender -----------------------------------------------------------------------------------------------
+
+    @property
+    def routes(self) -> Routes:
+        """The table in force."""
+        return self._routes
+
+    def take(self) -> list[Load] | None:
+        """Wait for work; at most one load per stream. None once the buffer is closed and empty."""
+        with self._lock:
+            while not self._queued or (pause := self._pause()) > 0:
+                if not self._queued and self._closed is not None:
+                    return None
+                self._work.wait(pause if self._queued else None)
+            chosen = list(self._queues)[:MAX_STREAMS_PER_COMMIT]
+            return [Load(stream_id, self._cut(stream_id)) for stream_id in chosen]
+
+    def settled(self, loads: Iterable[Load], error: Exception | None = None) -> None:
+        """Forget loads whose tickets were told their fate, and let in who waits for room."""
+        with self._lock:
+            self._error = self._error or error
+            for load in loads:
+                self._bytes -= load.size
+                for piece in load.pieces:
+                    if piece.ticket.settled:
+                        self._unsettled.pop(piece.ticket, None)
+            self._room.notify_all()
+            callbacks = self._drain_callbacks()
+        _call(callbacks)
+
+    def reroute(self, routes: Routes, closed: list[Load]) -> None:
+        """Put a newer table in force; move what was for closed streams, first the loads they refused, in order."""
+        with self._lock:
+            self._routes = routes
+            routes = routes.unrestricted()
+            refused = {load.stream_id: load.pieces for load in closed}
+            dead = [stream_id for stream_id in self._queues if not routes.is_open(stream_id)]
+            for stream_id in dict.fromkeys([*refused, *dead]):
+                waiting = [piece.sealed() for piece in self._queues.pop(stream_id, ())]
+                self._queued -= sum(piece.count for piece in waiting)
+                for piece in [*refused.get(stream_id, ()), *waiting]:
+                    self._bytes -= piece.size
+                    self._push(routes, piece)
+
+    def abandon(self, error: Exception) -> None:
+        """Close, and fail all that is queued."""
+        self.close(error)
+        with self._lock:
+            pieces = [piece.sealed() for queue in self._queues.values() for piece in queue]
+            self._queues.clear()
+            self._queued = self._bytes = 0
+            self._unsettled.clear()
+            if pieces:
+                self._error = self._error or error
+        for piece in pieces:
+            piece.ticket.failed(piece.count, error)
+
+    # --- under the lock -------------------------------------------------------------------------------------------
+
+    def _add_chunk(self, chunk: Piece) -> None:
+        """Route under the lock, piece by piece; the caller may be made to wait between the chunks only."""
+        with self._lock:
+            self._has_room(wait=True)
+            self._push(self._routes, chunk)
+
+    def _push(self, routes: Routes, piece: Piece) -> None:
+        for stream_id, batch, rows in routes.split(piece.batch, piece.rows):
+            part = piece if batch is piece.batch else Piece(batch, rows, piece.ticket)
+            self._queue(stream_id).append(part)
+            self._added(piece.ticket, part.count, part.size)
+
+    def _queue(self, stream_id: int) -> deque[Piece | Growing]:
+        queue = self._queues.get(stream_id)
+        if queue is None:
+            queue = self._queues[stream_id] = deque()
+        return queue
+
+    def _added(self, ticket: Ticket, count: int, size: int) -> None:
+        self._unsettled[ticket] = None
+        if not self._queued:
+            self._oldest_at = time.monotonic()
+            self._work.notify()
+        elif self._limits.linger_s and self._queued + count >= self._limits.block_messages:
+            self._work.notify()
+        self._queued += count
+        self._bytes += size
+
+    def _has_room(self, wait: bool) -> bool:
+        """Wait for room if allowed. Raises if the publisher is closed, or closes meanwhile."""
+        while self._closed is None and self._bytes >= self._limits.buffered_bytes:
+            if not wait:
+                return False
+            self._room.wait()
+        if self._closed is not None:
+            raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
+        return True
+
+    def _fits(self, growing: Growing, size: int) -> bool:
+        return growing.count < self._limits.block_messages and growing.size + size <= self._limits.block_bytes
+
+    def _pause(self) -> float:
+        """Seconds to linger still before taking what is queued."""
+        if not self._limits.linger_s or self._flushing or self._closed is not None:
+            return 0
+        if self._queued >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:
+            return 0
+        return self._oldest_at + self._limits.linger_s - time.monotonic()
+
+    def _cut(self, stream_id: int) -> list[Piece]:
+        """Take a block's worth from the head of a queue; the stream then stands last in line."""
+        queue = self._queues.pop(stream_id)
+        count, size = self._limits.block_messages, self._limits.block_bytes
+        pieces: list[Piece] = []
+        while queue and count > 0:
+            piece = queue.popleft().sealed()
+            fitting = min(count, piece.count, piece.count * max(0, size) // piece.size)
+            if fitting < piece.count:
+                piece = self._divide(queue, piece, fitting if pieces else max(1, fitting))
+                count = size = 0
+            if piece.count:
+                pieces.append(piece)
+            count, size = count - piece.count, size - piece.size
+        if queue:
+            self._queues[stream_id] = queue
+        self._queued -= sum(piece.count for piece in pieces)
+        return pieces
+
+    def _divide(self, queue: deque[Piece | Growing], piece: Piece, count: int) -> Piece:
+        """The first messages of a piece; the rest goes back to the head of the queue."""
+        first, rest = piece.cut(count)
+        self._bytes += first.size + rest.size - piece.size
+        queue.appendleft(rest)
+        return first
+
+    def _drain_callbacks(self) -> list[Callable[[], None]]:
+        callbacks, self._waiting_for_room = self._waiting_for_room, []
+        return callbacks
+
+
+def _settled(ticket: Ticket, deadline: float | None) -> None:
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    done = threading.Event()
+    ticket.when_settled(done.set)
+    if not done.wait(left):
+        raise TimeoutError("not everything was durable in time; it is still being tried")
+
+
+def _call(callbacks: Iterable[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()

@@ -1,0 +1,163 @@
+"""What a user gives, made into batches of `BLOCK_SCHEMA`, and checked before any of it is accepted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import InvalidTopic, UsageError, ValueTooLarge
+from storage.layout import BLOCK_SCHEMA
+
+Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
+Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
+
+MESSAGE_OVERHEAD_BYTES = 32
+"""What a message counts for in the buffer beyond its topic, key, value and headers."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_FIRST_US = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_TYPES = {field.name: field.type for field in BLOCK_SCHEMA}
+
+
+def now_us() -> int:
+    """The wall clock in microseconds: the timestamp of a message that brings none."""
+    return time.time_ns() // 1000
+
+
+def as_bytes(what: str, value: object) -> bytes | None:
+    """A key or value as bytes; text is encoded as UTF-8. Raises `UsageError` for anything else."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise UsageError(f"{what} of type {type(value).__name__}: give bytes or text. Encode it first (json.dumps, say).")
+
+
+def as_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
+    """Headers as a list of pairs; None and no headers at all are the same."""
+    if not headers:
+        return None
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return [(str(name), as_bytes(f"header {name!r}", value)) for name, value in pairs]
+
+
+def as_timestamp_us(timestamp: datetime | int | None) -> int:
+    """Microseconds since 1970, UTC. A datetime must say its zone. Raises `UsageError`."""
+    if timestamp is None:
+        return now_us()
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise UsageError(f"timestamp {timestamp} has no time zone. Give an aware datetime, or microseconds.")
+        return (timestamp - _EPOCH) // _MICROSECOND
+    _check_span(timestamp, timestamp)
+    return timestamp
+
+
+def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> int:
+    """What one message takes in the buffer, in bytes."""
+    size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
+    return size + sum(len(name) + len(held or b"") for name, held in headers) if headers else size
+
+
+def check_size(size: int, limit: int, what: str) -> None:
+    """Raise `ValueTooLarge` above the limit."""
+    if size > limit:
+        raise ValueTooLarge(
+            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or raise "
+            "max_message_bytes."
+        )
+
+
+def normalise(data: Columns) -> list[pa.RecordBatch]:
+    """Batches of `BLOCK_SCHEMA`, none empty, from a table, a record batch or a mapping of columns.
+
+    `topic` and `value` must be there; a topic may be one text for all, and what else is missing is null, or now.
+    """
+    table = _table(data)
+    if unknown := set(table.column_names) - set(_TYPES):
+        raise UsageError(f"no such columns: {', '.join(sorted(unknown))}. Columns are {', '.join(_TYPES)}.")
+    if missing := {"topic", "value"} - set(table.column_names):
+        raise UsageError(f"columns missing: {', '.join(sorted(missing))}. Each message needs a topic and a value.")
+    columns = [_column(table, field) for field in BLOCK_SCHEMA]
+    whole = pa.Table.from_arrays(columns, schema=BLOCK_SCHEMA)
+    if whole.column("topic").null_count:
+        raise InvalidTopic("a topic in the batch is null. Each message needs one.")
+    if whole.num_rows:
+        _check_span(*(pc.min_max(whole.column("timestamp").cast(pa.int64())).as_py().values()))
+    return [batch for batch in whole.combine_chunks().to_batches() if batch.num_rows]
+
+
+def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
+    """Raise `ValueTooLarge` if a message of the batch is above the limit; cheap unless one is near it."""
+    sizes = [pc.binary_length(batch.column(name)) for name in ("topic", "key", "value")]
+    largest = sum(pc.max(size).as_py() or 0 for size in sizes)
+    headers = batch.column("headers")
+    bound = largest + (0 if headers.null_count == len(headers) else headers.nbytes)
+    if bound + MESSAGE_OVERHEAD_BYTES <= limit:
+        return
+    for index in range(batch.num_rows):
+        row = batch.slice(index, 1)
+        held = row.column("headers").to_pylist()[0]
+        pairs = None if held is None else [(pair["key"], pair["value"]) for pair in held]
+        topic, key, value = (row.column(name)[0].as_py() for name in ("topic", "key", "value"))
+        check_size(size_of(topic, key, value, pairs), limit, f"message {index} of the batch")
+
+
+def _table(data: Columns) -> pa.Table:
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if not isinstance(data, Mapping):
+        raise UsageError(f"a batch of type {type(data).__name__}: give an Arrow table or a mapping of columns.")
+    count = max((len(column) for column in data.values() if _is_column(column)), default=0)
+    return pa.table({name: _array(str(name), column, count) for name, column in data.items()})
+
+
+def _is_column(column: object) -> bool:
+    return isinstance(column, pa.Array | pa.ChunkedArray | Sequence) and not isinstance(column, str | bytes)
+
+
+def _array(name: str, column: Any, count: int) -> Any:
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        return column
+    if not _is_column(column):
+        return pa.repeat(pa.scalar(column, _TYPES.get(name)), count)
+    try:
+        if name == "headers":
+            column = [as_headers(each) for each in column]
+        return pa.array(column, _TYPES.get(name))
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UsageError(f"column {name}: {error}.") from None
+
+
+def _column(table: pa.Table, field: pa.Field) -> Any:
+    count = table.num_rows
+    if field.name not in table.column_names:
+        if field.name == "timestamp":
+            return pa.repeat(pa.scalar(now_us(), field.type), count)
+        return pa.nulls(count, field.type)
+    column = table.column(field.name)
+    try:
+        if column.type != field.type:
+            column = column.cast(field.type, safe=not pa.types.is_timestamp(column.type))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"column {field.name} of type {column.type}: {error}. It must be {field.type}.") from None
+    return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
+
+
+def _check_span(first_us: int, last_us: int) -> None:
+    if first_us < _FIRST_US or last_us > _LAST_US:
+        raise UsageError(
+            f"timestamp {first_us if first_us < _FIRST_US else last_us}: outside of the years 1 to 9999. "
+            "Timestamps are in microseconds since 1970."
+        )

@@ -1,0 +1,153 @@
+"""The one thread that appends: takes what waits, sends it, tells what became of it, and does not give up early.
+
+A load keeps its sequence until it is settled, so that sending it again after a lost connection stores it once. Nothing
+else is taken meanwhile: order is kept by waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+
+from protocol.errors import DatabaseUnreachable, ProducerFenced, SubletError, Unavailable
+from storage.block import pack
+from storage.connect import UnknownOutcome, connect
+from storage.log import Append, Appended, Outcome, Stamp, append
+from storage.publish.buffer import Buffer
+from storage.publish.pieces import Load
+from storage.publish.routes import Routes
+
+LOCK_TIMEOUT_S = 10.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+
+Retryable = (Unavailable, psycopg.OperationalError)
+"""Nothing is wrong with the request: connection lost or refused, lock not to be had, deadlock, server restarting."""
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
+
+    producer_id: str
+    incarnation: int
+
+
+class Sender(threading.Thread):
+    """Runs until the buffer is closed and empty, or the producer is fenced."""
+
+    def __init__(self, url: str, buffer: Buffer, producer: Producer, space: str | None, retry_timeout_s: float) -> None:
+        super().__init__(name=f"sublet publisher {producer.producer_id}", daemon=True)
+        self._url, self._buffer, self._producer, self._space = url, buffer, producer, space
+        self._retry_timeout_s = retry_timeout_s
+        self._conn: psycopg.Connection[Any] | None = None
+        self._sequences: defaultdict[int, int] = defaultdict(int)
+        self._giving_up = threading.Event()
+
+    def run(self) -> None:
+        """Take, send, settle; whatever goes wrong reaches the deliveries."""
+        try:
+            while (loads := self._buffer.take()) is not None:
+                self._deliver(loads)
+        except Exception as error:  # noqa: BLE001 - the thread's last words belong to those who wait
+            self._buffer.abandon(error)
+        finally:
+            self._disconnect()
+
+    def give_up(self) -> None:
+        """Retry no longer: what cannot be sent at once fails."""
+        self._giving_up.set()
+
+    def _deliver(self, loads: list[Load]) -> None:
+        try:
+            appends = [self._append(load) for load in loads]
+            answers = self._until_answered(appends)
+        except SubletError as error:
+            self._fail(loads, error)
+            return
+        outcomes: dict[Outcome, list[Load]] = {outcome: [] for outcome in Outcome}
+        for load, answer in zip(loads, answers, strict=True):
+            outcomes[answer.outcome].append(load)
+            if answer.end_offset is not None:
+                load.stored(answer.end_offset - sum(piece.count for piece in load.pieces))
+        self._buffer.settled(outcomes[Outcome.APPENDED] + outcomes[Outcome.DUPLICATE])
+        if outcomes[Outcome.CLOSED]:
+            self._reroute(outcomes[Outcome.CLOSED])
+        if outcomes[Outcome.FENCED]:
+            self._stop_fenced(outcomes[Outcome.FENCED])
+
+    def _append(self, load: Load) -> Append:
+        block = pack(load.batch(), self._buffer.routes.compression(load.stream_id))
+        self._sequences[load.stream_id] += 1
+        stamp = Stamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
+        return Append(load.stream_id, block, stamp)
+
+    def _until_answered(self, appends: list[Append]) -> list[Appended]:
+        return self._retrying(lambda conn: append(conn, appends))
+
+    def _stop_fenced(self, loads: list[Load]) -> None:
+        error = ProducerFenced(
+            f"producer {self._producer.producer_id!r}: a newer incarnation of it has begun, and this one "
+            f"({self._producer.incarnation}) may write no more. Give each process a name of its own."
+        )
+        self._fail(loads, error)
+        raise error
+
+    def _reroute(self, closed: list[Load]) -> None:
+        """The streams were closed: what they refused, and all that waits for closed streams, goes to the children."""
+        try:
+            routes = self._retrying(lambda conn: Routes.load(conn, self._space))
+        except SubletError as error:
+            self._fail(closed, error)
+            return
+        self._buffer.reroute(routes, closed)
+
+    def _fail(self, loads: list[Load], error: Exception) -> None:
+        for load in loads:
+            load.failed(error)
+        self._buffer.settled(loads, error)
+
+    def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
+        """Call until there is an answer, over as many connections as it takes, for `retry_timeout_s` at most.
+
+        Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
+        """
+        deadline, pause_s = time.monotonic() + self._retry_timeout_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt(self._connection())
+            except Retryable as error:
+                self._disconnect()
+                if self._giving_up.is_set() or time.monotonic() + pause_s > deadline:
+                    raise self._too_late(error) from error
+            except psycopg.Error as error:
+                self._disconnect()
+                raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
+            self._giving_up.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _too_late(self, error: Exception) -> Unavailable:
+        if isinstance(error, UnknownOutcome):
+            return error
+        return DatabaseUnreachable(
+            f"not stored within {self._retry_timeout_s:g} s, and given up: {str(error).strip()} Publish it again."
+        )
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        if self._conn is None:
+            self._conn = connect(self._url, application_name="sublet publisher", lock_timeout_s=LOCK_TIMEOUT_S)
+        return self._conn
+
+    def _disconnect(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()

@@ -1,0 +1,123 @@
+"""Ending what is too old, generation by generation.
+
+A closed generation older than its space's retention is first declared gone, and that is committed: from then on every
+read says so. Then its partition is detached and dropped, which takes no scan and holds up no reader. Every step can be
+repeated: a pass that was interrupted, or did not get a lock in time, is finished by the next one.
+
+Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from protocol.words import Filter
+from storage.catalogue import list_spaces
+from storage.turnover import Guard, partition
+
+LOCK_TIMEOUT_S = 2.0
+PRODUCERS_KEPT_S = 7 * 86400.0
+
+_HOLDERS = """
+select group_id, filter from consumer_group
+ where deleted_at is null and (kind = 'queue' or options ->> 'holds_retention' = 'true')"""
+
+# A holder without a row for a stream that was opened after the group has not been told of it yet: all of it is wanted.
+_DECLARE_GONE = """
+update generation g set state = 'gone'
+  from space p
+ where p.space_id = g.space_id and g.state = 'closed'
+   and g.closed_at + make_interval(secs => p.retention_s) <= clock_timestamp()
+   and not exists (
+     select from stream s
+       join unnest(%(spaces)s::bigint[], %(groups)s::bigint[]) as held(space_id, group_id) on held.space_id = s.space_id
+       join consumer_group c on c.group_id = held.group_id
+       left join lending l on l.group_id = held.group_id and l.stream_id = s.stream_id
+      where s.generation_id = g.generation_id
+        and case when l.stream_id is null then s.head > 0 and s.opened_at > c.created_at
+                 else l.status <> 'finished' and l.position < s.head end)
+returning g.generation_id"""
+
+_LEFTOVERS = """
+select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, false)
+  from generation g
+  join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
+  left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
+ where g.state = 'gone' order by g.generation_id"""
+
+
+def retain(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
+    """One pass over an autocommit connection: declare what is too old gone, drop what was; the ids of both.
+
+    A partition whose lock is not to be had within 2 s is left to the next pass.
+    """
+    declared = declare_gone(conn, guard)
+    return sorted({*declared, *drop_gone(conn)})
+
+
+def declare_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
+    """Commit state gone for every generation past its retention that nobody holds back; their ids."""
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        holders = [(group_id, Filter(text)) for group_id, text in conn.execute(_HOLDERS)]
+        pairs = [
+            (space.space_id, group_id)
+            for space in list_spaces(conn, include_dropped=True)
+            for group_id, filter in holders
+            if space.filter.intersects(filter)
+        ]
+        parameters = {"spaces": [pair[0] for pair in pairs], "groups": [pair[1] for pair in pairs]}
+        return [row[0] for row in conn.execute(_DECLARE_GONE, parameters)]
+
+
+def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
+    """Detach and drop the partitions of gone generations; the ids of those dropped."""
+    dropped = []
+    for generation_id, attached, pending in conn.execute(_LEFTOVERS).fetchall():
+        if (not attached or _detach(conn, generation_id, pending)) and _drop(conn, generation_id):
+            dropped.append(generation_id)
+    return dropped
+
+
+def forget_producers(
+    conn: psycopg.Connection[Any], idle_s: float = PRODUCERS_KEPT_S, guard: Guard | None = None
+) -> int:
+    """Delete the last sequences of producers idle for so long that no retry of theirs can be under way; how many."""
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        return conn.execute(
+            "delete from producer where updated_at < clock_timestamp() - make_interval(secs => %s) and stream_id <> 0",
+            (idle_s,),
+        ).rowcount
+
+
+def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
+    """Detach without holding readers up; a detach that was begun and cut short is finished first."""
+    how = sql.SQL("finalize") if pending else sql.SQL("concurrently")
+    return _within_lock_timeout(
+        conn, sql.SQL("alter table block detach partition {} {}").format(partition(generation_id), how)
+    )
+
+
+def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
+    return _within_lock_timeout(conn, sql.SQL("drop table if exists {}").format(partition(generation_id)))
+
+
+def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed) -> bool:
+    """Run a statement that must stand alone; False if a lock was not to be had in time."""
+    row = conn.execute("select current_setting('lock_timeout')").fetchone()
+    assert row is not None
+    conn.execute(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'")
+    try:
+        conn.execute(statement)
+        return True
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.ObjectInUse):
+        return False
+    finally:
+        if not conn.closed:
+            conn.execute("select set_config('lock_timeout', %s, false)", (row[0],))

@@ -1,0 +1,112 @@
+"""Which stream a message belongs to: spaces by topic, streams by the hash of the key. Pure; no database.
+
+A topic belongs to the most specific space whose filter matches it. Inside the space, the 64-bit hash of the key (of
+the topic, for a message without a key) falls into the half-open range of exactly one open stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import xxhash
+
+from protocol.errors import InvalidSetting
+from protocol.words import Filter
+
+RING = 1 << 64
+"""The number of points of the hash ring; ranges are [from, to) with 0 <= from < to <= RING."""
+
+MAX_SHARDS = 4096
+
+HashRange = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A named part of the topic tree. Durations are seconds; None means "for ever" and "only when asked"."""
+
+    space_id: int
+    name: str
+    filter: Filter
+    shards: int
+    retention_s: int | None = None
+    rollover_s: int | None = None
+    compression: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A row of the stream catalogue. `head` is the next offset to be written."""
+
+    stream_id: int
+    space_id: int
+    generation_id: int
+    hash_from: int
+    hash_to: int
+    head: int
+    closed: bool
+
+
+def hash_key(key: bytes | None, topic: str) -> int:
+    """The place of a message on the ring: xxh3_64 with seed 0 of its key, or of its topic if it has none."""
+    return xxhash.xxh3_64_intdigest(topic.encode() if key is None else key)
+
+
+def ranges(shards: int) -> list[HashRange]:
+    """Cut the ring into `shards` half-open ranges whose sizes differ by at most one."""
+    if not 1 <= shards <= MAX_SHARDS:
+        raise InvalidSetting(f"shards {shards}: must be from 1 to {MAX_SHARDS}. Most spaces do well with 16.")
+    cuts = [index * RING // shards for index in range(shards + 1)]
+    return list(pairwise(cuts))
+
+
+def overlap(one: HashRange, two: HashRange) -> bool:
+    """True if the two half-open ranges share a point."""
+    return one[0] < two[1] and two[0] < one[1]
+
+
+def space_of(topic: str, spaces: Iterable[Space]) -> Space | None:
+    """The most specific space that matches; None only where there is no catch-all space."""
+    matching = (space for space in spaces if space.filter.matches(topic))
+    return min(matching, key=lambda space: space.filter.specificity, default=None)
+
+
+def candidate_spaces(filter: Filter, spaces: Sequence[Space]) -> tuple[Space, ...]:
+    """The spaces in which messages published now may match a group's filter.
+
+    Those that intersect it, minus those in the shadow of a more specific space that covers it whole. Only for open
+    generations: older ones were filled under the spaces of their day, so for them ask `intersecting_spaces`.
+    """
+    covering = [space.filter.specificity for space in spaces if space.filter.covers(filter)]
+    return tuple(
+        space
+        for space in intersecting_spaces(filter, spaces)
+        if not any(key < space.filter.specificity for key in covering)
+    )
+
+
+def intersecting_spaces(filter: Filter, spaces: Sequence[Space]) -> tuple[Space, ...]:
+    """The spaces in whose streams, of any age, a message matching the filter may lie."""
+    return tuple(space for space in spaces if space.filter.intersects(filter))
+
+
+class Ring:
+    """The open streams of one space, ready to be looked up by hash."""
+
+    def __init__(self, streams: Iterable[StreamInfo]) -> None:
+        self.streams = sorted(streams, key=lambda stream: stream.hash_from)
+        self._starts = [stream.hash_from for stream in self.streams]
+        ends = [stream.hash_to for stream in self.streams]
+        if not ends or self._starts != [0, *ends[:-1]] or ends[-1] != RING:
+            raise ValueError(f"the open streams do not tile the ring: {self.streams}")
+
+    def index(self, hashed: int) -> int:
+        """The index in `streams` of the one whose range contains the hash."""
+        return bisect_right(self._starts, hashed) - 1
+
+    def stream(self, hashed: int) -> StreamInfo:
+        """The stream whose range contains the hash."""
+        return self.streams[self.index(hashed)]

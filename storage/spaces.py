@@ -1,0 +1,227 @@
+"""Creating, altering, dropping, rolling over and resharding spaces.
+
+Which spaces a change concerns is decided here; how their generations end and begin is `storage.turnover`. Changes
+exclude each other by a lock on the table `space`; appends and reads go on meanwhile, and are held up only for the last
+few statements, by the rows of the closing streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from protocol.errors import Conflict, InvalidSetting
+from protocol.words import Filter
+from storage.block import COMPRESSIONS
+from storage.catalogue import DEFAULT_SPACE, list_spaces, named
+from storage.routing import Space, ranges
+from storage.turnover import Guard, retried, turn_over
+
+DEFAULT_SHARDS = 16
+
+
+def ensure_default(conn: psycopg.Connection[Any], shards: int = DEFAULT_SHARDS) -> Space:
+    """Create the space `default` with filter `#` if there is none yet; return it as it is."""
+
+    def create() -> Space:
+        spaces = _locked_spaces(conn)
+        for space in spaces:
+            if space.name == DEFAULT_SPACE:
+                return space
+        return _create(conn, Space(0, DEFAULT_SPACE, Filter("#"), shards), spaces)
+
+    return retried(conn, create)
+
+
+def create_space(
+    conn: psycopg.Connection[Any],
+    name: str,
+    filter: str,
+    *,
+    shards: int = DEFAULT_SHARDS,
+    retention_s: int | None = None,
+    rollover_s: int | None = None,
+    compression: str = "none",
+) -> Space:
+    """Give the topics that match `filter` a space of their own; the less specific spaces they leave roll over.
+
+    The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
+    """
+    wanted = _checked(Space(0, name, Filter(filter), shards, retention_s, rollover_s, compression))
+
+    def create() -> Space:
+        spaces = _locked_spaces(conn)
+        for space in spaces:
+            if space.name == name:
+                return _same(space, wanted)
+        _check_filter_free(wanted, spaces)
+        return _create(conn, wanted, spaces)
+
+    return retried(conn, create)
+
+
+def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Space:
+    """Change `filter`, `shards`, `retention_s`, `rollover_s` or `compression`; streams move only for the first two."""
+    if unknown := changes.keys() - {"filter", "shards", "retention_s", "rollover_s", "compression"}:
+        raise InvalidSetting(f"space {name!r}: no such settings: {', '.join(sorted(unknown))}.")
+    if "filter" in changes:
+        changes["filter"] = Filter(changes["filter"])
+
+    def alter() -> Space:
+        spaces = _locked_spaces(conn)
+        old = named(name, spaces)
+        new = _checked(replace(old, **changes))
+        if new.filter != old.filter:
+            _check_not_default(name, "has the filter # for ever, so that every topic has a space")
+            _check_filter_free(new, [space for space in spaces if space is not old])
+        _update(conn, new)
+        if (new.filter, new.shards) != (old.filter, old.shards):
+            others = _affected(spaces, old, new) if new.filter != old.filter else []
+            turn_over(conn, [old, *others], [new, *others], old.space_id)
+        return new
+
+    return retried(conn, alter)
+
+
+def reshard(conn: psycopg.Connection[Any], name: str, shards: int) -> Space:
+    """Give the space another number of streams, in a new generation. The same number is a no-op."""
+    return alter_space(conn, name, shards=shards)
+
+
+def drop_space(conn: psycopg.Connection[Any], name: str) -> None:
+    """Its topics fall to the next less specific spaces; what is stored stays until its retention ends."""
+    _check_not_default(name, "cannot be dropped")
+
+    def drop() -> None:
+        spaces = _locked_spaces(conn)
+        old = named(name, spaces)
+        conn.execute("update space set dropped_at = clock_timestamp() where space_id = %s", (old.space_id,))
+        others = _affected(spaces, old)
+        turn_over(conn, [old, *others], others, old.space_id)
+
+    retried(conn, drop)
+
+
+def rollover(conn: psycopg.Connection[Any], space: str | Space) -> int:
+    """Close the space's generation and open the next; return the new generation's id."""
+    name = space if isinstance(space, str) else space.name
+
+    def roll() -> int:
+        found = named(name, _locked_spaces(conn))
+        return turn_over(conn, [found], [found], found.space_id)[found.space_id]
+
+    return retried(conn, roll)
+
+
+def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[str]:
+    """Roll over every space whose generation holds messages and is older than its `rollover_s`; return their names.
+
+    A space with retention but no `rollover_s` rolls over every quarter of its retention, or nothing would ever end.
+    """
+    due_sql = """
+      select p.space_id from space p join generation g using (space_id)
+       where p.dropped_at is null and g.state = 'open'
+         and g.opened_at + make_interval(secs => coalesce(p.rollover_s, p.retention_s / 4.0)) <= clock_timestamp()
+         and exists (select from stream s where s.generation_id = g.generation_id and s.head > 0)"""
+
+    def roll() -> list[str]:
+        if guard is not None:
+            guard(conn)
+        spaces = _locked_spaces(conn)
+        due = {row[0] for row in conn.execute(due_sql)}
+        rolling = [space for space in spaces if space.space_id in due]
+        for space in rolling:
+            turn_over(conn, [space], [space], space.space_id)
+        return [space.name for space in rolling]
+
+    return retried(conn, roll)
+
+
+def _locked_spaces(conn: psycopg.Connection[Any]) -> list[Space]:
+    conn.execute("lock table space in share row exclusive mode")
+    return list_spaces(conn)
+
+
+def _checked(space: Space) -> Space:
+    if not space.name.isprintable() or not 0 < len(space.name) <= 63 or set(space.name) & set("/+#$ "):
+        raise InvalidSetting(
+            f"space name {space.name!r}: 1 to 63 printable characters without blanks, /, +, # and $. Choose another."
+        )
+    ranges(space.shards)
+    for what, seconds in (("retention_s", space.retention_s), ("rollover_s", space.rollover_s)):
+        if seconds is not None and seconds <= 0:
+            raise InvalidSetting(f"{what} {seconds}: must be above 0 seconds. Leave it out for no limit.")
+    if space.compression not in COMPRESSIONS:
+        raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
+    return space
+
+
+def _same(space: Space, wanted: Space) -> Space:
+    if replace(space, space_id=0) != wanted:
+        raise Conflict(
+            f"space {space.name!r} exists with other settings ({_settings(space)}; asked for: {_settings(wanted)}). "
+            "Alter it, or choose another name."
+        )
+    return space
+
+
+def _settings(space: Space) -> str:
+    return (
+        f"filter {space.filter.text}, shards {space.shards}, retention_s {space.retention_s}, "
+        f"rollover_s {space.rollover_s}, compression {space.compression}"
+    )
+
+
+def _check_filter_free(wanted: Space, others: Iterable[Space]) -> None:
+    for space in others:
+        if space.filter == wanted.filter:
+            raise Conflict(
+                f"filter {wanted.filter.text!r} is that of space {space.name!r} already. Alter that one, or drop it."
+            )
+
+
+def _check_not_default(name: str, rule: str) -> None:
+    if name == DEFAULT_SPACE:
+        raise InvalidSetting(f"space {name!r} {rule}. Create a more specific space instead.")
+
+
+def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -> Space:
+    row = conn.execute(
+        "insert into space (name, filter, shards, retention_s, rollover_s, compression)"
+        " values (%s, %s, %s, %s, %s, %s) returning space_id",
+        _row(wanted),
+    ).fetchone()
+    assert row is not None
+    created = replace(wanted, space_id=row[0])
+    others = _affected(spaces, created)
+    turn_over(conn, others, [created, *others], created.space_id)
+    return created
+
+
+def _update(conn: psycopg.Connection[Any], new: Space) -> None:
+    conn.execute(
+        "update space set name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s"
+        " where space_id = %s",
+        (*_row(new), new.space_id),
+    )
+
+
+def _row(space: Space) -> tuple[object, ...]:
+    return (
+        space.name, space.filter.text, space.shards, space.retention_s, space.rollover_s, space.compression
+    )  # fmt: skip
+
+
+def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
+    """The other spaces that win or lose topics: less specific, and sharing some with a form of the changed one."""
+    return [
+        space
+        for space in spaces
+        if space.space_id not in {one.space_id for one in changed}
+        and any(
+            space.filter.intersects(one.filter) and one.filter.specificity < space.filter.specificity for one in changed
+        )
+    ]

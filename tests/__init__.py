@@ -1,0 +1,1 @@
+"""The tests, by kind. `kit` has what they share."""

@@ -1,0 +1,78 @@
+"""One Postgres for the whole run, a database of its own for each test."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from storage.embedded import EmbeddedPostgres
+from storage.migrate import migrate
+from tests.kit import database_of, server_directory
+
+TEMPLATE = "sublet_template"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The URL of a real Postgres server that lives as long as the run; tests must not stop it."""
+    directory = server_directory()
+    try:
+        with EmbeddedPostgres(directory / "data") as server:
+            yield server.url
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def _template(server_url: str) -> str:
+    with psycopg.connect(server_url, autocommit=True) as conn:
+        conn.execute(f"create database {TEMPLATE}")
+    migrate(database_of(server_url, TEMPLATE))
+    return TEMPLATE
+
+
+@pytest.fixture
+def empty_database(server_url: str) -> Iterator[str]:
+    """The URL of a database without our schema, dropped after the test."""
+    yield from _database(server_url, "template0")
+
+
+@pytest.fixture
+def database(server_url: str, _template: str) -> Iterator[str]:
+    """The URL of a fresh, migrated database with the space `default`, dropped after the test."""
+    yield from _database(server_url, _template)
+
+
+@pytest.fixture
+def server_home() -> Iterator[Path]:
+    """A directory for embedded servers of the test's own; what still runs there afterwards is stopped."""
+    directory = server_directory()
+    yield directory
+    for lock_file in directory.rglob("postmaster.pid"):
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            os.kill(int(lock_file.read_text().split()[0]), signal.SIGQUIT)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own SUBLET_ settings shall not reach the tests."""
+    for name in [name for name in os.environ if name.startswith("SUBLET_")]:
+        monkeypatch.delenv(name)
+
+
+def _database(server_url: str, template: str) -> Iterator[str]:
+    name = f"test_{next(_numbers)}"
+    with psycopg.connect(server_url, autocommit=True) as conn:
+        conn.execute(f"create database {name} template {template}")
+        yield database_of(server_url, name)
+        conn.execute(f"drop database {name} with (force)")

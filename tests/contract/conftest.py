@@ -1,0 +1,28 @@
+"""One suite, two stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contract.group_world import MemoryWorld, PostgresWorld, World
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """A group store with streams to lend; each test runs on the twin and on the truth."""
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    postgres = PostgresWorld(request.getfixturevalue("database"))
+    yield postgres
+    postgres.close()
+
+
+@pytest.fixture
+def postgres(database: str) -> Iterator[PostgresWorld]:
+    """The truth alone."""
+    world = PostgresWorld(database)
+    yield world
+    world.close()

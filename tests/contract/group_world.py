@@ -1,0 +1,201 @@
+"""A group store with streams to lend and a clock to turn: the same world over both implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import psycopg
+
+from protocol.words import Subscription
+from storage.connect import connect
+from storage.groups.memory import MemoryGroups
+from storage.groups.memory_streams import MemoryStreams
+from storage.groups.model import (
+    Entry,
+    EntryResult,
+    Grant,
+    Group,
+    GroupResult,
+    GroupWrites,
+    Lending,
+    LendingStatus,
+    NodeRef,
+    Start,
+    Verdict,
+)
+from storage.groups.postgres import PostgresGroups
+from storage.groups.store import GroupStore
+
+SHARE = Subscription.parse("$share/billing/orders/#")
+ONE = NodeRef("one", "incarnation-1", "127.0.0.1:1")
+TWO = NodeRef("two", "incarnation-2", "127.0.0.1:2")
+LEASE_S = 10.0
+TABLES = "space, generation, stream, consumer_group, leadership, lending, lending_history"
+
+
+FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
+FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
+
+
+class Ticker:
+    """A clock in microseconds that moves only when told to."""
+
+    def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
+        self.now_us = now_us
+
+    def __call__(self) -> int:
+        return self.now_us
+
+    def advance(self, seconds: float) -> None:
+        self.now_us += round(seconds * 1_000_000)
+
+
+class World:
+    """Streams live in memory; `publish_catalogue` brings them to where the store looks for them."""
+
+    store: GroupStore
+
+    def __init__(self) -> None:
+        self.clock = Ticker()
+        self.streams = MemoryStreams()
+
+    def publish_catalogue(self) -> None:
+        """The in-memory store sees the streams as they are."""
+
+    def locked(self, group_id: int, stream_id: int) -> AbstractContextManager[object]:
+        """Somebody's transaction holds the lending row meanwhile."""
+        raise NotImplementedError
+
+    def add_space(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
+        return self._published(self.streams.add_space(*args, **kwargs))
+
+    def drop_space(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
+        return self._published(self.streams.drop_space(*args, **kwargs))
+
+    def rollover(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
+        return self._published(self.streams.rollover(*args, **kwargs))
+
+    def append(self, stream_id: int, count: int = 1) -> None:
+        self.streams.append(stream_id, count)
+        self.publish_catalogue()
+
+    def retire(self, generation_id: int) -> None:
+        self.streams.retire(generation_id)
+        self.publish_catalogue()
+
+    def _published(self, stream_ids: tuple[int, ...]) -> tuple[int, ...]:
+        self.publish_catalogue()
+        return stream_ids
+
+    # --- what most tests begin with -----------------------------------------------------------------------------
+
+    def group(self, subscription: Subscription = SHARE, start: Start = Start.LATEST) -> Group:
+        return self.store.open_group(subscription, start)
+
+    def lead(self, group: Group, node: NodeRef = ONE) -> int:
+        """Claim the group; the term."""
+        claim = self.store.claim(group.group_id, node, LEASE_S)
+        assert claim.node == node
+        return claim.term
+
+    def write(self, group: Group, term: int, *entries: Entry, renew: bool = False) -> GroupResult:
+        return self.store.commit([GroupWrites(group.group_id, term, entries, renew)])[0]
+
+    def apply(self, group: Group, term: int, entry: Entry) -> EntryResult:
+        """Write one entry under a term that is alive."""
+        result = self.write(group, term, entry)
+        assert not result.deposed
+        return result.results[0]
+
+    def row(self, group: Group, term: int, stream_id: int) -> Lending:
+        return next(row for row in self.store.load(group.group_id, term) if row.stream_id == stream_id)
+
+
+class MemoryWorld(World):
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: MemoryGroups = MemoryGroups(self.streams, self.clock)
+
+    @contextmanager
+    def locked(self, group_id: int, stream_id: int) -> Iterator[None]:
+        self.store.locked.add((group_id, stream_id))
+        yield
+        self.store.locked.discard((group_id, stream_id))
+
+
+class PostgresWorld(World):
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+        self.store: PostgresGroups = PostgresGroups(url, self.clock)
+        self.connection = connect(url)
+        self.connection.execute(f"truncate {TABLES} restart identity cascade")
+
+    def close(self) -> None:
+        self.store.close()
+        self.connection.close()
+
+    @contextmanager
+    def locked(self, group_id: int, stream_id: int) -> Iterator[psycopg.Connection[Any]]:
+        with connect(self.url) as user, user.transaction():
+            user.execute("select from lending where group_id = %s and stream_id = %s for update", (group_id, stream_id))
+            yield user
+
+    def publish_catalogue(self) -> None:
+        """Write the tables that the streams in memory describe; ids are theirs."""
+        streams = self.streams
+        generations = streams.generations.values()
+        with self.connection.transaction(), self.connection.cursor() as cursor:
+            cursor.executemany(_SPACE, [(s.space_id, s.name, s.filter.text, s.shards) for s in streams.spaces.values()])
+            cursor.execute(
+                "update space set dropped_at = now() where space_id = any(%s) and dropped_at is null",
+                (list(streams.dropped),),
+            )
+            states = [("gone" if g.gone else "closed" if g.closed else "open", g) for g in generations]
+            cursor.executemany(_GENERATION, [(g.generation_id, g.space_id, g.ordinal, state) for state, g in states])
+            cursor.executemany(_STREAM, [_stream(s) for s in streams.streams.values()])
+
+
+def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> Grant:
+    return Grant(stream_id, borrower, agent, "session", "share")
+
+
+def lent(world: World, group: Group, term: int, stream_id: int) -> Lending:
+    """Grant a stream; the row as it then is."""
+    result = world.apply(group, term, grant(stream_id))
+    assert result.verdict is Verdict.APPLIED
+    assert result.lending is not None
+    return result.lending
+
+
+def outcome(result: EntryResult) -> tuple[Verdict, LendingStatus, int]:
+    assert result.lending is not None
+    return result.verdict, result.lending.status, result.lending.position
+
+
+def events(world: World, group: Group) -> list[tuple[str, int, bool]]:
+    return [(line.event, line.position, line.forced) for line in world.store.history(group.group_id)]
+
+
+def _stream(stream: Any) -> Sequence[object]:
+    generation = stream.generation
+    state = "closed" if stream.closed else "open"
+    return (
+        stream.stream_id, generation.space_id, generation.generation_id, stream.hash_from, stream.hash_to, state,
+        stream.head, list(stream.parents),
+    )  # fmt: skip
+
+
+_SPACE = """
+insert into space (space_id, name, filter, shards) overriding system value values (%s, %s, %s, %s)
+    on conflict do nothing"""
+_GENERATION = """
+insert into generation (generation_id, space_id, ordinal, state) overriding system value values (%s, %s, %s, %s)
+    on conflict (generation_id) do update set state = excluded.state where generation.state <> excluded.state"""
+_STREAM = """
+insert into stream (stream_id, space_id, generation_id, hash_from, hash_to, state, head, parents)
+overriding system value values (%s, %s, %s, %s, %s, %s, %s, %s::bigint[])
+    on conflict (stream_id) do update set state = excluded.state, head = excluded.head
+ where (stream.state, stream.head) <> (excluded.state, excluded.head)"""

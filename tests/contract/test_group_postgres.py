@@ -1,0 +1,316 @@
+"""What only real connections can show: locks that are waited for, lost connections, and the database's own clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import DatabaseUnreachable, LostLeadership
+from protocol.words import Subscription
+from storage.connect import UnknownOutcome, connect
+from storage.groups import leadership
+from storage.groups.model import Advance, Grant, GroupWrites, Release, Verdict
+from storage.groups.postgres import PostgresGroups
+from tests.contract.group_world import FREE, HELD, LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, grant, lent, outcome
+from tests.kit import eventually
+
+
+def waiting_for_locks(world: PostgresWorld, count: int = 1) -> Callable[[], bool]:
+    def waits() -> bool:
+        sql = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        row = world.connection.execute(sql).fetchone()
+        return row is not None and row[0] == count
+
+    return waits
+
+
+def unfinished(future: Future[Any]) -> bool:
+    return not future.done()
+
+
+def patient(world: PostgresWorld) -> PostgresGroups:
+    """A store with a clock frozen now that waits long for locks."""
+    now_us = world.clock.now_us
+    return PostgresGroups(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
+
+
+@pytest.mark.conforms("E1")
+def test_first_subscribers_at_the_same_time_make_one_group(postgres: PostgresWorld) -> None:
+    postgres.add_space(shards=2)
+    start = Barrier(12)
+
+    def subscribe(_: int) -> int:
+        store = PostgresGroups(postgres.url)
+        start.wait(timeout=30)
+        group = store.open_group(SHARE)
+        store.close()
+        return group.group_id
+
+    with ThreadPoolExecutor(12) as pool:
+        assert len(set(pool.map(subscribe, range(12)))) == 1
+    rows = postgres.connection.execute("select count(*), count(distinct group_id) from lending").fetchone()
+    assert rows == (2, 1)
+
+
+@pytest.mark.conforms("W6")
+def test_a_group_created_during_a_rollover_misses_no_stream(postgres: PostgresWorld) -> None:
+    postgres.add_space()
+    with connect(postgres.url) as roller, ThreadPoolExecutor(1) as pool:
+        with roller.transaction():
+            roller.execute("lock table space in share row exclusive mode")
+            roller.execute("update stream set state = 'closed', head = 3")
+            roller.execute("insert into generation (generation_id, space_id, ordinal) overriding system value"
+                           " values (2, 1, 1)")  # fmt: skip
+            opened = pool.submit(patient(postgres).open_group, SHARE)
+            eventually(waiting_for_locks(postgres))
+            roller.execute("insert into stream (stream_id, space_id, generation_id, hash_from, hash_to)"
+                           " overriding system value values (2, 1, 2, 0, 5)")  # fmt: skip
+        group = opened.result(timeout=30)
+    assert [row.stream_id for row in postgres.store.load(group.group_id, postgres.lead(group))] == [2]
+
+
+@pytest.mark.conforms("E13")
+def test_a_successor_waits_for_a_commit_that_was_checked_before(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    slow = patient(postgres)
+    postgres.clock.advance(LEASE_S)
+    with connect(postgres.url) as blocker, ThreadPoolExecutor(2) as pool:
+        with blocker.transaction():
+            blocker.execute("lock table lending_history in exclusive mode")
+            commit = pool.submit(slow.commit, [GroupWrites(group.group_id, term, (grant(stream),))])
+            eventually(waiting_for_locks(postgres))
+            claim = pool.submit(patient(postgres).claim, group.group_id, TWO, LEASE_S)
+            eventually(waiting_for_locks(postgres, 2))
+            assert unfinished(claim)
+        assert commit.result(timeout=30)[0].results[0].verdict is Verdict.APPLIED
+        successor = claim.result(timeout=30)
+    assert successor.node == TWO
+    assert postgres.row(group, successor.term, stream).status is HELD
+
+
+@pytest.mark.conforms("E13", "E14")
+def test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    store = PostgresGroups(postgres.url, lock_timeout_s=30, statement_timeout_s=30)
+    group = store.open_group(SHARE)
+    term = store.claim(group.group_id, ONE, 1.0).term
+    with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
+        with blocker.transaction():
+            blocker.execute("select from leadership for update")
+            commit = pool.submit(store.commit, [GroupWrites(group.group_id, term, (grant(stream),))])
+            eventually(waiting_for_locks(postgres))
+            expired = "select bool_and(expires_at < clock_timestamp()) from leadership"
+            eventually(lambda: postgres.connection.execute(expired).fetchone() == (True,))
+        assert commit.result(timeout=30)[0].deposed
+    assert store.history(group.group_id) == ()
+    store.close()
+
+
+@pytest.mark.conforms("E14")
+@pytest.mark.parametrize("off_s", [600.0, -600.0])
+def test_only_the_databases_clock_counts(
+    postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, off_s: float
+) -> None:
+    true_time, true_monotonic = time.time, time.monotonic
+    right, wrong = PostgresGroups(postgres.url), PostgresGroups(postgres.url)
+    claim = right.claim(1, ONE, 30.0)
+    monkeypatch.setattr(time, "time", lambda: true_time() + off_s)
+    monkeypatch.setattr(time, "monotonic", lambda: true_monotonic() + off_s)
+    seen = wrong.claim(1, TWO, 30.0)
+    assert (seen.node, seen.term) == (ONE, claim.term)
+    assert 0 < seen.remaining_s <= 30
+    assert wrong.renew(ONE, {1: claim.term}, 60.0) == {1}
+    assert 30 < right.look([1])[1].remaining_s <= 60
+    monkeypatch.undo()
+    for store in (right, wrong):
+        store.close()
+
+
+@pytest.mark.conforms("E32")
+def test_a_users_open_transaction_stalls_nobody_else(postgres: PostgresWorld) -> None:
+    first, second = postgres.add_space(shards=2)
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(3)]
+    terms = [postgres.lead(group) for group in groups]
+    held = lent(postgres, groups[0], terms[0], first)
+    postgres.append(first, 5)
+    impatient = PostgresGroups(postgres.url, postgres.clock, lock_timeout_s=0.2)
+    with connect(postgres.url) as user, user.transaction():
+        user.execute("select advance(%s, %s, %s, %s)", (groups[0].group_id, first, held.grant_id, 3))
+        batch = [GroupWrites(g.group_id, t, (grant(second),), True) for g, t in zip(groups, terms, strict=True)]
+        results = impatient.commit(batch)
+        assert {r.verdict for result in results for r in result.results} == {Verdict.APPLIED}
+        final = Release(first, held.grant_id, 2, "leave")
+        assert postgres.apply(groups[0], terms[0], final).verdict is Verdict.BUSY
+        every = {group.group_id: term for group, term in zip(groups, terms, strict=True)}
+        assert impatient.renew(ONE, every, LEASE_S) == every.keys()
+        postgres.clock.advance(LEASE_S)
+        term = impatient.claim(groups[0].group_id, TWO, LEASE_S).term
+        assert impatient.load(groups[0].group_id, term)[0].position == 0
+    assert outcome(postgres.apply(groups[0], term, final)) == (Verdict.APPLIED, FREE, 3)
+    impatient.close()
+
+
+def test_what_a_user_commits_while_a_leader_waits_is_kept(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    held = lent(postgres, group, term, stream)
+    slow = patient(postgres)
+    with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
+        with blocker.transaction():
+            blocker.execute("select from leadership for update")
+            writes = GroupWrites(group.group_id, term, (Advance(stream, held.grant_id, 8),))
+            commit = pool.submit(slow.commit, [writes])
+            eventually(waiting_for_locks(postgres))
+            postgres.append(stream, 9)
+            sql = "select advance(%s, %s, %s, 9)"
+            postgres.connection.execute(sql, (group.group_id, stream, held.grant_id))
+        assert outcome(commit.result(timeout=30)[0].results[0]) == (Verdict.APPLIED, HELD, 9)
+
+
+@pytest.mark.conforms("E17", "E25")
+@pytest.mark.parametrize(
+    ("grant_off", "position", "moves"),
+    [(0, 3, True), (0, 2, True), (0, 1, False), (0, 6, False), (1, 3, False), (-1, 3, False)],
+)
+def test_the_sql_function_moves_only_its_own_grant_forward(
+    postgres: PostgresWorld, grant_off: int, position: int, moves: bool
+) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    held = lent(postgres, group, term, stream)
+    postgres.append(stream, 5)
+    postgres.apply(group, term, Advance(stream, held.grant_id, 2))
+    parameters = (group.group_id, stream, held.grant_id + grant_off, position)
+    with connect(postgres.url) as user:
+        if moves:
+            user.execute("select advance(%s, %s, %s, %s)", parameters)
+        else:
+            with pytest.raises(psycopg.Error, match="must not commit") as refused:
+                user.execute("select advance(%s, %s, %s, %s)", parameters)
+            assert refused.value.sqlstate == "SB001"
+    assert postgres.row(group, term, stream).position == (position if moves else 2)
+
+
+def test_the_sql_function_commits_and_rolls_back_with_the_users_work_and_ends_with_the_grant(
+    postgres: PostgresWorld,
+) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    held = lent(postgres, group, term, stream)
+    postgres.append(stream, 5)
+    postgres.connection.execute("create table output (n integer)")
+    call = "select advance(%s, %s, %s, %s)"
+    with connect(postgres.url) as user:
+        with user.transaction(force_rollback=True):
+            user.execute("insert into output values (1)")
+            user.execute(call, (group.group_id, stream, held.grant_id, 4))
+        assert postgres.row(group, term, stream).position == 0
+        postgres.apply(group, term, Release(stream, held.grant_id, 0, "leave"))
+        user.execute("begin")
+        user.execute("insert into output values (1)")
+        with pytest.raises(psycopg.Error, match="must not commit"):
+            user.execute(call, (group.group_id, stream, held.grant_id + 1, 4))
+    assert postgres.connection.execute("select count(*) from output").fetchone() == (0,)
+
+
+def test_an_error_costs_only_the_group_that_causes_it(
+    postgres: PostgresWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    (stream,) = postgres.add_space()
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(3)]
+    terms = [postgres.lead(group) for group in groups]
+    batch = [GroupWrites(g.group_id, t, (grant(stream),)) for g, t in zip(groups, terms, strict=True)]
+    batch[1] = GroupWrites(groups[1].group_id, terms[1], (Grant(stream, "not\0text", "a", None, "share"),))
+    verdicts = [result.results[0].verdict for result in postgres.store.commit(batch)]
+    assert verdicts == [Verdict.APPLIED, Verdict.BUSY, Verdict.APPLIED]
+    assert f"group {groups[1].group_id} was not written" in caplog.text
+    assert [events(postgres, group) for group in groups] == [[("grant", 0, False)], [], [("grant", 0, False)]]
+
+
+def test_a_locked_leadership_costs_only_its_own_group(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(2)]
+    terms = [postgres.lead(group) for group in groups]
+    impatient = PostgresGroups(postgres.url, postgres.clock, lock_timeout_s=0.1)
+    with connect(postgres.url) as blocker, blocker.transaction():
+        blocker.execute("select from leadership where leadership_id = %s for update", (groups[0].group_id,))
+        every = {group.group_id: term for group, term in zip(groups, terms, strict=True)}
+        assert impatient.renew(ONE, every, LEASE_S) == {groups[1].group_id}
+        batch = [GroupWrites(g.group_id, t, (grant(stream),)) for g, t in zip(groups, terms, strict=True)]
+        verdicts = [result.results[0].verdict for result in impatient.commit(batch)]
+        assert verdicts == [Verdict.BUSY, Verdict.APPLIED]
+    impatient.close()
+
+
+def store_backends(world: PostgresWorld, wait_event: str | None = None) -> list[int]:
+    sql = "select pid from pg_stat_activity where datname = current_database() and application_name = 'sublet groups'"
+    if wait_event:
+        sql += f" and wait_event = '{wait_event}'"
+    return [row[0] for row in world.connection.execute(sql).fetchall()]
+
+
+def test_a_connection_lost_between_calls_is_named_and_replaced(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    for pid in store_backends(postgres):
+        postgres.connection.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+    with pytest.raises(DatabaseUnreachable, match="nothing was written"):
+        postgres.apply(group, term, grant(stream))
+    assert lent(postgres, group, term, stream).status is HELD
+    assert len(events(postgres, group)) == 1
+
+
+@pytest.mark.parametrize(("when", "error"), [("before", DatabaseUnreachable), ("during", UnknownOutcome)])
+def test_a_connection_lost_in_a_commit_is_doubt_and_before_it_is_not(
+    postgres: PostgresWorld, when: str, error: type[Exception]
+) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    slow = patient(postgres)
+    table = "lending_history" if when == "during" else "leadership"
+    postgres.connection.execute(
+        "create function nap() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return null; end $$"
+    )
+    postgres.connection.execute(
+        f"create constraint trigger nap after insert on {table} deferrable initially deferred"
+        " for each row execute function nap()"
+    )
+    with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
+        if when == "before":
+            blocker.execute("begin")
+            blocker.execute("select from leadership for update")
+        commit = pool.submit(slow.commit, [GroupWrites(group.group_id, term, (grant(stream),))])
+        asleep = "PgSleep" if when == "during" else "transactionid"
+        (pid,) = eventually(lambda: store_backends(postgres, asleep))
+        postgres.connection.execute("select pg_terminate_backend(%s)", (pid,))
+        with pytest.raises(error) as raised:
+            commit.result(timeout=30)
+    assert type(raised.value) is error
+    postgres.connection.execute(f"drop trigger nap on {table}")
+    assert slow.load(group.group_id, term)[0].status is FREE
+    slow.close()
+
+
+def test_a_maintenance_transaction_is_guarded_by_its_term(postgres: PostgresWorld) -> None:
+    claim = postgres.store.claim(0, ONE, LEASE_S)
+    now_us = postgres.clock.now_us
+    with connect(postgres.url) as keeper, keeper.transaction():
+        leadership.guard(keeper, 0, claim.term, now_us)
+        with connect(postgres.url) as other, pytest.raises(psycopg.errors.LockNotAvailable):
+            other.execute("select from leadership for no key update nowait")
+        for term, at_us in ((claim.term - 1, now_us), (claim.term, now_us + 11_000_000)):
+            with pytest.raises(LostLeadership):
+                leadership.guard(keeper, 0, term, at_us)

@@ -1,0 +1,200 @@
+"""What both group stores promise about streams that come, end, and disappear."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.words import Subscription
+from storage.groups.model import Advance, Lending, LendingStatus, Release, Seize, Start, Verdict
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, TWO, World, events, grant, lent, outcome
+
+
+def statuses(rows: tuple[Lending, ...]) -> list[tuple[int, LendingStatus]]:
+    return [(row.stream_id, row.status) for row in rows]
+
+
+@pytest.mark.conforms("E21")
+def test_progress_to_the_end_of_a_closed_stream_finishes_it_for_ever(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = lent(world, group, term, stream)
+    world.append(stream, 5)
+    world.rollover(1)
+    assert outcome(world.apply(group, term, Advance(stream, held.grant_id, 4))) == (Verdict.APPLIED, HELD, 4)
+    done = world.apply(group, term, Advance(stream, held.grant_id, 5))
+    assert outcome(done) == (Verdict.APPLIED, FINISHED, 5)
+    assert done.lending is not None
+    assert done.lending.grant_id > held.grant_id
+    assert done.lending.borrower_id is None
+    assert events(world, group) == [("grant", 0, False), ("finish", 5, False)]
+    assert outcome(world.apply(group, term, Advance(stream, held.grant_id, 5))) == (Verdict.REFUSED, FINISHED, 5)
+    world.clock.advance(60)
+    successor = world.lead(group, TWO)
+    assert stream not in [row.stream_id for row in world.store.load(group.group_id, successor)]
+    assert outcome(world.apply(group, successor, grant(stream))) == (Verdict.REFUSED, FINISHED, 5)
+    assert stream not in [row.stream_id for row in world.write(group, successor, renew=True).renewed]
+
+
+@pytest.mark.conforms("E21")
+@pytest.mark.parametrize("last_word", ["release", "seize"])
+def test_the_end_of_a_grant_at_the_end_of_a_stream_finishes_it(world: World, last_word: str) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = lent(world, group, term, stream)
+    world.append(stream, 5)
+    world.apply(group, term, Advance(stream, held.grant_id, 5))
+    world.rollover(1)
+    word = Release(stream, held.grant_id, 5, "x") if last_word == "release" else Seize(stream, held.grant_id, "x")
+    assert outcome(world.apply(group, term, word)) == (Verdict.APPLIED, FINISHED, 5)
+    assert events(world, group)[-1] == ("finish", 5, False)
+
+
+@pytest.mark.conforms("E21")
+def test_children_wait_for_all_their_parents(world: World) -> None:
+    left, right = world.add_space(shards=2)
+    group = world.group()
+    term = world.lead(group)
+    grants = {stream: lent(world, group, term, stream).grant_id for stream in (left, right)}
+    for stream in (left, right):
+        world.append(stream, 1)
+    (child,) = world.rollover(1, shards=1)
+    renewed = world.write(group, term, renew=True).renewed
+    assert statuses(renewed) == [(left, HELD), (right, HELD), (child, FREE)]
+    assert [row.parents for row in renewed] == [(), (), (left, right)]
+    assert outcome(world.apply(group, term, grant(child))) == (Verdict.REFUSED, FREE, 0)
+    world.apply(group, term, Advance(left, grants[left], 1))
+    assert outcome(world.apply(group, term, grant(child))) == (Verdict.REFUSED, FREE, 0)
+    together = world.write(group, term, Advance(right, grants[right], 1), grant(child)).results
+    assert [result.verdict for result in together] == [Verdict.APPLIED, Verdict.REFUSED]  # judged as it was before
+    assert lent(world, group, term, child).position == 0
+
+
+@pytest.mark.conforms("E21", "W3")
+def test_a_blocked_parent_holds_its_children_back(world: World) -> None:
+    (parent,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = lent(world, group, term, parent)
+    world.append(parent, 3)
+    (child,) = world.rollover(1)
+    world.write(group, term, Advance(parent, held.grant_id, 99), renew=True)
+    assert outcome(world.apply(group, term, grant(child))) == (Verdict.REFUSED, FREE, 0)
+
+
+def test_a_parent_without_a_row_counts_as_consumed(world: World) -> None:
+    (parent,) = world.add_space()
+    world.append(parent, 3)
+    (child,) = world.rollover(1)
+    group = world.group()
+    term = world.lead(group)
+    assert world.row(group, term, child).parents == (parent,)
+    assert lent(world, group, term, child).status is HELD
+
+
+@pytest.mark.conforms("E21", "W6")
+def test_renewal_adds_new_generations_from_their_start_and_nothing_older(world: World) -> None:
+    (old,) = world.add_space()
+    world.append(old, 5)
+    (current,) = world.rollover(1)
+    world.append(current, 2)
+    group = world.group()
+    term = world.lead(group)
+    assert world.write(group, term, renew=True).renewed == ()
+    skipped = world.rollover(1, shards=2)
+    for stream in skipped:
+        world.append(stream, 3)
+    (newest,) = world.rollover(1, shards=1)
+    renewed = world.write(group, term, renew=True).renewed
+    assert statuses(renewed) == [(current, FINISHED), *((s, FREE) for s in skipped), (newest, FREE)]
+    assert {row.position for row in renewed[1:]} == {0}
+    assert statuses(world.write(group, term, renew=True).renewed) == [(s, FREE) for s in skipped]
+    assert old not in [row.stream_id for row in world.store.load(group.group_id, term)]
+
+
+def test_closed_streams_with_nothing_left_are_finished_without_being_lent(world: World) -> None:
+    empty, consumed, held = world.add_space(shards=3)
+    group = world.group()
+    term = world.lead(group)
+    world.append(consumed, 2)
+    world.append(held, 2)
+    for stream in (consumed, held):
+        grant_id = lent(world, group, term, stream).grant_id
+        world.apply(group, term, Advance(stream, grant_id, 2))
+    world.apply(group, term, Release(consumed, world.row(group, term, consumed).grant_id, 2, "leave"))
+    (child,) = world.rollover(1, shards=1)
+    refused = world.apply(group, term, grant(empty))
+    assert outcome(refused) == (Verdict.REFUSED, FINISHED, 0)
+    renewed = world.write(group, term, renew=True).renewed
+    assert statuses(renewed) == [(consumed, FINISHED), (held, HELD), (child, FREE)]
+    assert [line.event for line in world.store.history(group.group_id)][-2:] == ["finish", "finish"]
+    held_row = renewed[1]
+    assert (held_row.closed, held_row.position, held_row.head) == (True, 2, 2)
+    ended = world.apply(group, term, Advance(held, held_row.grant_id, 2))
+    assert outcome(ended) == (Verdict.APPLIED, FINISHED, 2)
+
+
+@pytest.mark.conforms("W4")
+def test_what_retention_took_from_a_group_blocks_its_rows(world: World) -> None:
+    free, held, consumed = world.add_space(shards=3)
+    group = world.group()
+    term = world.lead(group)
+    for stream in (free, held, consumed):
+        world.append(stream, 4)
+    lent(world, group, term, held)
+    world.apply(group, term, Advance(consumed, lent(world, group, term, consumed).grant_id, 4))
+    (unseen,) = world.rollover(1, shards=1)
+    world.append(unseen, 1)
+    (last,) = world.rollover(1, shards=1)
+    world.retire(1)
+    world.retire(2)
+    other = world.group(Subscription.parse("$share/other/#"), Start.EARLIEST)
+    assert statuses(world.store.load(other.group_id, world.lead(other))) == [(last, FREE)]
+    assert outcome(world.apply(group, term, grant(free))) == (Verdict.REFUSED, BLOCKED, 0)
+    renewed = world.write(group, term, renew=True).renewed
+    assert statuses(renewed) == [(free, BLOCKED), (held, BLOCKED), (consumed, HELD), (unseen, BLOCKED), (last, FREE)]
+    assert [row.position for row in renewed] == [0, 0, 4, 0, 0]
+    blocks = [line for line in world.store.history(group.group_id) if line.event == "block"]
+    assert [(line.stream_id, line.forced) for line in blocks] == [(free, False), (held, True), (unseen, False)]
+    assert all("gone" in line.reason for line in blocks)
+
+
+def test_a_group_gets_the_streams_of_the_spaces_it_can_match(world: World) -> None:
+    (default,) = world.add_space("default", "#")
+    orders = Subscription.parse("$share/g/orders/eu")
+    group, bystander = world.group(orders), world.group(Subscription.parse("$share/g/users/#"))
+    terms = {g.group_id: world.lead(g) for g in (group, bystander)}
+    world.append(default, 2)
+    (next_default, own) = world.add_space("orders", "orders/#", rolls=(1,))
+    mine = world.write(group, terms[group.group_id], renew=True).renewed
+    assert statuses(mine) == [(default, FREE), (own, FREE)]
+    theirs = world.write(bystander, terms[bystander.group_id], renew=True).renewed
+    assert statuses(theirs) == [(default, FREE), (next_default, FREE)]
+    # In the shadow of the space `orders`, the default space has nothing for the group; also once it is closed.
+    world.append(next_default, 3)
+    world.rollover(1)
+    assert statuses(world.write(group, terms[group.group_id], renew=True).renewed) == [(default, FREE)]
+    # A dropped space's last streams are still read.
+    world.append(own, 1)
+    (heir,) = world.drop_space(2, rolls=(1,))
+    assert statuses(world.write(group, terms[group.group_id], renew=True).renewed) == [
+        (default, FREE),
+        (own, FREE),
+        (heir, FREE),
+    ]
+    fresh = world.group(Subscription.parse("$share/fresh/orders/eu"), Start.EARLIEST)
+    rows = world.store.load(fresh.group_id, world.lead(fresh))
+    assert [row.stream_id for row in rows] == [default, next_default, own, 4, heir]
+
+
+def test_a_locked_row_is_renewed_later(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    world.rollover(1)
+    with world.locked(group.group_id, stream):
+        assert statuses(world.write(group, term, renew=True).renewed) == [(stream, FREE), (2, FREE)]
+    assert statuses(world.write(group, term, renew=True).renewed) == [(stream, FINISHED)]
+    assert world.store.find_group(group.group_id) is not None
+    assert world.store.delete_group(SHARE) == group.group_id

@@ -1,0 +1,94 @@
+"""What the tests of the log share: making blocks, reading everything back, judging the order of keys."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from storage.block import Packed, pack
+from storage.layout import BLOCK_SCHEMA
+from storage.log import Append, Stamp, append, since
+
+Message = dict[str, Any]
+
+
+def batch(values: Iterable[bytes], topic: str | Sequence[str] = "t", key: bytes | None = None) -> pa.RecordBatch:
+    """Messages of one key, at timestamp 0."""
+    held = list(values)
+    topics = [topic] * len(held) if isinstance(topic, str) else list(topic)
+    nothing = [None] * len(held)
+    columns = [topics, [key] * len(held), held, nothing, [0] * len(held), nothing]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, BLOCK_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
+
+
+def block(*values: bytes, topic: str | Sequence[str] = "t") -> Packed:
+    """A block of these values."""
+    return pack(batch(values, topic))
+
+
+def put(conn: psycopg.Connection[Any], stream_id: int, *values: bytes, topic: str = "t") -> int:
+    """Append one block without a stamp; its end offset."""
+    (answer,) = append(conn, [Append(stream_id, block(*values, topic=topic))])
+    assert answer.end_offset is not None
+    return answer.end_offset
+
+
+def stamped(stream_id: int, stamp: Stamp, *values: bytes) -> Append:
+    """An append under a stamp."""
+    return Append(stream_id, block(*values), stamp)
+
+
+def read(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0, **limits: Any) -> list[Message]:
+    """All messages of a stream from an offset on, page by page."""
+    found: list[Message] = []
+    while True:
+        page = since(conn, stream_id, offset, **limits)
+        found += [row for each in page.batches for row in each.to_pylist()]
+        if page.position == page.head:
+            return found
+        assert page.position > offset, "a page that is not the last moves on"
+        offset = page.position
+
+
+def everything(conn: psycopg.Connection[Any]) -> dict[int, list[Message]]:
+    """All messages of all streams; asserts that offsets have no hole."""
+    ids = [row[0] for row in conn.execute("select stream_id from stream order by stream_id")]
+    streams = {stream_id: read(conn, stream_id) for stream_id in ids}
+    for found in streams.values():
+        assert [message["offset"] for message in found] == list(range(len(found)))
+    return streams
+
+
+def by_key(conn: psycopg.Connection[Any]) -> dict[bytes, list[bytes]]:
+    """The values of each key in the order in which a group would be lent them: parents before children.
+
+    Asserts that wherever a key moved, its new stream descends from its old one: else a group could overtake.
+    """
+    parents = {row[0]: set(row[1]) for row in conn.execute("select stream_id, parents from stream")}
+    ancestors: dict[int, set[int]] = {}
+    for stream_id in sorted(parents):
+        ancestors[stream_id] = parents[stream_id].union(*(ancestors[parent] for parent in parents[stream_id]))
+    values: dict[bytes, list[bytes]] = defaultdict(list)
+    last: dict[bytes, int] = {}
+    for stream_id, messages in sorted(everything(conn).items()):
+        for message in messages:
+            key = message["key"]
+            before = last.setdefault(key, stream_id)
+            assert before == stream_id or before in ancestors[stream_id], f"{key!r} jumped to {stream_id}"
+            last[key] = stream_id
+            values[key].append(message["value"])
+    return values
+
+
+def kill_postgres(data_dir: Path) -> None:
+    """kill -9 the postmaster of an embedded server; its backends die of it."""
+    pid = int(next(data_dir.rglob("postmaster.pid")).read_text().split()[0])
+    os.kill(pid, signal.SIGKILL)

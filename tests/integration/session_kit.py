@@ -1,0 +1,165 @@
+"""A node and agents for the session's tests, over real gRPC on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from protocol.errors import UndeclaredQueue
+from protocol.events import GroupEvent
+from protocol.messages import LeaderWanted, Ping, PingResponse
+from protocol.session.client import NodeConnection
+from protocol.session.mailbox import MailboxLimits
+from protocol.session.publisher import PublisherSettings
+from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
+from protocol.session.steps import Lost
+from protocol.session.subscriber import SubscriberSettings
+from protocol.session.values import Channel, Command, Delivery
+
+FAST = SubscriberSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
+
+
+async def until(fact: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    """Poll for a fact on the loop."""
+    deadline = time.monotonic() + timeout_s
+    while not fact():
+        assert time.monotonic() < deadline, "not true in time"
+        await asyncio.sleep(0.005)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Node:
+    """A node in this process: its session service on a real port."""
+
+    def __init__(self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int) -> None:
+        publisher = new_publisher(incarnation, PublisherSettings(hold_s=hold_s, mailbox=mailbox))
+        self.received: list[tuple[str, object]] = []
+        self.expired: list[str] = []
+        self.gate: Awaitable[object] | None = None
+        self.sessions = SessionServer(publisher, self.on_message, on_expired=self.expired.extend)
+        self.calls: list[str] = []
+        self.drop_replies = 0
+        self.batches_inside = self.most_batches_inside = 0
+        self.server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Watcher(self)])
+        self.sessions.register(self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{self.port}"
+
+    async def on_message(self, subscriber_id: str, message: object) -> None:
+        if self.gate is not None:
+            await self.gate
+        self.received.append((subscriber_id, message))
+        if isinstance(message, LeaderWanted):
+            raise UndeclaredQueue("queue '$queue/g/a': it is not declared. Create it first.")
+        if isinstance(message, Ping):
+            for borrower_id in message.borrower_ids:
+                response = PingResponse(borrower_id, 1, message.sent_at)
+                self.sessions.send(subscriber_id, Channel.BORROWER, borrower_id, response)
+
+    def subscriptions(self) -> list[tuple[str, str | None]]:
+        publisher = self.sessions.publisher
+        return [one for name in publisher.subscriber_ids for one in publisher.subscriptions(name)]
+
+    async def stop(self) -> None:
+        await self.sessions.close()
+        await self.server.stop(0)
+
+
+class Watcher(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Counts what arrives, and loses as many replies as asked."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler, node = await continuation(details), self.node
+        name = details.method.rsplit("/")[-1]
+
+        async def watched(request: Any, context: Any) -> Any:
+            node.calls.append(name)
+            inside = name == "Commands"
+            node.batches_inside += inside
+            node.most_batches_inside = max(node.most_batches_inside, node.batches_inside)
+            try:
+                reply = await handler.unary_unary(request, context)
+            finally:
+                node.batches_inside -= inside
+            if node.drop_replies and (name == "Commands" or reply.messages):
+                node.drop_replies -= 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the reply was lost")
+            return reply
+
+        return grpc.unary_unary_rpc_method_handler(watched, handler.request_deserializer, handler.response_serializer)
+
+
+@asynccontextmanager
+async def a_node(
+    incarnation: str = "n1", *, hold_s: float = 5.0, mailbox: MailboxLimits | None = None, port: int = 0
+) -> AsyncIterator[Node]:
+    node = Node(incarnation, hold_s, mailbox or MailboxLimits(), port)
+    await node.server.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+class Agent:
+    """A connection, and all that it called back."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str = "agent",
+        settings: SubscriberSettings | None = None,
+        answer_within_s: float = 5.0,
+    ) -> None:
+        self.seen: list[Delivery] = []
+        self.lost: list[Lost] = []
+        self.refused: list[tuple[Command, str]] = []
+        self.node = NodeConnection(
+            address,
+            name,
+            self.seen.append,
+            self.lost.append,
+            on_refused=lambda command, text: self.refused.append((command, text)),
+            settings=settings,
+            answer_within_s=answer_within_s,
+        )
+
+    def bodies(self) -> list[object]:
+        return [one.body for one in self.seen]
+
+
+@asynccontextmanager
+async def an_agent(
+    address: str, name: str = "agent", settings: SubscriberSettings | None = None
+) -> AsyncIterator[Agent]:
+    agent = Agent(address, name, settings)
+    try:
+        yield agent
+    finally:
+        await agent.node.close(timeout_s=0)
+
+
+def event(number: int) -> GroupEvent:
+    return GroupEvent(str(number).encode())
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(bounded())

@@ -1,0 +1,65 @@
+"""What a connection is like, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+from protocol.errors import DatabaseUnreachable
+from storage.connect import connect, connect_async
+from tests.kit import database_of
+
+
+def settings(conn: psycopg.Connection[tuple[object, ...]], *names: str) -> list[object]:
+    return [conn.execute("select current_setting(%s)", (name,)).fetchone()[0] for name in names]  # type: ignore[index]
+
+
+def test_a_connection_is_in_utc_sees_the_schema_and_never_idles_in_a_transaction(database: str) -> None:
+    with connect(database, statement_timeout_s=2.5, lock_timeout_s=0.5, application_name="a name \\ 'of' mine") as conn:
+        assert conn.autocommit
+        assert settings(conn, "timezone", "search_path", "application_name") == ["UTC", "sublet", "a name \\ 'of' mine"]
+        assert settings(conn, "statement_timeout", "lock_timeout") == ["2500ms", "500ms"]
+        assert settings(conn, "idle_in_transaction_session_timeout") == ["1min"]
+        assert conn.execute("select count(*) from space").fetchone() == (1,)
+
+
+def test_the_schema_is_a_setting(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_SCHEMA", "elsewhere")
+    with connect(database) as conn:
+        assert settings(conn, "search_path") == ["elsewhere"]
+    with connect(database, schema="given", autocommit=False) as conn:
+        assert settings(conn, "search_path") == ["given"]
+        assert not conn.autocommit
+
+
+def test_what_the_url_asks_for_is_kept(database: str) -> None:
+    with connect(f"{database}&application_name=theirs&options=-c%20work_mem%3D9MB&connect_timeout=3") as conn:
+        assert settings(conn, "application_name", "work_mem", "timezone") == ["theirs", "9MB", "UTC"]
+        assert conn.info.get_parameters()["connect_timeout"] == "3"
+
+
+def test_a_vanished_peer_is_noticed_within_the_tcp_timeout(database: str) -> None:
+    with connect(database, tcp_timeout_s=8) as conn:
+        given = conn.info.get_parameters()
+    assert int(given["tcp_user_timeout"]) == 8000
+    probes = int(given["keepalives_idle"]) + int(given["keepalives_interval"]) * int(given["keepalives_count"])
+    assert probes <= 8
+
+
+def test_the_asynchronous_twin_has_the_same_settings(database: str) -> None:
+    async def look() -> list[object]:
+        async with await connect_async(database, statement_timeout_s=1) as conn:
+            cursor = await conn.execute("select current_setting('search_path'), current_setting('statement_timeout')")
+            return list(await cursor.fetchone() or ())
+
+    assert asyncio.run(look()) == ["sublet", "1s"]
+
+
+def test_both_refuse_a_database_that_does_not_exist_with_the_remedy(server_url: str) -> None:
+    missing = database_of(server_url, "missing")
+    with pytest.raises(DatabaseUnreachable, match="Create the database or the role"):
+        connect(missing)
+    with pytest.raises(DatabaseUnreachable, match="Create the database or the role"):
+        asyncio.run(connect_async(missing))

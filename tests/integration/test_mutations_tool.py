@@ -1,0 +1,210 @@
+"""The tool that plants faults must itself notice: survivors, mishaps, lists that do not fit the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.mutations.__main__ import main
+from tools.mutations.entries import LISTS
+from tools.mutations.trial import Copy
+
+CODE = '''
+"""Two numbers."""
+LIMIT = 10
+
+
+def half(number: int) -> float:
+    return number / 2
+
+
+def double(number: int) -> int:
+    return number * 2
+'''
+TESTS = """
+import pytest
+from leader.numbers import double, half
+
+
+@pytest.fixture
+def four():
+    assert double(2) == 4
+    return 4
+
+
+def test_half():
+    assert half(4) == 2
+
+
+def test_with_fixture(four):
+    assert half(four) == 2
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small project with one module and its tests."""
+    for folder in ("leader", "tests", LISTS):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "leader/numbers.py").write_text(CODE)
+    (tmp_path / "tests/test_numbers.py").write_text(TESTS)
+    return tmp_path
+
+
+def plant(tree: Path, *entries: dict[str, object], area: str = "area") -> None:
+    """Write a list; each entry may differ from one that is killed."""
+    usual = {
+        "name": "halves are thirds",
+        "ids": ["E1"],
+        "file": "leader/numbers.py",
+        "find": "number / 2",
+        "replace": "number / 3",
+        "tests": ["tests/test_numbers.py::test_half"],
+    }
+    lines = []
+    for entry in entries:
+        lines.append("[[mutant]]")
+        lines += [f"{key} = {value!r}" for key, value in {**usual, **entry}.items() if value is not None]
+    (tree / LISTS / f"{area}.toml").write_text("\n".join(lines))
+
+
+def run(tree: Path, *arguments: str) -> int:
+    return main(["--root", str(tree), *arguments])
+
+
+def test_a_fault_that_a_test_notices_is_killed_and_the_tree_untouched(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(tree, {})
+    assert run(tree) == 0
+    out = capsys.readouterr().out
+    assert "[1/1] killed" in out
+    assert "1 of 1 mutants killed" in out
+    assert (tree / "leader/numbers.py").read_text() == CODE
+
+
+def test_a_fault_that_no_test_notices_is_reported_and_fails(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(tree, {}, {"name": "another limit", "find": "LIMIT = 10", "replace": "LIMIT = 11"})
+    assert run(tree, "--jobs", "2") == 1
+    out = capsys.readouterr().out
+    assert "survived" in next(line for line in out.splitlines() if "another limit" in line)
+    assert "1 of 2 mutants killed" in out
+
+
+def test_one_fault_does_not_outlive_its_turn(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(tree, {}, {"name": "harmless", "find": "Two numbers", "replace": "2 numbers"})
+    assert run(tree) == 1
+    assert "survived" in next(line for line in capsys.readouterr().out.splitlines() if "harmless" in line)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"find": "def half", "replace": "def halve"}, "ImportError: cannot import name 'half'"),
+        ({"find": "number / 2", "replace": "numbr / 2"}, "NameError"),
+        ({"find": "number / 2", "replace": "number /"}, "SyntaxError: invalid syntax"),
+        (
+            {"find": "* 2", "replace": "* 3", "tests": ["tests/test_numbers.py::test_with_fixture"]},
+            "outside the body of a test",
+        ),
+    ],
+    ids=["import error", "name error", "syntax error", "fixture"],
+)
+def test_a_fault_that_only_breaks_the_run_proves_nothing(
+    tree: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], why: str
+) -> None:
+    plant(tree, change)
+    assert run(tree) == 1
+    out = capsys.readouterr().out
+    assert "broken" in out
+    assert why in out
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"find": "number / 7"}, "occurs 0 times in leader/numbers.py"),
+        ({"find": "number: int"}, "occurs 2 times in leader/numbers.py"),
+        ({"file": "leader/nothing.py"}, "there is no file leader/nothing.py"),
+        ({"tests": ["tests/test_other.py"]}, "there is no test file"),
+        ({"tests": ["tests/test_numbers.py::test_nothing"]}, "is not green as it is"),
+        ({"replace": "number / 2"}, "`replace` another"),
+        ({"tests": []}, "`tests` must name at least one test"),
+        ({"ids": "E1"}, "`ids` must be a list of strings"),
+        ({"find": None}, "needs exactly"),
+        ({"comment": "x"}, "needs exactly"),
+    ],
+    ids=lambda part: None if isinstance(part, dict) else part,
+)
+def test_an_entry_that_cannot_be_planted_is_an_error(
+    tree: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], why: str
+) -> None:
+    plant(tree, change)
+    assert run(tree) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_test_that_is_red_anyway_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / "leader/numbers.py").write_text(CODE.replace("number / 2", "number / 4 * 1"))
+    plant(tree, {"find": "/ 4", "replace": "/ 3"})
+    assert run(tree) == 2
+    assert "is not green as it is: test_half" in capsys.readouterr().err
+
+
+def test_only_runs_what_was_asked_for(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(tree, {}, {"name": "another limit", "ids": ["E2"], "find": "LIMIT = 10", "replace": "LIMIT = 11"})
+    assert run(tree, "--only", "E1") == 0
+    assert "1 of 1" in capsys.readouterr().out
+    assert run(tree, "--only", "E9") == 2
+    assert "is for, E9" in capsys.readouterr().err
+
+
+def test_list_shows_all_lists_and_runs_nothing(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(tree, {})
+    plant(tree, {"name": "in another area", "find": "gone", "replace": "away"}, area="other")
+    assert run(tree, "--list") == 0
+    out = capsys.readouterr().out
+    assert "halves are thirds" in out
+    assert "in another area" in out
+    assert "2 mutants" in out
+
+
+def test_a_name_used_twice_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(tree, {})
+    plant(tree, {}, area="other")
+    assert run(tree) == 2
+    assert "is listed twice" in capsys.readouterr().err
+
+
+def test_the_copy_wins_over_any_other_tree(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    (other / "leader").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    with Copy(tree) as copy:
+        assert copy.foreign_packages() == []
+        assert copy.root.is_dir()
+    assert not copy.root.exists()
+
+
+def test_the_copy_leaves_out_what_is_not_source(tree: Path) -> None:
+    for folder in (".venv", ".git", "leader/__pycache__", ".mypy_cache"):
+        (tree / folder).mkdir()
+    with Copy(tree) as copy:
+        assert sorted(path.name for path in copy.root.iterdir()) == ["leader", "tests", "tools"]
+        assert [path.name for path in (copy.root / "leader").iterdir()] == ["numbers.py"]
+
+
+def test_a_package_that_is_not_taken_from_the_copy_is_an_error(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Copy, "foreign_packages", lambda self: ["leader"])
+    plant(tree, {})
+    assert run(tree) == 2
+    assert "leader would not be imported from the copy" in capsys.readouterr().err
+
+
+def test_a_broken_list_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / LISTS / "bad.toml").write_text("[[mutant]\n")
+    assert run(tree) == 2
+    assert "bad.toml is not TOML" in capsys.readouterr().err

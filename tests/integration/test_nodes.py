@@ -1,0 +1,111 @@
+"""The directory of nodes: one living incarnation per name, by the database's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import NodeNameTaken
+from storage.connect import connect
+from storage.groups.model import NodeRef
+from storage.nodes import collect, list_nodes, live_nodes, register, remove, renew
+
+OLD = NodeRef("a", "old", "127.0.0.1:1")
+NEW = NodeRef("a", "new", "127.0.0.1:2")
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as conn:
+        yield conn
+
+
+def expire(conn: psycopg.Connection[Any], node: NodeRef) -> None:
+    conn.execute("update node set expires_at = clock_timestamp() where incarnation = %s", (node.incarnation,))
+
+
+def test_a_registered_node_is_found_until_it_is_removed(conn: psycopg.Connection[Any]) -> None:
+    other = NodeRef("b", "other", "127.0.0.1:3")
+    register(conn, other, 10, 1)
+    register(conn, OLD, 10, 1, http_address="127.0.0.1:8080")
+    assert live_nodes(conn) == [OLD, other]
+    (entry, _) = list_nodes(conn)
+    assert (entry.node, entry.http_address, entry.protocol_version) == (OLD, "127.0.0.1:8080", 1)
+    assert 9 < entry.remaining_s <= 10
+    remove(conn, OLD)
+    assert live_nodes(conn) == [other]
+
+
+def test_a_living_nodes_name_is_taken_and_the_error_says_for_how_long(conn: psycopg.Connection[Any]) -> None:
+    register(conn, OLD, 10, 1)
+    with pytest.raises(NodeNameTaken, match=r"'a' belongs to the node at 127.0.0.1:1, whose lease has \d") as raised:
+        register(conn, NEW, 10, 1)
+    assert 9 < raised.value.remaining_s <= 10
+    assert live_nodes(conn) == [OLD]
+
+
+def test_the_same_incarnation_registers_again_with_another_address(conn: psycopg.Connection[Any]) -> None:
+    register(conn, OLD, 1, 1)
+    started = list_nodes(conn)[0].started_at
+    moved = NodeRef(OLD.name, OLD.incarnation, "127.0.0.1:9")
+    register(conn, moved, 10, 1)
+    (entry,) = list_nodes(conn)
+    assert entry.node == moved
+    assert entry.started_at == started
+    assert entry.remaining_s > 9
+
+
+def test_a_name_is_free_once_its_lease_has_run_out(conn: psycopg.Connection[Any]) -> None:
+    register(conn, OLD, 10, 1)
+    started = list_nodes(conn)[0].started_at
+    expire(conn, OLD)
+    assert live_nodes(conn) == []
+    register(conn, NEW, 10, 1)
+    assert live_nodes(conn) == [NEW]
+    assert list_nodes(conn)[0].started_at > started
+
+
+def test_a_replaced_incarnation_can_neither_renew_nor_remove_its_successor(conn: psycopg.Connection[Any]) -> None:
+    register(conn, OLD, 10, 1)
+    expire(conn, OLD)
+    register(conn, NEW, 10, 1)
+    assert not renew(conn, OLD, 10)
+    remove(conn, OLD)
+    assert live_nodes(conn) == [NEW]
+    assert renew(conn, NEW, 20)
+    assert list_nodes(conn)[0].remaining_s > 19
+
+
+def test_of_many_that_want_a_name_at_once_one_gets_it(database: str) -> None:
+    def attempt(number: int) -> bool:
+        with connect(database) as conn:
+            try:
+                register(conn, NodeRef("a", str(number), "127.0.0.1:1"), 10, 1)
+            except NodeNameTaken:
+                return False
+            return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(attempt, range(8))) == 1
+
+
+def test_collect_takes_only_what_is_stale_at_that_instant(database: str, conn: psycopg.Connection[Any]) -> None:
+    register(conn, OLD, 10, 1)
+    dead = NodeRef("b", "dead", "127.0.0.1:3")
+    register(conn, dead, 10, 1)
+    expire(conn, OLD)
+    expire(conn, dead)
+    with connect(database, autocommit=False) as reviving:
+        assert renew(reviving, OLD, 10)
+        with ThreadPoolExecutor(1) as threads, connect(database) as collector:
+            collecting = threads.submit(collect, collector)
+            while not conn.execute("select count(*) from pg_locks where not granted").fetchone()[0]:  # type: ignore[index]
+                assert not collecting.done()
+            reviving.commit()
+            assert collecting.result(10) == ["b"]
+    assert live_nodes(conn) == [OLD]
+    assert collect(conn) == []

@@ -1,0 +1,475 @@
+"""The publisher against a real Postgres, killed for real."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from protocol.errors import (
+    DatabaseUnreachable,
+    InvalidSetting,
+    InvalidTopic,
+    ProducerFenced,
+    PublisherClosed,
+    SubletError,
+    UnknownSpace,
+    UsageError,
+    ValueTooLarge,
+)
+from storage.catalogue import find_space, open_streams
+from storage.connect import connect
+from storage.embedded import EmbeddedPostgres
+from storage.migrate import migrate
+from storage.publish import AsyncPublisher, Publisher
+from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
+from tests.integration.log_kit import by_key, everything, kill_postgres
+from tests.kit import eventually, server_directory
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 3)
+        yield connection
+
+
+def stored(conn: psycopg.Connection[Any]) -> list[dict[str, Any]]:
+    return [message for messages in everything(conn).values() for message in messages]
+
+
+def values(conn: psycopg.Connection[Any]) -> list[bytes]:
+    return sorted(message["value"] for message in stored(conn))
+
+
+# --- what is published is what is read --------------------------------------------------------------------------------
+
+
+def test_a_message_arrives_as_it_was_given(database: str, conn: psycopg.Connection[Any]) -> None:
+    at = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
+    with Publisher(database) as publisher:
+        delivery = publisher.publish("a/b", "värde", key="k", headers={"h": b"1", "n": None}, timestamp=at)
+        position = delivery.result(10)
+        assert delivery.done
+        publisher.publish("a/b", None)
+    full, bare = sorted(stored(conn), key=lambda message: message["value"] is None)
+    assert full == {
+        "topic": "a/b",
+        "key": b"k",
+        "value": "värde".encode(),
+        "headers": [{"key": "h", "value": b"1"}, {"key": "n", "value": None}],
+        "timestamp": at,
+        "epoch": None,
+        "stream": position.stream,
+        "offset": position.offset,
+    }
+    assert (bare["key"], bare["value"], bare["headers"]) == (None, None, None)
+    assert abs(bare["timestamp"].timestamp() - time.time()) < 60
+
+
+def test_each_delivery_has_the_position_of_its_message(database: str, conn: psycopg.Connection[Any]) -> None:
+    with Publisher(database, block_messages=7) as publisher:
+        deliveries = [publisher.publish(f"t/{index % 5}", b"%d" % index) for index in range(200)]
+        found = {(at.stream, at.offset): index for index, at in enumerate(each.result(10) for each in deliveries)}
+    assert len(found) == 200
+    assert {(each["stream"], each["offset"]): int(each["value"]) for each in stored(conn)} == found
+
+
+@pytest.mark.parametrize("form", ["table", "batch", "mapping"])
+def test_a_batch_arrives_by_columns(database: str, conn: psycopg.Connection[Any], form: str) -> None:
+    count = 300
+    columns = {
+        "topic": [f"t/{index % 4}" for index in range(count)],
+        "value": [b"%d" % index for index in range(count)],
+        "key": [None if index % 3 else b"%d" % (index % 10) for index in range(count)],
+        "headers": [{"n": b"%d" % index} if index % 2 else None for index in range(count)],
+        "timestamp": [datetime(2026, 1, 1, 0, 0, index % 60, tzinfo=UTC) for index in range(count)],
+    }
+    headers = [None if each is None else list(each.items()) for each in columns["headers"]]  # type: ignore[attr-defined]
+    kinds = {"headers": pa.map_(pa.string(), pa.binary())}
+    table = pa.table({name: pa.array(each, kinds.get(name)) for name, each in (columns | {"headers": headers}).items()})
+    given = {"table": table, "batch": table.combine_chunks().to_batches()[0], "mapping": columns}[form]
+    with Publisher(database, block_messages=50) as publisher:
+        spans = publisher.publish_batch(given).result(10)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="colour"):
+            publisher.publish_batch({"topic": "a", "value": [b""], "colour": ["red"]})
+    places = {
+        (span.stream, span.offset_of(row)): row
+        for row in range(count)
+        for span in spans
+        if span.offset_of(row) is not None
+    }
+    found = stored(conn)
+    assert len(found) == count
+    for message in found:
+        row = places[message["stream"], message["offset"]]
+        for name in ("topic", "value", "key", "timestamp"):
+            assert message[name] == columns[name][row]
+        assert message["headers"] == (None if headers[row] is None else [{"key": "n", "value": b"%d" % row}])
+
+
+def test_an_empty_batch_is_delivered_at_once(database: str) -> None:
+    with Publisher(database) as publisher:
+        assert publisher.publish_batch({"topic": [], "value": []}).result(5) == ()
+        publisher.flush()
+
+
+def test_text_zoneless_time_and_dictionaries_are_understood(database: str, conn: psycopg.Connection[Any]) -> None:
+    table = pa.table(
+        {
+            "topic": pa.array(["a", "b"]).dictionary_encode(),
+            "value": pa.array(["x", "y"], pa.large_string()),
+            "timestamp": pa.array([1_000_000_007, None], pa.timestamp("ns")),
+        }
+    )
+    with Publisher(database) as publisher:
+        publisher.publish_batch(table)
+    first, second = sorted(stored(conn), key=lambda message: str(message["topic"]))
+    assert (first["value"], first["timestamp"].timestamp()) == (b"x", 1.0)
+    assert second["timestamp"].year > 2000
+
+
+def test_what_waits_while_an_append_is_under_way_is_the_next_block(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    reshard(conn, "default", 1)
+    with Publisher(database) as publisher:
+        with conn.transaction():
+            conn.execute("select from stream where state = 'open' for update")
+            for index in range(500):
+                publisher.publish("t", b"%d" % index)
+        publisher.flush(10)
+    counts = [row[0] for row in conn.execute("select count from block order by end_offset")]
+    assert sum(counts) == 500
+    assert len(counts) <= 3
+    assert values(conn) == sorted(b"%d" % index for index in range(500))
+
+
+def test_lingering_gathers_and_a_flush_does_not_wait_for_it(database: str, conn: psycopg.Connection[Any]) -> None:
+    reshard(conn, "default", 1)
+    with Publisher(database, linger_ms=60_000, block_messages=10) as publisher:
+        for _ in range(3):
+            publisher.publish("t", b"x")
+        publisher.flush(10)
+        deliveries = [publisher.publish("t", b"x") for _ in range(10)]
+        deliveries[0].result(10)
+    assert [row[0] for row in conn.execute("select count from block order by end_offset")] == [3, 10]
+
+
+def test_blocks_are_bounded_in_messages_and_bytes(database: str, conn: psycopg.Connection[Any]) -> None:
+    reshard(conn, "default", 1)
+    with Publisher(database, block_messages=8, block_bytes=10_000) as publisher:
+        publisher.publish_batch({"topic": "t", "value": [b"x"] * 20})
+        publisher.publish_batch({"topic": "t", "value": [b"x" * 3000] * 10})
+        publisher.publish("t", b"x" * 50_000)
+    rows = conn.execute("select count, octet_length(payload) from block order by end_offset").fetchall()
+    assert sum(row[0] for row in rows) == 31
+    assert max(row[0] for row in rows) <= 8
+    assert all(size < 12_000 or count == 1 for count, size in rows)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_bad_messages_are_refused_by_name_and_the_others_go_on(database: str, conn: psycopg.Connection[Any]) -> None:
+    with Publisher(database, max_message_bytes=1000) as publisher:
+        for topic in ("a/+", "#", "$SYS/x", "", "a\0b", "\ud800"):
+            with pytest.raises(InvalidTopic):
+                publisher.publish(topic, b"x")
+            with pytest.raises(InvalidTopic):
+                publisher.publish_batch({"topic": ["ok", topic], "value": [b"x", b"x"]})
+        with pytest.raises(ValueTooLarge, match="limit is 1000"):
+            publisher.publish("a", b"x" * 1000)
+        with pytest.raises(ValueTooLarge, match=r"message 1 of the batch takes .* limit is 1000"):
+            publisher.publish_batch({"topic": "a", "value": [b"x", b"x" * 1000]})
+        with pytest.raises(UsageError, match="int"):
+            publisher.publish("a", 3)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="no time zone"):
+            publisher.publish("a", b"x", timestamp=datetime(2026, 1, 1))  # noqa: DTZ001
+        with pytest.raises(UsageError, match="years 1 to 9999"):
+            publisher.publish("a", b"x", timestamp=2**62)
+        with pytest.raises(UsageError, match="missing: value"):
+            publisher.publish_batch({"topic": ["a"]})
+        publisher.publish("a", b"good")
+    assert values(conn) == [b"good"]
+
+
+def test_a_publisher_of_one_space_refuses_topics_of_others(database: str, conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "eu", "eu/#", shards=1)
+    with pytest.raises(UnknownSpace, match=r"'ue'.*default, eu"):
+        Publisher(database, space="ue")
+    with Publisher(database, space="eu") as publisher:
+        publisher.publish("eu/1", b"x").result(10)
+        with pytest.raises(UsageError, match="'us' belongs to space 'default'"):
+            publisher.publish("us", b"x")
+        drop_space(conn, "eu")
+        late = publisher.publish("eu/1", b"y")
+        assert late.result(10).stream in {stream.stream_id for stream in open_streams(conn)}
+        with pytest.raises(UsageError, match="'eu/1' belongs to space 'default'"):
+            publisher.publish("eu/1", b"z")
+
+
+def test_a_closed_publisher_says_so(database: str) -> None:
+    publisher = Publisher(database)
+    publisher.close()
+    publisher.close()
+    with pytest.raises(PublisherClosed):
+        publisher.publish("a", b"x")
+    with pytest.raises(PublisherClosed):
+        publisher.publish_batch({"topic": "a", "value": [b"x"]})
+
+
+@pytest.mark.parametrize("setting", ["block_messages", "block_bytes", "max_buffered_bytes", "max_message_bytes"])
+def test_silly_settings_are_refused(setting: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"{setting} 0"):
+        Publisher("postgresql://nowhere", **{setting: 0})  # type: ignore[arg-type]
+
+
+# --- trouble ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_buffer_makes_the_caller_wait_and_drops_nothing(database: str, conn: psycopg.Connection[Any]) -> None:
+    reshard(conn, "default", 1)
+    published = 0
+
+    def publish() -> None:
+        nonlocal published
+        for index in range(200):
+            publisher.publish("t", b"%03d" % index + b"x" * 1000)
+            published += 1
+
+    with Publisher(database, max_buffered_bytes=20_000) as publisher:
+        with conn.transaction():
+            conn.execute("select from stream where state = 'open' for update")
+            caller = threading.Thread(target=publish)
+            caller.start()
+            eventually(lambda: published >= 19)
+            caller.join(0.2)
+            assert published < 25
+            with pytest.raises(TimeoutError):
+                publisher.flush(0.1)
+        caller.join(20)
+    assert [value[:3] for value in values(conn)] == [b"%03d" % index for index in range(200)]
+
+
+@pytest.mark.conforms("W2")
+def test_lost_connections_store_each_message_once_and_in_order(database: str, conn: psycopg.Connection[Any]) -> None:
+    sent: dict[bytes, list[bytes]] = {b"%d" % key: [] for key in range(5)}
+    stop = threading.Event()
+
+    publisher = Publisher(database, block_messages=20, max_buffered_bytes=10_000)
+
+    def publish() -> None:
+        with publisher:
+            count = 0
+            while not stop.is_set():
+                for key, mine in sent.items():
+                    mine.append(b"%d" % count)
+                    publisher.publish("t", mine[-1], key=key)
+                count += 1
+
+    caller = threading.Thread(target=publish)
+    caller.start()
+    for number in range(8):
+        eventually(lambda: _cut(conn))
+        before = _heads(conn)
+        eventually(lambda least=before: _heads(conn) > least + 20, 20)  # type: ignore[misc]
+        if number % 2:
+            rollover(conn, "default")
+    stop.set()
+    caller.join(60)
+    assert by_key(conn) == sent
+
+
+def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, conn: psycopg.Connection[Any]) -> None:
+    publisher = Publisher(database, retry_timeout_s=0.3)
+    publisher.publish("t", b"x").result(20)
+    name = conn.info.dbname
+    with psycopg.connect(database.replace(name, "postgres"), autocommit=True) as admin:
+        admin.execute(f"alter database {name} with allow_connections false")  # type: ignore[arg-type]
+        eventually(lambda: _cut(conn))
+        delivery = publisher.publish("t", b"x")
+        with pytest.raises((DatabaseUnreachable, SubletError)):
+            delivery.result(20)
+        with pytest.raises((DatabaseUnreachable, SubletError)):
+            publisher.flush(20)
+        admin.execute(f"alter database {name} with allow_connections true")  # type: ignore[arg-type]
+    publisher.publish("t", b"y").result(20)
+    publisher.close()
+    assert b"y" in values(conn)
+
+
+def test_a_newer_incarnation_of_a_named_producer_fences_the_older(database: str, conn: psycopg.Connection[Any]) -> None:
+    older = Publisher(database, producer="meter")
+    older.publish("t", b"1").result(10)
+    with Publisher(database, producer="meter") as newer:
+        newer.publish("t", b"2").result(10)
+        with pytest.raises(ProducerFenced, match="'meter'"):
+            older.publish("t", b"3").result(10)
+        newer.publish("t", b"4").result(10)
+    with pytest.raises(SubletError):
+        older.publish("t", b"5")
+    with pytest.raises(ProducerFenced):
+        older.close()
+    assert values(conn) == [b"1", b"2", b"4"]
+
+
+@pytest.mark.conforms("W2", "W3")
+def test_what_waits_when_its_stream_is_closed_goes_to_the_children_in_order(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    keys = [b"%d" % index for index in range(20)]
+    with connect(database) as locker, Publisher(database, block_messages=5) as publisher:
+        with locker.transaction():
+            locker.execute("lock table stream in exclusive mode")
+            singles = [publisher.publish("t", b"%d" % index, key=key) for index in range(10) for key in keys]
+            batch = publisher.publish_batch({"topic": "t", "key": keys * 2, "value": [b"10"] * 20 + [b"11"] * 20})
+            changer = threading.Thread(target=_reshard_twice, args=(database,))
+            changer.start()
+        positions = [each.result(20) for each in singles]
+        spans = batch.result(20)
+        changer.join(20)
+        after = [publisher.publish("t", b"12", key=key).result(20) for key in keys]
+    assert by_key(conn) == {key: [b"%d" % index for index in range(13)] for key in keys}
+    place = {(each["stream"], each["offset"]): (each["key"], each["value"]) for each in stored(conn)}
+    named = [(key, b"%d" % index) for index in range(10) for key in keys]
+    assert [place[at.stream, at.offset] for at in positions] == named
+    assert {place[at.stream, at.offset] for at in after} == {(key, b"12") for key in keys}
+    rows = {
+        row: (span.stream, span.offset_of(row))
+        for span in spans
+        for row in range(40)
+        if span.offset_of(row) is not None
+    }
+    assert [place[rows[row]] for row in range(40)] == [(key, value) for value in (b"10", b"11") for key in keys]
+
+
+def test_blocks_are_compressed_as_the_space_says(database: str, conn: psycopg.Connection[Any]) -> None:
+    alter_space(conn, "default", compression="zstd")
+    with Publisher(database) as publisher:
+        publisher.publish_batch({"topic": "t", "value": [b"the same again and again"] * 1000})
+    row = conn.execute("select codec & 3, octet_length(payload) from block").fetchone()
+    assert row is not None
+    assert row[0] == 2
+    assert row[1] < 3000
+    assert len(stored(conn)) == 1000
+    assert find_space(conn, "default").compression == "zstd"
+
+
+# --- kill -9 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("W1")
+def test_what_was_acknowledged_survives_the_kill_of_its_publisher(database: str, conn: psycopg.Connection[Any]) -> None:
+    command = [sys.executable, "-m", "tests.integration.publisher_process", database]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        acknowledged = [int(process.stdout.readline()) for _ in range(330)]
+        process.kill()
+        acknowledged += [int(line) for line in process.stdout if line.endswith("\n")]
+    eventually(lambda: not _connected(conn))
+    found = sorted(int(value) for value in values(conn))
+    assert set(acknowledged) <= set(found)
+    assert len(found) == len(set(found)), "stored once"
+
+
+@pytest.mark.conforms("W1", "W2")
+def test_what_was_acknowledged_survives_the_kill_of_postgres_and_nothing_is_stored_twice() -> None:
+    directory = server_directory()
+    try:
+        with EmbeddedPostgres(directory / "data") as server:
+            migrate(server.url)
+            _kill_under_load(server, directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _kill_under_load(server: EmbeddedPostgres, directory: Any) -> None:
+    sent: list[bytes] = []
+    acknowledged: list[bytes] = []
+    stop = threading.Event()
+
+    def publish() -> None:
+        with Publisher(server.url, block_messages=10, max_buffered_bytes=5_000) as publisher:
+            while not stop.is_set():
+                value = b"%d" % len(sent)
+                sent.append(value)
+                publisher.publish(f"t/{len(sent) % 4}", value).result(60)
+                acknowledged.append(value)
+
+    caller = threading.Thread(target=publish)
+    caller.start()
+    for _ in range(3):
+        least = len(acknowledged) + 50
+        eventually(lambda least=least: len(acknowledged) > least, 30)  # type: ignore[misc]
+        kill_postgres(directory / "data")
+        server.start()
+        with connect(server.url) as conn:
+            assert set(acknowledged[:least]) <= set(values(conn))
+    stop.set()
+    caller.join(60)
+    with connect(server.url) as conn:
+        assert values(conn) == sorted(sent)
+
+
+# --- asyncio ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_async_twin_publishes_waits_and_reports(database: str, conn: psycopg.Connection[Any]) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(database, max_buffered_bytes=2000) as publisher:
+            deliveries = [await publisher.publish("t", b"%d" % index, key=b"k") for index in range(300)]
+            positions = await asyncio.gather(*map(_wait, deliveries))
+            assert [at.offset for at in positions] == list(range(300))
+            spans = await (await publisher.publish_batch({"topic": "t", "key": b"k", "value": [b"x"] * 5}))
+            assert [(span.first_offset, len(span.rows)) for span in spans] == [(300, 5)]
+            await publisher.flush(10)
+            with pytest.raises(InvalidTopic):
+                await publisher.publish("#", b"x")
+        with pytest.raises(PublisherClosed):
+            await publisher.publish("t", b"x")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert len(values(conn)) == 305
+
+
+async def _wait(delivery: Any) -> Any:
+    return await delivery
+
+
+def _reshard_twice(database: str) -> None:
+    with connect(database) as conn:
+        reshard(conn, "default", 4)
+        reshard(conn, "default", 2)
+
+
+def _heads(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute("select sum(head) from stream").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _connected(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute(
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'sublet publisher'"
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _cut(conn: psycopg.Connection[Any]) -> int:
+    """Terminate the publishers' connections; how many."""
+    row = conn.execute(
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'sublet publisher'"
+    ).fetchone()
+    return int(row[0]) if row else 0

@@ -1,0 +1,142 @@
+"""What the session promises while nothing goes wrong, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from protocol import sublet_pb2 as pb
+from protocol import sublet_pb2_grpc
+from protocol.events import GroupEvent, StreamHead
+from protocol.messages import PROTOCOL_VERSION, Ping, PingResponse
+from protocol.session.values import Channel
+from tests.integration.session_kit import a_node, an_agent, event, run, until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.conforms("R1")
+@pytest.mark.parametrize("subscriptions", [1, 100, 10_000])
+def test_an_agent_holds_one_poll_however_much_it_subscribes(subscriptions: int) -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address, "a") as agent, an_agent(node.address, "b") as other:
+            for number in range(subscriptions):
+                agent.node.subscribe(Channel.STREAM, str(number))
+            other.node.subscribe(Channel.GROUP)
+            await until(lambda: len(node.subscriptions()) == subscriptions + 1)
+            await until(lambda: node.sessions.held_polls == 2)
+            assert node.calls.count("Poll") == 2
+            for number in range(subscriptions):
+                node.sessions.publish(Channel.STREAM, str(number), StreamHead(number, 7), version=7)
+            await until(lambda: len(agent.seen) == subscriptions)
+            await until(lambda: node.sessions.held_polls == 2)
+            assert not other.seen
+
+    run(test)
+
+
+@pytest.mark.conforms("R2")
+def test_commands_arrive_in_order_one_batch_at_a_time_behind_a_slow_one() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address) as agent:
+            gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            node.gate = gate
+            agent.node.send(Ping((), 0.0))
+            await until(lambda: node.batches_inside == 1)
+            agent.node.subscribe(Channel.GROUP, "k")
+            agent.node.unsubscribe(Channel.GROUP, "k")
+            for number in range(1, 2_500):
+                agent.node.send(Ping((), float(number)))
+            agent.node.subscribe(Channel.GROUP, "k")
+            gate.set_result(None)
+            await until(lambda: len(node.received) == 2_500 and node.subscriptions())
+            assert [message.sent_at for _, message in node.received if isinstance(message, Ping)] == list(range(2_500))
+            assert node.subscriptions() == [(Channel.GROUP, "k")]
+            assert node.most_batches_inside == 1
+            assert node.calls.count("Commands") < 10
+
+    run(test)
+
+
+@pytest.mark.conforms("R3")
+def test_keys_and_all_keys_over_the_wire() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address, "key") as key, an_agent(node.address, "both") as both:
+            key.node.subscribe(Channel.GROUP, "k")
+            both.node.subscribe(Channel.GROUP, "k")
+            both.node.subscribe(Channel.GROUP)
+            await until(lambda: len(node.subscriptions()) == 3)
+            for number in range(3_000):
+                node.sessions.publish(Channel.GROUP, "k" if number % 2 else "other", event(number))
+                if number % 500 == 0:
+                    await asyncio.sleep(0)
+            await until(lambda: len(both.seen) == 3_000 and len(key.seen) == 1_500)
+            assert both.bodies() == [event(number) for number in range(3_000)]
+            assert key.bodies() == [event(number) for number in range(1, 3_000, 2)]
+
+    run(test)
+
+
+@pytest.mark.conforms("R4")
+def test_a_message_without_a_poll_waits_for_the_next_one() -> None:
+    async def test() -> None:
+        async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
+            stub = sublet_pb2_grpc.SessionStub(channel)
+            request = pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="early", hold_ms=5_000)
+            held = asyncio.ensure_future(stub.Poll(request))
+            await until(lambda: node.sessions.held_polls == 1)
+            for name in ("early", "late"):
+                subject = pb.Subject(channel=pb.CHANNEL_GROUP, key="k")
+                batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id=name, number=1)
+                batch.commands.add(subscribe=subject)
+                await stub.Commands(batch)
+            node.sessions.publish(Channel.GROUP, "k", event(1))
+            assert [one.group_event for one in (await held).messages] == [b"1"]
+            request.subscriber_id = "late"
+            begun = time.monotonic()
+            reply = await stub.Poll(request)
+            assert [one.group_event for one in reply.messages] == [b"1"]
+            assert time.monotonic() - begun < 4
+
+    run(test)
+
+
+@pytest.mark.conforms("R12")
+def test_group_messages_stream_heads_and_watches_are_served_alike() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address) as agent:
+            node.sessions.publish(Channel.STREAM, "7", StreamHead(7, 100), version=100)
+            agent.node.subscribe(Channel.STREAM, "7")
+            agent.node.subscribe(Channel.GROUP)
+            agent.node.subscribe(Channel.BORROWER, "b")
+            await until(lambda: len(node.subscriptions()) == 3)
+            node.sessions.publish(Channel.GROUP, "$share/g/a", GroupEvent(b"{}"))
+            node.sessions.publish(Channel.BORROWER, "b", PingResponse("b", 1, 0.5))
+            await until(lambda: len(agent.seen) == 3)
+            assert {(one.channel, one.key, one.body) for one in agent.seen} == {
+                (Channel.STREAM, "7", StreamHead(7, 100)),
+                (Channel.GROUP, "$share/g/a", GroupEvent(b"{}")),
+                (Channel.BORROWER, "b", PingResponse("b", 1, 0.5)),
+            }
+
+    run(test)
+
+
+@pytest.mark.conforms("R12")
+def test_the_machines_import_nothing_of_leaders_and_borrowers() -> None:
+    code = (
+        "import sys, protocol.session.publisher, protocol.session.subscriber\n"
+        "ours = {'grpc', 'google', 'leader', 'borrower', 'storage'}, {'protocol.messages', 'protocol.codec'}\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ours[0] or name in ours[1]])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert found.stdout.strip() == "[]"

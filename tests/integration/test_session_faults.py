@@ -1,0 +1,335 @@
+"""Lost replies, dead peers, full mailboxes and bad input: what the session makes of them, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from protocol import sublet_pb2 as pb
+from protocol import sublet_pb2_grpc
+from protocol.messages import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
+from protocol.session.mailbox import MailboxLimits
+from protocol.session.server import new_publisher
+from protocol.session.steps import LostReason, Status
+from protocol.session.subscriber import SubscriberSettings
+from protocol.session.values import Channel, Gap
+from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.conforms("R2")
+def test_a_batch_whose_receipt_was_lost_is_not_executed_again() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address, settings=FAST) as agent:
+            node.drop_replies = 1
+            agent.node.send(Ping((), 1.0))
+            agent.node.send(Ping((), 2.0))
+            assert await agent.node.close(timeout_s=10)
+            assert [message for _, message in node.received] == [Ping((), 1.0), Ping((), 2.0)]
+            assert node.calls.count("Commands") == 3
+            assert not agent.lost
+
+    run(test)
+
+
+@pytest.mark.conforms("R2")
+def test_a_batch_that_the_agent_gave_up_waiting_for_is_executed_to_its_end_once() -> None:
+    async def test() -> None:
+        async with a_node() as node:
+            gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            node.gate = gate
+            agent = Agent(node.address, settings=FAST, answer_within_s=0.5)
+            agent.node.subscribe(Channel.GROUP)
+            for number in range(5):
+                agent.node.send(Ping((), float(number)))
+            await until(lambda: node.calls.count("Commands") == 3)  # the subscribe, the pings, and the pings again
+            gate.set_result(None)
+            assert await agent.node.close()
+            assert [message for _, message in node.received] == [Ping((), float(number)) for number in range(5)]
+            assert not agent.lost
+
+    run(test)
+
+
+@pytest.mark.conforms("R5")
+def test_a_lost_reply_is_given_again_and_seen_once() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address, settings=FAST) as agent:
+            agent.node.subscribe(Channel.GROUP)
+            await until(node.subscriptions)
+            await until(lambda: agent.node.status is Status.CONNECTED)
+            for number in range(10):
+                node.drop_replies = 1
+                node.sessions.publish(Channel.GROUP, "k", event(number))
+                await until(lambda number=number: len(agent.seen) == number + 1)  # type: ignore[misc]
+                assert node.drop_replies == 0
+            assert agent.bodies() == [event(number) for number in range(10)]
+            assert not agent.lost
+
+    run(test)
+
+
+@pytest.mark.conforms("R6")
+def test_a_restarted_node_is_noticed_and_subscriptions_are_declared_again() -> None:
+    async def test() -> None:
+        port = free_port()
+        async with a_node("n1", port=port) as node, an_agent(node.address, settings=FAST) as agent:
+            agent.node.subscribe(Channel.GROUP)
+            agent.node.subscribe(Channel.STREAM, "7")
+            await until(lambda: len(node.subscriptions()) == 2)
+            await until(lambda: agent.node.status is Status.CONNECTED)
+            # The same socket, another life: nothing but the incarnation tells.
+            fresh = new_publisher("n2", node.sessions.publisher.settings)
+            fresh.on_ready = node.sessions.publisher.on_ready
+            polls = node.calls.count("Poll")
+            node.sessions.publisher = fresh
+            await until(lambda: len(node.subscriptions()) == 2)
+            assert [one.reason for one in agent.lost] == [LostReason.RESTARTED]
+            assert set(agent.lost[0].subscriptions) == {(Channel.GROUP, None), (Channel.STREAM, "7")}
+            assert node.calls.count("Poll") - polls <= 3  # the held one, the one that noticed, the new life's first
+            node.sessions.publish(Channel.GROUP, "k", event(1))
+            await until(lambda: agent.bodies() == [event(1)])
+
+    run(test)
+
+
+@pytest.mark.conforms("R7")
+def test_the_forgotten_are_told_so() -> None:
+    async def test() -> None:
+        async with a_node(hold_s=0.05) as node, grpc.aio.insecure_channel(node.address) as channel:
+            stub = sublet_pb2_grpc.SessionStub(channel)
+            batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="a", number=1)
+            reply = await stub.Commands(batch)
+            assert not reply.unknown_subscriber
+            await until(lambda: node.expired == ["a"])
+            poll = pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="a", incarnation=reply.incarnation)
+            assert (await stub.Poll(poll)).unknown_subscriber
+            batch.number = 2
+            assert (await stub.Commands(batch)).unknown_subscriber
+            batch.number = 1
+            assert (await stub.Commands(batch)).unknown_subscriber
+
+    run(test)
+
+
+KILLED_AGENT = """
+    import asyncio
+    from protocol.session.client import NodeConnection
+    from protocol.session.subscriber import SubscriberSettings
+
+    async def main():
+        node = NodeConnection("{address}", "victim", print, settings=SubscriberSettings(hold_s=0.4))
+        for number in range(100):
+            node.subscribe("stream", str(number))
+        await asyncio.sleep(600)
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.conforms("R8")
+def test_a_killed_agent_is_gone_within_three_holds_and_a_quiet_one_stays() -> None:
+    async def test() -> None:
+        hold_s = 0.4
+        quiet = SubscriberSettings(hold_s=hold_s)
+        async with a_node(hold_s=hold_s) as node, an_agent(node.address, "quiet", quiet) as agent:
+            agent.node.subscribe(Channel.GROUP, "k")
+            code = textwrap.dedent(KILLED_AGENT).format(address=node.address)
+            victim = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+            try:
+                await until(lambda: len(node.subscriptions()) == 101, 30)
+                await until(lambda: node.sessions.held_polls == 2)
+            finally:
+                victim.kill()
+                victim.wait()
+            killed_at = time.monotonic()
+            await until(lambda: len(node.subscriptions()) == 1)
+            assert time.monotonic() - killed_at <= 3 * hold_s + 1.0  # a second for a busy machine
+            assert node.expired == ["victim.1"]
+            polls = node.calls.count("Poll")
+            await until(lambda: node.calls.count("Poll") > polls + 5)
+            assert node.subscriptions() == [(Channel.GROUP, "k")]
+            assert not agent.lost
+
+    run(test)
+
+
+KILLED_NODE = """
+    import asyncio, grpc.aio
+    from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
+
+    async def main():
+        sessions = SessionServer(new_publisher("victim"), lambda subscriber_id, message: None)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        sessions.register(server)
+        server.add_insecure_port("127.0.0.1:{port}")
+        await server.start()
+        await server.wait_for_termination()
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.conforms("R9")
+def test_a_killed_node_fails_every_subscription_once() -> None:
+    async def test() -> None:
+        port = free_port()
+        victim = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED_NODE).format(port=port)], cwd=ROOT)
+        failures: list[str] = []
+        try:
+            patient = SubscriberSettings(retry_s=0.5, max_retry_s=1.0)
+            async with an_agent(f"127.0.0.1:{port}", settings=patient) as agent:
+                agent.node.listen(True)
+                await until(lambda: agent.node.status is Status.CONNECTED, 30)
+                agent.lost.clear()
+                agent.node.subscribe(Channel.GROUP, on_lost=lambda lost: failures.append("all"))
+                for number in range(100):
+                    name = str(number)
+                    agent.node.subscribe(Channel.STREAM, name, on_lost=lambda lost, name=name: failures.append(name))  # type: ignore[misc]
+                agent.node.send(Ping((), 1.0))
+                await until(lambda: not agent.node._machine.unsent_messages)
+                victim.kill()
+                victim.wait()
+                await until(lambda: failures)
+                lives = agent.node.subscriber_id
+                await until(lambda: agent.node.subscriber_id != lives)  # it tries again, and fails again
+                assert sorted(failures) == sorted(["all", *map(str, range(100))])
+                assert [one.reason for one in agent.lost] == [LostReason.UNREACHABLE]
+        finally:
+            victim.kill()
+            victim.wait()
+
+    run(test)
+
+
+@pytest.mark.conforms("R10")
+def test_a_slow_agent_gets_one_gap_and_slows_nobody() -> None:
+    async def test() -> None:
+        limits = MailboxLimits(messages=1_000)
+        async with (
+            a_node(mailbox=limits) as node,
+            an_agent(node.address, "fast") as fast,
+            grpc.aio.insecure_channel(node.address) as channel,
+        ):
+            stub = sublet_pb2_grpc.SessionStub(channel)
+            batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="slow", number=1)
+            batch.commands.add(subscribe=pb.Subject(channel=pb.CHANNEL_GROUP, all=True))
+            await stub.Commands(batch)
+            fast.node.subscribe(Channel.GROUP)
+            await until(lambda: len(node.subscriptions()) == 2)
+            for number in range(5_000):
+                node.sessions.publish(Channel.GROUP, "k", event(number))
+                if number % 500 == 499:
+                    await until(lambda number=number: len(fast.seen) == number + 1)  # type: ignore[misc]
+            assert fast.bodies() == [event(number) for number in range(5_000)]
+            poll = pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="slow")
+            first, *rest = (await stub.Poll(poll)).messages
+            assert first.WhichOneof("body") == "gap"
+            assert [one.WhichOneof("body") for one in rest] == ["group_event"] * len(rest)
+            poll.acknowledged = rest[-1].sequence if rest else first.sequence
+            left = (await stub.Poll(poll)).messages
+            assert first.gap.dropped + len(rest) + len(left) == 5_000
+
+    run(test)
+
+
+@pytest.mark.conforms("R10")
+def test_a_gap_reaches_the_agent_as_a_delivery() -> None:
+    async def test() -> None:
+        async with a_node(mailbox=MailboxLimits(messages=10)) as node, an_agent(node.address) as agent:
+            agent.node.subscribe(Channel.GROUP)
+            await until(lambda: node.subscriptions() and node.sessions.held_polls)
+            for number in range(25):
+                node.sessions.publish(Channel.GROUP, "k", event(number))
+            await until(lambda: agent.bodies() and agent.bodies()[-1] == event(24))
+            assert agent.bodies() == [Gap(22, (Channel.GROUP,)), event(22), event(23), event(24)]
+
+    run(test)
+
+
+@pytest.mark.conforms("R11", "X4")
+def test_bad_commands_and_bad_bytes_harm_their_sender_only() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address, "good") as good:
+            good.node.subscribe(Channel.GROUP, "k")
+            async with grpc.aio.insecure_channel(node.address) as channel:
+                stub = sublet_pb2_grpc.SessionStub(channel)
+                batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="bad", number=1)
+                batch.commands.add()
+                batch.commands.add(subscribe=pb.Subject(channel=77, key="k"))  # type: ignore[arg-type]
+                batch.commands.add(message=pb.ToLeader(ping=pb.Ping(sent_at=float("nan"))))
+                batch.commands.add(subscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key="k"))
+                reply = await stub.Commands(batch)
+                assert [error.index for error in reply.errors] == [0, 1, 2]
+                assert "77" in reply.errors[1].text
+                assert (await stub.Commands(batch)).errors == reply.errors
+
+                raw = channel.unary_unary("/sublet.v1.Session/Commands")
+                big = b"\x12" + b"\xff\xff\xff\x07" + b"x" * (9 << 20)
+                many = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="bad", number=2)
+                many.commands.extend([pb.Command()] * 10_001)
+                nameless = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, number=1)
+                for hostile in (b"\xff" * 100, big, many.SerializeToString(), nameless.SerializeToString()):
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await raw(hostile)
+            await until(lambda: len(node.subscriptions()) == 2)
+            assert node.sessions.publish(Channel.GROUP, "k", event(1)) == 2
+            await until(lambda: good.bodies() == [event(1)])
+            assert not good.lost
+
+    run(test)
+
+
+@pytest.mark.conforms("R11")
+def test_what_the_owner_refuses_goes_back_to_its_sender() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address) as agent:
+            wanted = LeaderWanted("b", "agent", "$queue/g/a")
+            agent.node.send(wanted)
+            agent.node.send(Ping(("b",), 2.0))
+            await until(lambda: agent.refused and agent.seen)
+            assert [text for _, text in agent.refused] == ["queue '$queue/g/a': it is not declared. Create it first."]
+            assert agent.bodies() == [PingResponse("b", 1, 2.0)]
+
+    run(test)
+
+
+def test_another_protocol_version_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with a_node() as node:
+            monkeypatch.setattr("protocol.session.wire.PROTOCOL_VERSION", 99)
+            async with an_agent(node.address) as agent:
+                agent.node.subscribe(Channel.GROUP)
+                await until(lambda: agent.lost)
+                assert agent.lost[0].final
+                assert "99" in agent.lost[0].detail
+                assert f"speaks {PROTOCOL_VERSION}" in agent.lost[0].detail
+                assert agent.node.status is Status.REFUSED
+            assert node.subscriptions() == []
+
+    run(test)
+
+
+def test_closing_delivers_what_was_sent_or_says_that_it_did_not() -> None:
+    async def test() -> None:
+        async with a_node() as node:
+            agent = Agent(node.address)
+            for number in range(3_000):
+                agent.node.send(Ping((), float(number)))
+            assert await agent.node.close()
+            assert len(node.received) == 3_000
+        nobody = Agent(f"127.0.0.1:{free_port()}", settings=FAST)
+        nobody.node.send(Ping((), 1.0))
+        assert not await nobody.node.close(timeout_s=5)
+        assert [one.reason for one in nobody.lost] == [LostReason.UNREACHABLE]
+
+    run(test)

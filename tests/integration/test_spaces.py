@@ -1,0 +1,259 @@
+"""Spaces: what a change closes and opens, and that keys keep their order through it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
+from storage import turnover
+from storage.catalogue import find_space, list_spaces, open_streams
+from storage.connect import connect
+from storage.publish import Publisher
+from storage.routing import RING
+from storage.spaces import (
+    alter_space,
+    create_space,
+    drop_space,
+    ensure_default,
+    reshard,
+    rollover,
+    rollover_due,
+)
+from tests.integration.log_kit import by_key, put, read
+from tests.kit import eventually
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 2)
+        yield connection
+
+
+def streams(conn: psycopg.Connection[Any], space: str) -> list[int]:
+    space_id = find_space(conn, space).space_id
+    return [stream.stream_id for stream in open_streams(conn) if stream.space_id == space_id]
+
+
+def parents(conn: psycopg.Connection[Any], stream_ids: list[int]) -> set[int]:
+    rows = conn.execute("select unnest(parents) from stream where stream_id = any(%s)", (stream_ids,))
+    return {row[0] for row in rows}
+
+
+def states(conn: psycopg.Connection[Any], stream_ids: list[int]) -> set[str]:
+    return {row[0] for row in conn.execute("select state from stream where stream_id = any(%s)", (stream_ids,))}
+
+
+def test_the_default_space_is_made_once(conn: psycopg.Connection[Any]) -> None:
+    before = find_space(conn, "default")
+    assert before.filter.text == "#"
+    assert ensure_default(conn) == before
+    assert len(list_spaces(conn)) == 1
+
+
+@pytest.mark.conforms("A1")
+def test_creating_twice_with_the_same_arguments_changes_nothing(conn: psycopg.Connection[Any]) -> None:
+    settings = {"shards": 3, "retention_s": 60, "rollover_s": 10, "compression": "zstd"}
+    made = create_space(conn, "eu", "eu/#", **settings)  # type: ignore[arg-type]
+    before = open_streams(conn)
+    assert create_space(conn, "eu", "eu/#", **settings) == made  # type: ignore[arg-type]
+    assert open_streams(conn) == before
+    for other in ({"filter": "us/#"}, {"shards": 4}, {"retention_s": None}, {"compression": "none"}):
+        with pytest.raises(Conflict, match="'eu' exists with other settings"):
+            create_space(conn, "eu", **({"filter": "eu/#", **settings} | other))  # type: ignore[arg-type]
+    with pytest.raises(Conflict, match="filter 'eu/#' is that of space 'eu'"):
+        create_space(conn, "other", "eu/#")
+
+
+def test_an_unknown_space_is_named_together_with_those_that_exist(conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "eu", "eu/#")
+    for change in (lambda: rollover(conn, "ue"), lambda: reshard(conn, "ue", 2), lambda: drop_space(conn, "ue")):
+        with pytest.raises(UnknownSpace, match=r"'ue'.*default, eu"):
+            change()
+
+
+def test_bad_settings_are_refused_and_change_nothing(conn: psycopg.Connection[Any]) -> None:
+    before = open_streams(conn)
+    with pytest.raises(InvalidFilter):
+        create_space(conn, "x", "a/#/b")
+    with pytest.raises(InvalidSetting, match="shards 0"):
+        create_space(conn, "x", "x/#", shards=0)
+    with pytest.raises(InvalidSetting, match="space name 'a/b'"):
+        create_space(conn, "a/b", "x/#")
+    with pytest.raises(InvalidSetting, match="gzip"):
+        create_space(conn, "x", "x/#", compression="gzip")
+    with pytest.raises(InvalidSetting, match="retention_s -1"):
+        create_space(conn, "x", "x/#", retention_s=-1)
+    with pytest.raises(InvalidSetting, match="cannot be dropped"):
+        drop_space(conn, "default")
+    with pytest.raises(InvalidSetting, match="filter #"):
+        alter_space(conn, "default", filter="a/#")
+    with pytest.raises(InvalidSetting, match="colour"):
+        alter_space(conn, "default", colour="red")
+    assert open_streams(conn) == before
+
+
+@pytest.mark.conforms("W3")
+def test_a_rollover_closes_the_streams_and_opens_their_children(conn: psycopg.Connection[Any]) -> None:
+    old = streams(conn, "default")
+    rollover(conn, "default")
+    new = streams(conn, "default")
+    assert states(conn, old) == {"closed"}
+    assert [parents(conn, [child]) for child in new] == [{parent} for parent in old]
+
+
+@pytest.mark.conforms("W3")
+def test_a_reshard_makes_parents_of_the_overlapping(conn: psycopg.Connection[Any]) -> None:
+    one, two = streams(conn, "default")
+    reshard(conn, "default", 3)
+    assert [parents(conn, [child]) for child in streams(conn, "default")] == [{one}, {one, two}, {two}]
+    before = open_streams(conn)
+    reshard(conn, "default", 3)
+    assert open_streams(conn) == before, "the same number is a no-op"
+    assert sum(each.hash_to - each.hash_from for each in before) == RING
+
+
+@pytest.mark.conforms("W3")
+def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parents(
+    conn: psycopg.Connection[Any],
+) -> None:
+    create_space(conn, "us", "us/#", shards=1)
+    create_space(conn, "de", "eu/de/#", shards=1)
+    before = {name: streams(conn, name) for name in ("default", "us", "de")}
+    create_space(conn, "eu", "eu/#", shards=1)
+    assert streams(conn, "us") == before["us"]
+    assert streams(conn, "de") == before["de"], "a more specific space keeps its topics"
+    assert parents(conn, streams(conn, "eu")) == set(before["default"])
+    assert parents(conn, streams(conn, "default")) == set(before["default"])
+
+    middle = {name: streams(conn, name) for name in ("default", "us", "de", "eu")}
+    alter_space(conn, "eu", filter="us/+")
+    assert streams(conn, "de") == middle["de"]
+    assert parents(conn, streams(conn, "eu")) == {*middle["default"], *middle["us"], *middle["eu"]}
+    assert parents(conn, streams(conn, "us")) == {*middle["us"]}, "eu had none of its topics before"
+
+    last = {name: streams(conn, name) for name in ("default", "us", "eu")}
+    drop_space(conn, "eu")
+    assert states(conn, last["eu"]) == {"closed"}
+    assert parents(conn, streams(conn, "default")) == {*last["default"], *last["eu"]}
+    assert "eu" not in {space.name for space in list_spaces(conn)}
+    assert "eu" in {space.name for space in list_spaces(conn, include_dropped=True)}
+
+
+def test_altering_retention_moves_no_stream(conn: psycopg.Connection[Any]) -> None:
+    before = open_streams(conn)
+    altered = alter_space(conn, "default", retention_s=5, compression="lz4")
+    assert find_space(conn, "default") == altered
+    assert (altered.retention_s, altered.compression) == (5, "lz4")
+    assert open_streams(conn) == before
+
+
+def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: psycopg.Connection[Any]) -> None:
+    alter_space(conn, "default", retention_s=40)
+    age = "update generation set opened_at = opened_at - interval '11 s' where state = 'open'"
+    conn.execute(age)
+    assert rollover_due(conn) == [], "nothing is in it"
+    put(conn, streams(conn, "default")[0], b"x")
+    assert rollover_due(conn) == ["default"]
+    put(conn, streams(conn, "default")[0], b"x")
+    assert rollover_due(conn) == [], "it is young again"
+    alter_space(conn, "default", rollover_s=3600)
+    conn.execute(age)
+    assert rollover_due(conn) == [], "rollover_s is asked before retention_s"
+
+
+def test_maintenance_asks_its_guard_first(conn: psycopg.Connection[Any]) -> None:
+    def deposed(_: psycopg.Connection[Any]) -> None:
+        raise Unavailable("the term is over")
+
+    alter_space(conn, "default", rollover_s=1)
+    conn.execute("update generation set opened_at = opened_at - interval '1 h'")
+    put(conn, streams(conn, "default")[0], b"x")
+    before = open_streams(conn)
+    with pytest.raises(Unavailable):
+        rollover_due(conn, deposed)
+    assert open_streams(conn) == before
+
+
+def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: psycopg.Connection[Any]) -> None:
+    old = streams(conn, "default")[0]
+    put(conn, old, b"x")
+    with connect(database) as reader, reader.transaction():
+        reader.execute("select count(*) from block")
+        rollover(conn, "default")
+        assert len(read(reader, old)) == 1
+    put(conn, streams(conn, "default")[0], b"y")
+
+
+def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turnover, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(turnover, "LOCK_ATTEMPTS", 2)
+    with connect(database) as other, other.transaction():
+        other.execute("lock table space in share row exclusive mode")
+        with pytest.raises(Unavailable, match="locked by others"):
+            rollover(conn, "default")
+
+
+@pytest.mark.conforms("W3", "W2")
+def test_under_load_no_key_loses_its_order_and_nothing_is_lost_or_doubled(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    stop = threading.Event()
+    sent: dict[bytes, list[bytes]] = {}
+    publishers = [threading.Thread(target=_publish, args=(database, number, stop, sent)) for number in range(2)]
+    for thread in publishers:
+        thread.start()
+    changes = itertools.cycle(
+        [
+            lambda: rollover(conn, "default"),
+            lambda: reshard(conn, "default", 5),
+            lambda: create_space(conn, "eu", "eu/#", shards=3),
+            lambda: alter_space(conn, "eu", filter="+/1"),
+            lambda: reshard(conn, "eu", 2),
+            lambda: drop_space(conn, "eu"),
+            lambda: reshard(conn, "default", 2),
+        ]
+    )
+    for change in itertools.islice(changes, 21):
+        before = _stored(conn)
+        change()
+        eventually(lambda least=before: _stored(conn) > least + 50)  # type: ignore[misc]
+    stop.set()
+    for thread in publishers:
+        thread.join(60)
+    assert len(sent) == 2 * 12
+    assert by_key(conn) == sent
+
+
+def _publish(database: str, number: int, stop: threading.Event, sent: dict[bytes, list[bytes]]) -> None:
+    """Every key under three topics of different spaces, one by one and by columns."""
+    keys = [b"%d.%d" % (number, index) for index in range(12)]
+    topics = ("eu/1", "eu/2", "us/1")
+    mine: dict[bytes, list[bytes]] = {key + b"@" + topic.encode(): [] for key in keys[:4] for topic in topics}
+    with Publisher(database, block_messages=50, max_buffered_bytes=20_000) as publisher:
+        for count in itertools.count():
+            if stop.is_set():
+                break
+            for full in mine:
+                topic = full.split(b"@")[1].decode()
+                for part in range(3):
+                    mine[full].append(b"%d.%d" % (count, part))
+                if count % 2:
+                    publisher.publish_batch({"topic": topic, "key": full, "value": mine[full][-3:]})
+                else:
+                    for value in mine[full][-3:]:
+                        publisher.publish(topic, value, key=full)
+    sent |= mine
+
+
+def _stored(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute("select sum(head) from stream").fetchone()
+    return int(row[0]) if row else 0

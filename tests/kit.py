@@ -1,0 +1,50 @@
+"""What the tests share."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+T = TypeVar("T")
+
+
+def eventually(
+    fact: Callable[[], T], timeout_s: float = 10.0, message: str | Callable[[], str] = "", every_s: float = 0.01
+) -> T:
+    """Poll until `fact()` is true, and return what it returned; fail after `timeout_s`.
+
+    An AssertionError inside `fact` counts as "not yet"; the last one is shown if the time runs out. `message` may be a
+    function, called only then.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        failure: AssertionError | None = None
+        value: T | None = None
+        try:
+            value = fact()
+            if value:
+                return value
+        except AssertionError as error:
+            failure = error
+        if time.monotonic() > deadline:
+            said = message() if callable(message) else message
+            raise AssertionError(
+                f"not true within {timeout_s:g} s: {said or fact!r} (last value: {value!r})"
+            ) from failure
+        time.sleep(every_s)
+
+
+def server_directory() -> Path:
+    """A new temporary directory that an embedded server started by root can enter too (unlike `tmp_path`)."""
+    directory = Path(tempfile.mkdtemp(prefix="sublet-tests-"))
+    directory.chmod(0o755)
+    return directory
+
+
+def database_of(server_url: str, name: str) -> str:
+    """The URL of another database of the same server."""
+    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))

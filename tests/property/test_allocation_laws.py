@@ -1,0 +1,173 @@
+"""The laws of the share: balance, minimality, stickiness, totality, idempotence, over random groups."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from leader.allocation import Plan, allocate
+
+Holdings = dict[int, str]
+Weights = dict[str, float]
+
+NAMES = [f"b{i}" for i in range(8)]
+WEIGHTS = st.sampled_from([1.0, 1.0, 1.0, 2.0, 0.1, 0.3, 7.5])
+
+
+@st.composite
+def groups(draw: st.DrawFn, streams: int = 40) -> tuple[Holdings, frozenset[int], Weights]:
+    """Some streams held, by members and by strangers, some free, and the members' weights."""
+    members = draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=8))
+    weights = {name: draw(WEIGHTS) for name in members}
+    owners = draw(st.lists(st.sampled_from([*NAMES, None]), max_size=streams))
+    held = {i: owner for i, owner in enumerate(owners) if owner is not None}
+    return held, frozenset(i for i, owner in enumerate(owners) if owner is None), weights
+
+
+def apply(held: Mapping[int, str], plan: Plan) -> Holdings:
+    """The holdings once every grant is accepted and every revoke has ended."""
+    stays = {stream: who for stream, who in held.items() if stream not in plan.revokes}
+    return stays | dict(plan.grants)
+
+
+def settle(held: Mapping[int, str], free: frozenset[int], weights: Weights) -> Holdings:
+    """Apply plans until there is nothing left to do: two suffice, one to revoke and one to grant what came free."""
+    first = allocate(held, free, weights)
+    after = apply(held, first)
+    second = allocate(after, first.revokes, weights)
+    assert not second.revokes
+    return apply(after, second)
+
+
+def counts(held: Mapping[int, str], weights: Weights) -> dict[str, int]:
+    """How many streams each member holds."""
+    held_by = Counter(held.values())
+    return {name: held_by[name] for name in weights}
+
+
+def quotas(total: int, weights: Weights) -> dict[str, Fraction]:
+    """The exact shares, in fractions of a stream."""
+    whole = sum(Fraction(w) for w in weights.values())
+    return {name: total * Fraction(w) / whole for name, w in weights.items()}
+
+
+@pytest.mark.conforms("E18")
+@given(groups())
+def test_balance(group: tuple[Holdings, frozenset[int], Weights]) -> None:
+    held, free, weights = group
+    end = counts(settle(held, free, weights), weights)
+    quota = quotas(sum(end.values()), weights)
+    for name, count in end.items():
+        assert math.floor(quota[name]) <= count <= math.ceil(quota[name])
+
+
+@pytest.mark.conforms("E18")
+@given(groups())
+def test_totality_every_free_stream_is_granted_exactly_once(group: tuple[Holdings, frozenset[int], Weights]) -> None:
+    held, free, weights = group
+    granted = [stream for stream, _ in allocate(held, free, weights).grants]
+    assert granted == (sorted(free) if weights else [])
+    assert {who for _, who in allocate(held, free, weights).grants} <= weights.keys()
+
+
+@pytest.mark.conforms("E18")
+@given(groups())
+def test_stickiness_only_surplus_is_revoked(group: tuple[Holdings, frozenset[int], Weights]) -> None:
+    held, free, weights = group
+    plan = allocate(held, free, weights)
+    before, end = counts(held, weights), counts(settle(held, free, weights), weights)
+    lost = counts({stream: held[stream] for stream in plan.revokes}, weights)
+    assert sum(lost.values()) == len(plan.revokes), "a stranger's stream was revoked"
+    for name in weights:
+        assert lost[name] == max(0, before[name] - end[name])
+
+
+@pytest.mark.conforms("E18")
+@given(groups(streams=14).filter(lambda group: group[2]))
+@example(({0: "b1", 1: "b1", 2: "b0"}, frozenset(), {"b0": 1.0, "b1": 1.0}))
+def test_minimality_no_other_largest_remainder_rounding_moves_less(
+    group: tuple[Holdings, frozenset[int], Weights],
+) -> None:
+    held, free, weights = group
+    before = counts(held, weights)
+    quota = quotas(sum(before.values()) + len(free), weights)
+    spare = sum(before.values()) + len(free) - sum(math.floor(q) for q in quota.values())
+    best = min(
+        sum(max(0, before[name] - math.floor(quota[name]) - (name in favoured)) for name in weights)
+        for favoured in map(set, itertools.combinations(weights, spare))
+        if _largest(quota, favoured)
+    )
+    assert len(allocate(held, free, weights).revokes) == best
+
+
+def _largest(quota: dict[str, Fraction], favoured: set[str]) -> bool:
+    """Nobody left out has a larger remainder than somebody favoured."""
+    chosen = [quota[name] % 1 for name in favoured]
+    others = [quota[name] % 1 for name in quota if name not in favoured]
+    return not chosen or not others or min(chosen) >= max(others)
+
+
+@pytest.mark.conforms("E18")
+@given(groups())
+def test_idempotence_a_settled_group_is_left_alone(group: tuple[Holdings, frozenset[int], Weights]) -> None:
+    held, free, weights = group
+    end = settle(held, free if weights else frozenset(), weights)
+    assert not allocate(end, (), weights)
+    plan = allocate(held, free, weights)
+    assert not allocate(apply(held, plan), (), weights, moving=plan.revokes), (
+        "revoked again while revokes are under way"
+    )
+
+
+@pytest.mark.conforms("E18", "E19")
+@given(groups(), st.sets(st.integers(0, 39)))
+def test_what_may_not_move_stays_and_moves_later(
+    group: tuple[Holdings, frozenset[int], Weights], movable: set[int]
+) -> None:
+    held, free, weights = group
+    plan = allocate(held, free, weights, movable=movable)
+    assert movable.issuperset(plan.revokes)
+    assert plan.grants == allocate(held, free, weights).grants
+    later = allocate(apply(held, plan), plan.revokes, weights)
+    end = settle(apply(apply(held, plan), later), frozenset(later.revokes), weights)
+    assert counts(end, weights) == counts(settle(held, free, weights), weights)
+
+
+@pytest.mark.conforms("E18")
+@given(st.integers(0, 60), st.integers(1, 7))
+def test_one_join_moves_at_most_its_own_share(streams: int, members: int) -> None:
+    weights = dict.fromkeys(NAMES[:members], 1.0)
+    held = settle({}, frozenset(range(streams)), weights)
+    joined = {**weights, NAMES[members]: 1.0}
+    plan = allocate(held, (), joined)
+    assert not plan.grants
+    assert streams // (members + 1) <= len(plan.revokes) <= math.ceil(streams / (members + 1))
+
+
+@pytest.mark.conforms("E18", "E20")
+@given(st.integers(0, 60), st.integers(2, 8))
+def test_one_leave_moves_only_what_the_leaver_held(streams: int, members: int) -> None:
+    weights = dict.fromkeys(NAMES[:members], 1.0)
+    held = settle({}, frozenset(range(streams)), weights)
+    leaver = NAMES[0]
+    left = {stream: who for stream, who in held.items() if who != leaver}
+    stay = {name: 1.0 for name in weights if name != leaver}
+    plan = allocate(left, frozenset(held) - frozenset(left), stay)
+    assert not plan.revokes
+    assert len(plan.grants) == streams - len(left)
+
+
+@pytest.mark.conforms("E20")
+@given(st.integers(0, 8), st.lists(WEIGHTS, min_size=8, max_size=8))
+def test_the_surplus_borrowers_stand_by(streams: int, weights: list[float]) -> None:
+    members = dict(zip(NAMES, weights, strict=True))
+    end = settle({}, frozenset(range(streams)), members)
+    assert len(end) == streams
+    assert not allocate(end, (), members)

@@ -1,0 +1,223 @@
+"""Every message survives the wire; every malformed one is an error and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import codec
+from protocol import sublet_pb2 as pb
+from protocol.codec import MalformedMessage
+from protocol.events import GroupEvent, StreamHead
+from protocol.messages import (
+    Disconnect,
+    Grant,
+    Held,
+    Invalidate,
+    LeaderConnectResponse,
+    LeaderWanted,
+    Ping,
+    PingResponse,
+    ProgressSaved,
+    Revoke,
+    Revoked,
+    RevokeFinished,
+    StreamProgress,
+    ToBorrower,
+    ToLeader,
+    UpdateProgress,
+)
+from protocol.session import wire
+from protocol.session.values import Channel, Delivery, Gap, Malformed, Send, Subscribe, Unsubscribe
+
+NATURAL = st.integers(0, 2**63 - 1)
+ID = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+TIME = st.floats(allow_nan=False, allow_infinity=False)
+HELD = st.builds(Held, NATURAL, NATURAL, NATURAL)
+PROGRESS = st.lists(st.builds(StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans()), max_size=5).map(tuple)
+RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
+
+TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
+    st.builds(
+        LeaderWanted,
+        ID,
+        ID,
+        ID,
+        st.none() | NATURAL,
+        st.floats(1e-6, 1e6),
+        st.none() | ID,
+        st.booleans(),
+        st.lists(HELD, max_size=5).map(tuple),
+        ID,
+        st.none() | ID,
+    ),
+    st.builds(Ping, st.lists(ID, max_size=5).map(tuple), TIME),
+    st.builds(UpdateProgress, ID, NATURAL, PROGRESS),
+    st.builds(RevokeFinished, ID, NATURAL, NATURAL, NATURAL),
+    st.builds(Disconnect, ID, NATURAL, PROGRESS),
+)
+GRANT = st.tuples(ID, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, RING, ID, st.none() | NATURAL).map(
+    lambda parts: Grant(*parts[:6], *parts[6], *parts[7:])
+)
+TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
+    st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, TEXT),
+    st.builds(PingResponse, ID, NATURAL, TIME),
+    GRANT,
+    st.builds(Revoke, ID, NATURAL, NATURAL, NATURAL),
+    st.builds(Revoked, ID, NATURAL, NATURAL, NATURAL),
+    st.builds(ProgressSaved, ID, NATURAL, NATURAL, NATURAL, NATURAL),
+    st.builds(Invalidate, ID, NATURAL, detail=TEXT),
+)
+CHANNEL = st.sampled_from(Channel)
+DELIVERY = st.one_of(
+    st.builds(Delivery, NATURAL, CHANNEL, ID, TO_BORROWER, NATURAL),
+    st.builds(Delivery, NATURAL, CHANNEL, ID, st.builds(StreamHead, NATURAL, NATURAL, st.booleans()), version=NATURAL),
+    st.builds(Delivery, NATURAL, CHANNEL, ID, st.builds(GroupEvent, st.binary(max_size=50)), NATURAL),
+    st.builds(
+        Delivery,
+        NATURAL,
+        st.just(""),
+        st.just(""),
+        st.builds(Gap, NATURAL, st.lists(CHANNEL, max_size=3).map(tuple)),
+    ),
+)
+COMMAND = st.one_of(
+    st.builds(Subscribe, CHANNEL, st.none() | ID), st.builds(Unsubscribe, CHANNEL, st.none() | ID), TO_LEADER.map(Send)
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(TO_LEADER)
+def test_messages_to_the_leader_survive_the_wire(message: ToLeader) -> None:
+    read = codec.decode_to_leader(pb.ToLeader.FromString(codec.encode_to_leader(message).SerializeToString()))
+    assert read == message
+    assert type(read) is type(message)
+
+
+@settings(deadline=None, max_examples=300)
+@given(TO_BORROWER)
+def test_messages_to_the_borrower_survive_the_wire(message: ToBorrower) -> None:
+    read = codec.decode_to_borrower(pb.ToBorrower.FromString(codec.encode_to_borrower(message).SerializeToString()))
+    assert read == message
+    assert type(read) is type(message)
+
+
+@settings(deadline=None)
+@given(COMMAND)
+def test_commands_survive_the_wire(command: Subscribe | Unsubscribe | Send) -> None:
+    assert wire.decode_command(pb.Command.FromString(wire.encode_command(command).SerializeToString())) == command
+
+
+@settings(deadline=None)
+@given(DELIVERY)
+def test_deliveries_survive_the_wire(delivery: Delivery) -> None:
+    encoded = wire.encode_delivery(delivery)
+    assert wire.decode_delivery(pb.Delivery.FromString(encoded.SerializeToString())) == delivery
+    assert wire.body_size(delivery.body) > 0
+
+
+def test_every_message_of_the_protocol_is_tried() -> None:
+    """The strategies above name each member of the unions, so that a new message is not forgotten."""
+    wire_names = {field.message_type.name for field in pb.ToLeader.DESCRIPTOR.oneofs[0].fields}
+    assert wire_names == {kind.__name__ for kind in typing.get_args(ToLeader)}
+    wire_names = {field.message_type.name for field in pb.ToBorrower.DESCRIPTOR.oneofs[0].fields}
+    assert wire_names == {kind.__name__ for kind in typing.get_args(ToBorrower)}
+
+
+@pytest.mark.parametrize("kind", [*typing.get_args(ToLeader), *typing.get_args(ToBorrower), Held, StreamProgress])
+def test_every_field_of_a_message_is_on_the_wire(kind: type) -> None:
+    fields = {field.name for field in dataclasses.fields(kind)} - {"hash_to"}
+    on_wire = {field.name for field in pb.DESCRIPTOR.message_types_by_name[kind.__name__].fields} - {"hash_last"}
+    assert fields == on_wire
+
+
+@pytest.mark.conforms("X4", "R11")
+@settings(deadline=None, max_examples=500)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_command_or_an_error(payload: bytes) -> None:
+    try:
+        parsed = pb.Command.FromString(payload)
+    except DecodeError:
+        return
+    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | Send | Malformed)
+
+
+MINIMAL = {"borrower_id": "b", "agent": "a", "subscription": "$share/g/a", "weight": 1.0, "start": "latest"}
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"borrower_id": ""}, "borrower_id"),
+        ({"borrower_id": "x" * 513}, "limit is 512"),
+        ({"borrower_id": "a\0b"}, "NUL"),
+        ({"subscription": "x" * 70_001}, "limit is 70000"),
+        ({"group_id": -1}, "never negative"),
+        ({"weight": 0.0}, "weight"),
+        ({"weight": float("nan")}, "weight"),
+        ({"weight": float("inf")}, "weight"),
+        ({"session": ""}, "session"),
+        ({"reclaim": [pb.Held()] * 100_001}, "limit is 100000"),
+        ({"reclaim": [pb.Held(position=-1)]}, "never negative"),
+    ],
+)
+def test_hostile_fields_are_refused(fields: dict[str, object], rule: str) -> None:
+    codec.decode_to_leader(pb.ToLeader(leader_wanted=pb.LeaderWanted(**MINIMAL)))  # type: ignore[arg-type]
+    hostile = pb.ToLeader(leader_wanted=pb.LeaderWanted(**(MINIMAL | fields)))  # type: ignore[arg-type]
+    with pytest.raises(MalformedMessage, match=rule) as refusal:
+        codec.decode_to_leader(hostile)
+    assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pb.ToLeader(),
+        pb.ToLeader(ping=pb.Ping(borrower_ids=["b"] * 10_001)),
+        pb.ToLeader(ping=pb.Ping(sent_at=float("nan"))),
+        pb.ToLeader(update_progress=pb.UpdateProgress(borrower_id="b", streams=[pb.StreamProgress()] * 100_001)),
+        pb.ToLeader(disconnect=pb.Disconnect(borrower_id="b", term=-1)),
+    ],
+)
+def test_hostile_messages_are_refused(hostile: pb.ToLeader) -> None:
+    with pytest.raises(MalformedMessage):
+        codec.decode_to_leader(hostile)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pb.ToBorrower(),
+        pb.ToBorrower(revoked=pb.Revoked(borrower_id="b")),
+        pb.ToBorrower(invalidate=pb.Invalidate(borrower_id="b", reason=99)),  # type: ignore[arg-type]
+        pb.ToBorrower(grant=pb.Grant(borrower_id="b", hash_from=2, hash_last=1, filter="#")),
+    ],
+)
+def test_what_a_node_must_not_say_is_refused(wrong: pb.ToBorrower) -> None:
+    with pytest.raises(MalformedMessage):
+        codec.decode_to_borrower(wrong)
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pb.Command(),
+        pb.Command(subscribe=pb.Subject()),
+        pb.Command(subscribe=pb.Subject(channel=77, key="k")),  # type: ignore[arg-type]
+        pb.Command(subscribe=pb.Subject(channel=pb.CHANNEL_GROUP)),
+        pb.Command(subscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key="k" * 70_001)),
+        pb.Command(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, all=False)),
+        pb.Command(message=pb.ToLeader()),
+    ],
+)
+def test_hostile_commands_are_malformed(hostile: pb.Command) -> None:
+    assert isinstance(wire.decode_command(hostile), Malformed)

@@ -1,0 +1,110 @@
+"""Laws of blocks and routes over random input."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.words import Filter
+from storage.block import COMPRESSIONS, decode, deliver, encode, matching
+from storage.layout import BLOCK_SCHEMA
+from storage.publish.routes import Routes
+from storage.routing import Ring, Space, StreamInfo, candidate_spaces, hash_key, overlap, ranges, space_of
+
+LEVEL = st.sampled_from(["a", "b", "c"])
+TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join)
+FILTER = st.builds(
+    lambda levels, rest: Filter("/".join([*levels, *rest]) or "#"),
+    st.lists(st.sampled_from(["a", "b", "c", "+"]), max_size=3),
+    st.sampled_from([[], ["#"]]),
+)
+BYTES = st.none() | st.binary(max_size=12)
+HEADER = st.fixed_dictionaries({"key": st.text(max_size=4), "value": BYTES})
+MESSAGE = st.fixed_dictionaries(
+    {
+        "topic": TOPIC,
+        "key": BYTES,
+        "value": BYTES,
+        "headers": st.none() | st.lists(HEADER, max_size=2),
+        "timestamp": st.integers(0, 3) | st.integers(-(2**50), 2**50),
+        "epoch": st.none() | st.lists(st.integers(-5, 5), max_size=2),
+    }
+)
+MESSAGES = st.lists(MESSAGE, min_size=1, max_size=40) | st.builds(
+    lambda one, count: [one] * count, MESSAGE, st.just(80)
+)
+
+
+def batch(messages: list[dict[str, object]]) -> pa.RecordBatch:
+    arrays = [pa.array([each[field.name] for each in messages], field.type) for field in BLOCK_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
+
+
+@given(MESSAGES, st.sampled_from(COMPRESSIONS), st.integers(0, 39))
+def test_a_block_comes_back_from_any_slice(messages: list[dict[str, object]], compression: str, skip: int) -> None:
+    whole = batch(messages)
+    part = whole.slice(min(skip, whole.num_rows - 1))
+    codec, payload = encode(part, compression)
+    assert decode(codec, payload.to_pybytes()).equals(part)
+
+
+@given(MESSAGES, FILTER, st.booleans())
+def test_filtering_a_block_is_filtering_its_messages(
+    messages: list[dict[str, object]], filter: Filter, indexed: bool
+) -> None:
+    topics = [str(each["topic"]) for each in messages]
+    found = matching(deliver(batch(messages), 1, 10), filter, sorted(set(topics)) if indexed else None)
+    assert found.column("offset").to_pylist() == [10 + i for i, topic in enumerate(topics) if filter.matches(topic)]
+
+
+def streams_of(spaces: list[Space]) -> list[StreamInfo]:
+    return [
+        StreamInfo(space.space_id * 100 + index, space.space_id, space.space_id, low, high, 0, False)
+        for space in spaces
+        for index, (low, high) in enumerate(ranges(space.shards))
+    ]
+
+
+SPACES = st.lists(st.tuples(FILTER, st.integers(1, 5)), max_size=4, unique_by=lambda each: each[0].text).map(
+    lambda extra: [
+        Space(index, f"s{index}", filter, shards)
+        for index, (filter, shards) in enumerate([(Filter("#"), 3), *[e for e in extra if e[0].text != "#"]])
+    ]
+)
+
+
+@given(SPACES, MESSAGES, st.integers(0, 5))
+@settings(max_examples=200)
+def test_routing_by_columns_is_routing_one_by_one_and_keeps_the_order(
+    spaces: list[Space], messages: list[dict[str, object]], start: int
+) -> None:
+    routes, given_batch = Routes(spaces, streams_of(spaces), None), batch(messages)
+    seen: dict[int, int] = {}
+    for stream_id, part, rows in routes.split(given_batch, range(start, start + len(messages))):
+        numbers = list(rows) if isinstance(rows, range) else rows.to_pylist()
+        assert numbers == sorted(numbers)
+        assert part.equals(given_batch.take([number - start for number in numbers]))
+        seen |= dict.fromkeys(numbers, stream_id)
+    key = [(each["topic"], each["key"]) for each in messages]
+    assert seen == {start + i: routes.stream_of(topic, key) for i, (topic, key) in enumerate(key)}  # type: ignore[arg-type]
+
+
+@given(SPACES, TOPIC, FILTER)
+def test_a_topic_that_a_group_wants_lies_in_one_of_its_candidate_spaces(
+    spaces: list[Space], topic: str, filter: Filter
+) -> None:
+    if filter.matches(topic):
+        assert space_of(topic, spaces) in candidate_spaces(filter, spaces)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), BYTES, TOPIC)
+def test_wherever_a_key_goes_after_a_reshard_its_stream_overlaps_the_one_before(
+    before: int, after: int, key: bytes | None, topic: str
+) -> None:
+    hashed = hash_key(key, topic)
+    place = [
+        Ring([StreamInfo(i, 1, 1, *each, 0, False) for i, each in enumerate(ranges(shards))]).index(hashed)
+        for shards in (before, after)
+    ]
+    assert overlap(ranges(before)[place[0]], ranges(after)[place[1]])

@@ -1,0 +1,181 @@
+"""Both halves of the session against each other, over a network that loses requests and replies; one seed is one run.
+
+Checked from outside: within one life of a subscriber id, commands are executed once and in order, and every message of
+the log is seen once and in order, or a gap or a lost connection says that something is missing.
+"""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.session.mailbox import MailboxLimits
+from protocol.session.publisher import Hold, Messages, PublisherSettings, Received, SessionPublisher, Unknown
+from protocol.session.steps import (
+    BatchAnswered,
+    BatchFailed,
+    CancelBatch,
+    CancelPoll,
+    Deliver,
+    Event,
+    Instruction,
+    Listen,
+    Lost,
+    PollAnswered,
+    PollFailed,
+    SendBatch,
+    StartPoll,
+    Status,
+    Tick,
+)
+from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
+from protocol.session.values import ChannelKind, Gap, Send, Subscribe
+
+CHANNELS = {"log": ChannelKind.LOG, "state": ChannelKind.STATE}
+LIMITS = MailboxLimits(messages=8, reply_messages=3)
+
+
+class World:
+    """One agent, one node that may restart, and a clock."""
+
+    def __init__(self, seed: int, loss: float, restarts: float) -> None:
+        self.random = random.Random(seed)
+        self.loss, self.restarts = loss, restarts
+        self.now = 0.0
+        self.node_number = 0
+        self.node = self.new_node()
+        settings = SubscriberSettings(hold_s=5, retry_s=0.5, batch_commands=3)
+        self.agent = SessionSubscriber("agent", settings, channels=CHANNELS)
+        self.calls: dict[str, SendBatch | StartPoll] = {}
+        self.wake_at: float | None = None
+        self.executed: list[tuple[str, object]] = []
+        self.seen: list[object] = []  # since the last doubt
+        self.doubts = 0
+        self.published = 0
+        self.newest: dict[str, int] = {}
+        self.sent = 0
+
+    def new_node(self) -> SessionPublisher:
+        self.node_number += 1
+        return SessionPublisher(f"n{self.node_number}", PublisherSettings(hold_s=5, mailbox=LIMITS), channels=CHANNELS)
+
+    def decide(self, event: Event) -> None:
+        outcome = self.agent.decide(event, self.now)
+        for instruction in outcome.sends:
+            self.carry_out(instruction)
+        self.wake_at = outcome.wake_at
+
+    def carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case SendBatch():
+                assert "batch" not in self.calls, "two batches in flight"
+                self.calls["batch"] = instruction
+            case StartPoll():
+                assert "poll" not in self.calls, "two polls held"
+                self.calls["poll"] = instruction
+            case CancelBatch():
+                del self.calls["batch"]
+            case CancelPoll():
+                del self.calls["poll"]
+            case Lost():
+                self.doubts += 1
+                self.seen.clear()
+            case Deliver(deliveries):
+                for delivery in deliveries:
+                    self.take(delivery.channel, delivery.body)
+
+    def take(self, channel: str, body: object) -> None:
+        if isinstance(body, Gap):
+            self.doubts += 1
+            self.seen.clear()
+        elif channel == "log":
+            assert not self.seen or self.seen[-1] == body - 1, (self.seen, body)  # type: ignore[operator]
+            self.seen.append(body)
+        else:
+            assert isinstance(body, int)
+            self.newest["k"] = body
+
+    def answer(self, kind: str) -> None:
+        """The network decides what becomes of a call under way."""
+        call = self.calls[kind]
+        fails = BatchFailed(call.life, "lost") if isinstance(call, SendBatch) else PollFailed(call.life, "lost")
+        if self.random.random() < self.loss:
+            del self.calls[kind]
+            self.decide(fails)
+            return
+        event = self.execute(call) if isinstance(call, SendBatch) else self.poll(call)
+        del self.calls[kind]
+        self.decide(fails if self.random.random() < self.loss else event)
+
+    def execute(self, call: SendBatch) -> Event:
+        answer = self.node.receive(call.subscriber_id, call.number, call.commands, self.now)
+        if isinstance(answer, Received):
+            self.executed += [(call.subscriber_id, body) for _, body in answer.messages]
+        return BatchAnswered(call.life, call.number, self.node.incarnation, isinstance(answer, Unknown))
+
+    def poll(self, call: StartPoll) -> Event:
+        answer = self.node.poll(call.subscriber_id, call.acknowledged, call.incarnation, self.now, call.hold_s)
+        if isinstance(answer, Hold):
+            answer = self.node.collect(call.subscriber_id, self.now)
+        deliveries = answer.deliveries if isinstance(answer, Messages) else ()
+        return PollAnswered(call.life, self.node.incarnation, isinstance(answer, Unknown), deliveries)
+
+    def step(self) -> None:
+        self.now += self.random.random()
+        self.node.expire(self.now)
+        chance = self.random.random()
+        if chance < self.restarts:
+            self.node = self.new_node()
+        elif chance < 0.4:
+            self.publish()
+        elif chance < 0.5:
+            self.sent += 1
+            self.decide(Send(self.sent))
+        elif self.calls:
+            self.answer(self.random.choice(sorted(self.calls)))
+        if self.wake_at is not None and self.now >= self.wake_at:
+            self.decide(Tick())
+
+    def publish(self) -> None:
+        self.published += 1
+        self.node.publish("log", "k", self.published)
+        self.node.publish("state", "k", self.published, version=self.published)
+
+
+def calm(world: World) -> None:
+    """Nothing is lost any more: everything must arrive."""
+    world.loss = world.restarts = 0.0
+    for _ in range(200):
+        world.now += 1.0
+        world.decide(Tick())
+        for kind in sorted(world.calls):
+            if kind in world.calls:
+                world.answer(kind)
+    assert world.agent.status is Status.CONNECTED
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([0.0, 0.02]))
+def test_nothing_is_lost_or_seen_twice_without_a_word(seed: int, loss: float, restarts: float) -> None:
+    world = World(seed, loss, restarts)
+    for event in (Subscribe("log", "k"), Subscribe("log", None), Subscribe("state", None), Listen(True)):
+        world.decide(event)
+    for _ in range(300):
+        world.step()
+    calm(world)
+    messages = [body for _, body in world.executed if isinstance(body, int)]
+    assert len(messages) == len(set(messages)), "executed twice"
+    assert messages == sorted(messages), "out of order"
+    if loss == restarts == 0.0:
+        assert messages == list(range(1, world.sent + 1))
+        assert world.agent.unsent_messages == 0
+
+    doubts, before = world.doubts, len(world.seen)
+    for _ in range(5):
+        world.publish()
+    calm(world)
+    assert world.doubts == doubts
+    assert world.seen[before:] == list(range(world.published - 4, world.published + 1))
+    assert world.newest["k"] == world.published

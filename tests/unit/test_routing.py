@@ -1,0 +1,93 @@
+"""Which space, which stream."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from protocol.errors import InvalidSetting
+from protocol.words import Filter
+from storage.routing import (
+    RING,
+    Ring,
+    Space,
+    StreamInfo,
+    candidate_spaces,
+    hash_key,
+    intersecting_spaces,
+    overlap,
+    ranges,
+    space_of,
+)
+
+
+def spaces(*filters: str) -> list[Space]:
+    return [Space(index, text, Filter(text), 1) for index, text in enumerate(filters)]
+
+
+def names(found: tuple[Space, ...]) -> set[str]:
+    return {space.name for space in found}
+
+
+def test_the_hash_is_xxh3_64_of_the_key_and_of_the_topic_without_one() -> None:
+    assert hash_key(b"", "a") == 0x2D06800538D394C2  # the published value for no bytes and seed 0
+    assert hash_key(None, "a") == hash_key(b"a", "other")
+    assert hash_key(b"key", "a") == hash_key(b"key", "b")
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 16, 4096])
+def test_ranges_tile_the_ring(shards: int) -> None:
+    cut = ranges(shards)
+    assert cut[0][0] == 0
+    assert cut[-1][1] == RING
+    assert all(one[1] == two[0] for one, two in pairwise(cut))
+    sizes = {high - low for low, high in cut}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("shards", [0, -1, 4097])
+def test_a_silly_number_of_shards_is_refused_with_the_limits(shards: int) -> None:
+    with pytest.raises(InvalidSetting, match=f"shards {shards}: must be from 1 to 4096"):
+        ranges(shards)
+
+
+def test_ranges_that_only_touch_do_not_overlap() -> None:
+    assert not overlap((0, 5), (5, 9))
+    assert overlap((0, 6), (5, 9))
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [("a", "a"), ("a/b", "a/b"), ("a/c", "a/+"), ("a/c/d", "a/#"), ("b/b", "+/b"), ("x", "#")],
+)
+def test_the_most_specific_space_wins_level_by_level_from_the_left(topic: str, expected: str) -> None:
+    found = space_of(topic, spaces("#", "+/b", "a/#", "a/+", "a/b", "a"))
+    assert found is not None
+    assert found.name == expected
+
+
+def test_without_a_catch_all_a_topic_may_have_no_space() -> None:
+    assert space_of("b", spaces("a/#")) is None
+
+
+def test_candidates_are_those_that_intersect_and_are_not_in_the_shadow_of_a_covering_one() -> None:
+    have = spaces("#", "a/#", "a/b/#", "c")
+    assert names(candidate_spaces(Filter("#"), have)) == {"#", "a/#", "a/b/#", "c"}
+    assert names(candidate_spaces(Filter("a/#"), have)) == {"a/#", "a/b/#"}
+    assert names(candidate_spaces(Filter("a/b"), have)) == {"a/b/#"}
+    assert names(candidate_spaces(Filter("+/b"), have)) == {"#", "a/b/#", "a/#"}
+    assert names(intersecting_spaces(Filter("a/b"), have)) == {"#", "a/#", "a/b/#"}
+
+
+def test_a_ring_finds_the_stream_at_the_edges_of_its_ranges() -> None:
+    cut = ranges(3)
+    ring = Ring([StreamInfo(index, 1, 1, low, high, 0, False) for index, (low, high) in enumerate(cut)][::-1])
+    for index, (low, high) in enumerate(cut):
+        assert ring.stream(low).stream_id == index
+        assert ring.stream(high - 1).stream_id == index
+
+
+def test_a_ring_with_a_hole_is_our_own_broken_rule() -> None:
+    with pytest.raises(ValueError, match="do not tile"):
+        Ring([StreamInfo(1, 1, 1, 0, RING - 1, 0, False)])

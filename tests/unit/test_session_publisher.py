@@ -1,0 +1,315 @@
+"""The node's half of the session: the machine alone, with made-up channels and bodies."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.session.mailbox import MailboxLimits
+from protocol.session.publisher import (
+    Hold,
+    Messages,
+    PublisherSettings,
+    Received,
+    Repeated,
+    SessionPublisher,
+    Unknown,
+)
+from protocol.session.values import (
+    ChannelKind,
+    Delivery,
+    Gap,
+    Malformed,
+    ReceivedCommand,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+
+CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
+INCARNATION = "node-1"
+
+
+def publisher(**limits: int) -> SessionPublisher:
+    settings = PublisherSettings(hold_s=5, mailbox=MailboxLimits(**limits), subscribers=3, subscriptions_each=5)
+    return SessionPublisher(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
+
+
+def subscribed(node: SessionPublisher, name: str, *subjects: tuple[str, str | None]) -> None:
+    received = node.receive(name, 1, [Subscribe(*subject) for subject in subjects], now=0)
+    assert received == Received((), ())
+
+
+def taken(node: SessionPublisher, name: str, acknowledged: int = 0, now: float = 0) -> tuple[Delivery, ...]:
+    answer = node.poll(name, acknowledged, "", now, 5) if acknowledged == 0 else None
+    answer = answer or node.poll(name, acknowledged, INCARNATION, now, 5)
+    return answer.deliveries if isinstance(answer, Messages) else ()
+
+
+def bodies(deliveries: tuple[Delivery, ...]) -> list[object]:
+    return [delivery.body for delivery in deliveries]
+
+
+@pytest.mark.conforms("R3")
+def test_one_key_all_keys_and_both_get_each_message_once_and_in_order() -> None:
+    node = publisher()
+    subscribed(node, "key", ("news", "eu"))
+    subscribed(node, "all", ("news", None))
+    subscribed(node, "both", ("news", "eu"), ("news", None))
+    for number in range(50):
+        node.publish("news", "eu", f"eu{number}")
+        node.publish("news", "us", f"us{number}")
+    eu = [f"eu{number}" for number in range(50)]
+    assert bodies(taken(node, "key")) == eu
+    everything = [f"{key}{number}" for number in range(50) for key in ("eu", "us")]
+    assert bodies(taken(node, "all")) == everything
+    assert bodies(taken(node, "both")) == everything
+
+
+@pytest.mark.conforms("R5")
+def test_what_is_not_acknowledged_is_given_again_and_then_forgotten() -> None:
+    node = publisher()
+    subscribed(node, "a", ("news", None))
+    node.publish("news", "k", "one")
+    first = taken(node, "a")
+    node.publish("news", "k", "two")
+    again = taken(node, "a")
+    assert again[0] == first[0]
+    assert bodies(again) == ["one", "two"]
+    assert bodies(taken(node, "a", acknowledged=first[-1].sequence)) == ["two"]
+    assert isinstance(node.poll("a", again[-1].sequence, INCARNATION, 0, 5), Hold)
+
+
+@pytest.mark.conforms("R3")
+def test_log_messages_name_the_one_before_on_their_channel() -> None:
+    node = publisher()
+    subscribed(node, "a", ("news", "k"), ("chat", None))
+    node.publish("news", "k", 1)
+    node.publish("chat", "x", 2)
+    node.publish("news", "other", "not for us")
+    node.publish("news", "k", 3)
+    deliveries = taken(node, "a")
+    assert [(one.sequence, one.channel, one.predecessor) for one in deliveries] == [
+        (1, "news", 0),
+        (2, "chat", 0),
+        (3, "news", 1),
+    ]
+
+
+def test_a_state_channel_keeps_the_newest_value_only() -> None:
+    node = publisher()
+    subscribed(node, "a", ("price", None))
+    for version in (1, 3, 2, 3, 4):
+        node.publish("price", "gold", f"g{version}", version)
+    node.publish("price", "tin", "t9", 9)
+    assert [(one.body, one.version) for one in taken(node, "a")] == [("g4", 4), ("t9", 9)]
+
+
+def test_subscribing_to_a_state_is_answered_with_its_current_value() -> None:
+    node = publisher()
+    node.publish("price", "gold", "g1", 1)
+    node.publish("price", "tin", "t1", 1)
+    node.publish("price", "lead", "l1", 1)
+    node.retract("price", "lead")
+    subscribed(node, "one", ("price", "gold"))
+    subscribed(node, "all", ("price", None))
+    subscribed(node, "none", ("price", "lead"))
+    assert bodies(taken(node, "one")) == ["g1"]
+    assert bodies(taken(node, "all")) == ["g1", "t1"]
+    assert taken(node, "none") == ()
+
+
+def test_a_state_that_was_handed_out_is_not_changed_afterwards() -> None:
+    node = publisher()
+    subscribed(node, "a", ("price", "gold"))
+    node.publish("price", "gold", "g1", 1)
+    first = taken(node, "a")
+    node.publish("price", "gold", "g2", 2)
+    assert taken(node, "a") == (*first, Delivery(2, "price", "gold", "g2", version=2))
+
+
+@pytest.mark.conforms("R10")
+def test_overflow_turns_into_one_gap_at_its_place() -> None:
+    node = publisher(messages=10)
+    subscribed(node, "slow", ("news", None))
+    subscribed(node, "fast", ("news", None))
+    node.publish("news", "k", "first")
+    handed_out = taken(node, "slow")
+    seen: list[object] = bodies(taken(node, "fast"))
+    for number in range(100):
+        node.publish("news", "k", number)
+        seen += bodies(taken(node, "fast", acknowledged=len(seen)))
+    assert seen == ["first", *range(100)]
+
+    deliveries = taken(node, "slow", acknowledged=handed_out[-1].sequence)
+    gaps = [one for one in deliveries if isinstance(one.body, Gap)]
+    assert deliveries[0] is gaps[0]
+    assert len(gaps) == 1
+    rest = bodies(deliveries[1:])
+    assert gaps[0].body == Gap(100 - len(rest), ("news",))
+    assert rest == list(range(100 - len(rest), 100))
+    assert deliveries[1].predecessor == gaps[0].sequence  # nobody can overlook it
+
+
+@pytest.mark.conforms("R10", "X4")
+def test_a_mailbox_is_bounded_by_bytes_too() -> None:
+    node = publisher(bytes=100)
+    subscribed(node, "a", ("news", None))
+    node.publish("news", "k", "x" * 60)
+    node.publish("news", "k", "y" * 60)
+    node.publish("news", "k", "z" * 60)
+    assert bodies(taken(node, "a")) == [Gap(2, ("news",)), "z" * 60]
+
+
+@pytest.mark.conforms("R10", "X4")
+def test_a_reply_is_bounded_and_the_next_one_goes_on() -> None:
+    node = publisher(reply_messages=3, reply_bytes=100)
+    subscribed(node, "a", ("news", None))
+    for number in range(5):
+        node.publish("news", "k", number)
+    node.publish("news", "k", "x" * 500)
+    assert bodies(taken(node, "a")) == [0, 1, 2]
+    assert bodies(taken(node, "a", acknowledged=3)) == [3, 4]
+    assert bodies(taken(node, "a", acknowledged=5)) == ["x" * 500]
+
+
+def test_a_directed_message_needs_no_subscription_and_is_queued_once() -> None:
+    node = publisher()
+    node.poll("a", 0, "", now=0, hold_s=5)
+    assert node.send("a", "news", "k", "grant")
+    assert node.send("a", "news", "k", "grant")
+    assert node.send("a", "news", "k", "revoke")
+    assert not node.send("nobody", "news", "k", "grant")
+    first = taken(node, "a")
+    assert bodies(first) == ["grant", "revoke"]
+    node.send("a", "news", "k", "grant")  # handed out, not acknowledged: still there
+    assert taken(node, "a") == first
+    taken(node, "a", acknowledged=2)
+    node.send("a", "news", "k", "grant")
+    assert bodies(taken(node, "a", acknowledged=2)) == ["grant"]
+
+
+def test_a_directed_message_lost_in_a_gap_can_be_sent_again() -> None:
+    node = publisher(messages=1)
+    node.poll("a", 0, "", now=0, hold_s=5)
+    node.send("a", "news", "k", "one")
+    node.send("a", "news", "k", "two")
+    node.send("a", "news", "k", "one")
+    assert bodies(taken(node, "a")) == [Gap(2, ("news",)), "one"]
+
+
+@pytest.mark.conforms("R2")
+def test_a_repeated_batch_is_answered_again_and_not_executed_again() -> None:
+    node = publisher()
+    batch: list[ReceivedCommand] = [Send("hello"), Subscribe("news", "k"), Malformed("it is broken")]
+    first = node.receive("a", 1, batch, now=0)
+    assert isinstance(first, Received)
+    assert first.messages == ((0, "hello"),)
+    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == Received((), ())
+    assert node.subscriptions("a") == ()
+    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == Repeated(())
+    node = publisher()
+    node.receive("a", 1, batch, now=0)
+    assert node.receive("a", 1, batch, now=0) == Repeated(first.errors)
+
+
+@pytest.mark.conforms("R2")
+def test_the_last_command_wins() -> None:
+    node = publisher()
+    node.receive("a", 1, [Subscribe("news", "k"), Unsubscribe("news", "k"), Subscribe("news", "k")], now=0)
+    node.receive("b", 1, [Subscribe("news", "k"), Unsubscribe("news", "k")], now=0)
+    assert node.publish("news", "k", "x") == 1
+    assert bodies(taken(node, "a")) == ["x"]
+
+
+@pytest.mark.conforms("R7")
+@pytest.mark.parametrize("number", [2, 3, 10])
+def test_a_batch_that_does_not_follow_is_unknown(number: int) -> None:
+    node = publisher()
+    assert isinstance(node.receive("a", number, [Subscribe("news", "k")], now=0), Unknown)
+    subscribed(node, "b", ("news", "k"))
+    assert isinstance(node.receive("b", number + 1, [], now=0), Unknown)
+    assert node.subscriber_ids == ()
+
+
+@pytest.mark.conforms("R11")
+def test_a_bad_command_gets_an_error_for_itself() -> None:
+    node = publisher()
+    batch: list[ReceivedCommand] = [Subscribe("nonsense", "k"), Malformed("broken"), Subscribe("news", "k"), Send("m")]
+    answer = node.receive("a", 1, batch, now=0)
+    assert isinstance(answer, Received)
+    assert [error.index for error in answer.errors] == [0, 1]
+    assert "nonsense" in answer.errors[0].text
+    assert "price" in answer.errors[0].text
+    assert answer.messages == ((3, "m"),)
+    assert node.subscriptions("a") == (("news", "k"),)
+    assert len(node.add_errors("a", 1, [])) == 2
+
+
+@pytest.mark.conforms("X4")
+def test_subscriptions_and_subscribers_are_bounded() -> None:
+    node = publisher()
+    answer = node.receive("a", 1, [Subscribe("news", str(number)) for number in range(7)], now=0)
+    assert isinstance(answer, Received)
+    assert [error.index for error in answer.errors] == [5, 6]
+    subscribed(node, "b")
+    subscribed(node, "c")
+    assert isinstance(node.receive("d", 1, [], now=0), Unknown)
+    assert isinstance(node.poll("d", 0, "", 0, 5), Unknown)
+    assert node.expire(now=100) == ("a", "b", "c")
+    assert isinstance(node.receive("d", 1, [], now=100), Received)
+
+
+@pytest.mark.conforms("R4")
+def test_poll_before_command_and_command_before_poll() -> None:
+    node = publisher()
+    assert node.poll("early", 0, "", now=10, hold_s=60) == Hold(until=15)
+    subscribed(node, "early", ("news", None))
+    subscribed(node, "late", ("news", None))
+    ready: list[str] = []
+    node.on_ready = ready.append
+    node.publish("news", "k", "x")
+    assert ready == ["early", "late"]
+    assert node.collect("early", now=11) == node.poll("late", 0, "", now=11, hold_s=5)
+
+
+@pytest.mark.conforms("R6")
+def test_another_incarnation_is_unknown_at_once() -> None:
+    node = publisher()
+    subscribed(node, "a", ("news", None))
+    assert isinstance(node.poll("a", 0, "node-0", now=0, hold_s=5), Unknown)
+
+
+@pytest.mark.conforms("R7")
+def test_the_forgotten_are_told_so_and_never_revived() -> None:
+    node = publisher()
+    subscribed(node, "a", ("news", None))
+    node.poll("a", 0, INCARNATION, now=1, hold_s=5)
+    assert node.wake_at == 16
+    assert node.expire(now=15.9) == ()
+    assert node.expire(now=16) == ("a",)
+    assert isinstance(node.poll("a", 0, INCARNATION, now=17, hold_s=5), Unknown)
+    assert isinstance(node.poll("a", 0, "", now=17, hold_s=5), Unknown)
+    assert isinstance(node.receive("a", 1, [], now=17), Unknown)
+    assert isinstance(node.collect("a", now=17), Unknown)
+    assert isinstance(node.poll("b", 7, "", now=17, hold_s=5), Unknown)
+
+
+@pytest.mark.conforms("R8")
+def test_the_silent_leave_nothing_behind_and_the_quiet_stay() -> None:
+    node = publisher()
+    subscribed(node, "dead", ("news", None), ("price", "gold"))
+    subscribed(node, "quiet", ("news", "k"))
+    for now in range(0, 100, 5):
+        node.poll("quiet", 0, INCARNATION, now, hold_s=5)
+        node.collect("quiet", now + 5)
+        node.expire(now + 5)
+    assert node.subscriber_ids == ("quiet",)
+    assert len(node._index) == 1
+    assert node.publish("news", "k", "x") == 1
+
+
+def test_acknowledging_what_was_never_sent_ends_the_life() -> None:
+    node = publisher()
+    subscribed(node, "a", ("news", None))
+    assert isinstance(node.poll("a", 5, INCARNATION, now=0, hold_s=5), Unknown)
+    assert node.subscriber_ids == ()

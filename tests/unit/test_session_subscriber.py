@@ -1,0 +1,328 @@
+"""The agent's half of the session: events in, instructions out."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+
+from protocol.session.steps import (
+    BatchAnswered,
+    BatchFailed,
+    CancelBatch,
+    CancelPoll,
+    Deliver,
+    Event,
+    Instruction,
+    Listen,
+    Lost,
+    LostReason,
+    PeerRefused,
+    PollAnswered,
+    PollFailed,
+    Refusals,
+    SendBatch,
+    StartPoll,
+    Status,
+    Tick,
+)
+from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
+from protocol.session.values import ChannelKind, CommandError, Delivery, Gap, Send, Subscribe, Unsubscribe
+
+I = TypeVar("I", bound=Instruction)  # noqa: E741
+
+CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
+SETTINGS = SubscriberSettings(hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20)
+
+
+class Harness:
+    """A machine with its clock, and all it ever said."""
+
+    def __init__(self) -> None:
+        self.machine = SessionSubscriber("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: 10)
+        self.now = 0.0
+        self.wake_at: float | None = None
+        self.said: list[Instruction] = []
+
+    def do(self, *events: Event) -> list[Instruction]:
+        """Take in events; what the last one caused."""
+        sends: list[Instruction] = []
+        for event in events:
+            outcome = self.machine.decide(event, self.now)
+            sends, self.wake_at = list(outcome.sends), outcome.wake_at
+            self.said += sends
+        return sends
+
+    def wait(self) -> list[Instruction]:
+        assert self.wake_at is not None
+        self.now = self.wake_at
+        return self.do(Tick())
+
+    def last(self, kind: type[I]) -> I:
+        return next(one for one in reversed(self.said) if isinstance(one, kind))
+
+    def all(self, kind: type[I]) -> list[I]:
+        return [one for one in self.said if isinstance(one, kind)]
+
+    def batch_ok(self, **fields: object) -> list[Instruction]:
+        batch = self.last(SendBatch)
+        return self.do(BatchAnswered(batch.life, batch.number, **({"incarnation": "n1"} | fields)))  # type: ignore[arg-type]
+
+    def poll_ok(self, *deliveries: Delivery, incarnation: str = "n1", unknown: bool = False) -> list[Instruction]:
+        return self.do(PollAnswered(self.last(StartPoll).life, incarnation, unknown, deliveries))
+
+    def poll_fails(self) -> list[Instruction]:
+        return self.do(PollFailed(self.last(StartPoll).life, "refused"))
+
+    def batch_fails(self) -> list[Instruction]:
+        return self.do(BatchFailed(self.last(SendBatch).life, "refused"))
+
+
+def connected(*subjects: tuple[str, str | None]) -> Harness:
+    harness = Harness()
+    harness.do(*(Subscribe(*subject) for subject in subjects or (("news", "k"),)))
+    while harness.machine._life.flight:
+        harness.batch_ok()
+    assert harness.machine.status is Status.CONNECTED
+    return harness
+
+
+def news(sequence: int, predecessor: int) -> Delivery:
+    return Delivery(sequence, "news", "k", f"m{sequence}", predecessor)
+
+
+@pytest.mark.conforms("R1")
+def test_ten_thousand_subscriptions_hold_one_poll() -> None:
+    harness = Harness()
+    for number in range(10_000):
+        harness.do(Subscribe("news", str(number)))
+    assert len(harness.all(StartPoll)) == 1
+
+
+@pytest.mark.conforms("R2")
+def test_one_batch_in_flight_and_commands_in_order() -> None:
+    harness = Harness()
+    commands: list[Event] = [
+        Subscribe("news", "a"),
+        Unsubscribe("news", "a"),
+        Subscribe("news", "a"),
+        Send(1),
+        Send(2),
+        Send(3),
+    ]
+    harness.do(*commands)
+    assert [batch.commands for batch in harness.all(SendBatch)] == [(commands[0],)]
+    harness.batch_ok()
+    harness.batch_ok()
+    harness.batch_ok()
+    batches = harness.all(SendBatch)
+    assert [batch.number for batch in batches] == [1, 2, 3]
+    assert [command for batch in batches for command in batch.commands] == commands
+    assert harness.machine.unsent_messages == 0
+
+
+@pytest.mark.conforms("R2")
+def test_a_failed_batch_is_repeated_under_its_number_with_the_same_content() -> None:
+    harness = Harness()
+    harness.do(Subscribe("news", "a"))
+    first = harness.last(SendBatch)
+    harness.do(Send("later"))
+    assert not harness.batch_fails()
+    assert harness.wake_at == 1
+    assert harness.wait() == [first]
+
+
+def test_a_poll_is_held_only_while_something_is_wanted() -> None:
+    harness = Harness()
+    assert [type(one) for one in harness.do(Send("m"))] == [SendBatch]
+    harness.batch_ok()
+    assert harness.machine.status is Status.IDLE
+    assert [type(one) for one in harness.do(Listen(True))] == [StartPoll]
+    assert harness.do(Listen(False)) == [CancelPoll()]
+    assert harness.machine.status is Status.IDLE
+
+
+def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
+    harness = connected(("news", "k"))
+    old = harness.machine.subscriber_id
+    assert CancelPoll() in harness.do(Unsubscribe("news", "k"))
+    harness.batch_ok()
+    assert harness.machine.status is Status.IDLE
+    harness.do(Subscribe("news", "k"))
+    assert harness.last(SendBatch).number == 1
+    assert harness.last(SendBatch).subscriber_id != old
+    assert not harness.all(Lost)
+
+
+@pytest.mark.conforms("R5")
+def test_deliveries_are_seen_once_and_acknowledged() -> None:
+    harness = connected()
+    one, two = news(1, 0), news(2, 1)
+    sends = harness.poll_ok(one)
+    assert sends[0] == Deliver((one,))
+    assert isinstance(sends[1], StartPoll)
+    assert (sends[1].acknowledged, sends[1].incarnation) == (1, "n1")
+    assert harness.poll_ok(one, two)[0] == Deliver((two,))
+    assert [type(one) for one in harness.poll_ok(one, two)] == [StartPoll]
+    assert harness.last(StartPoll).acknowledged == 2
+
+
+@pytest.mark.conforms("R6")
+def test_another_incarnation_ends_the_life_at_once_and_subscriptions_are_declared_again() -> None:
+    harness = connected(("news", "k"), ("price", None))
+    harness.poll_ok(news(1, 0))
+    old = harness.machine.subscriber_id
+    sends = harness.poll_ok(incarnation="n2", unknown=True)
+    lost, batch, poll = sends
+    assert isinstance(lost, Lost)
+    assert (lost.reason, lost.subscriptions) == (LostReason.RESTARTED, (("news", "k"), ("price", None)))
+    assert isinstance(batch, SendBatch)
+    assert batch.subscriber_id != old
+    assert batch.commands == (Subscribe("news", "k"), Subscribe("price", None))
+    assert isinstance(poll, StartPoll)
+    assert (poll.acknowledged, poll.incarnation) == (0, "")
+    harness.batch_ok(incarnation="n2")
+    assert harness.machine.status is Status.CONNECTED
+
+
+@pytest.mark.conforms("R7")
+def test_unknown_subscriber_ends_the_life() -> None:
+    harness = connected()
+    assert harness.poll_ok(unknown=True)[0] == Lost(
+        LostReason.FORGOTTEN, "the node does not know agent.1", (("news", "k"),)
+    )
+    assert harness.last(SendBatch).subscriber_id == "agent.2"
+
+
+@pytest.mark.conforms("R7")
+def test_unknown_again_and_again_is_said_once_and_slowed_down() -> None:
+    harness = connected()
+    harness.poll_ok(unknown=True)
+    harness.poll_ok(unknown=True)
+    waits = []
+    for _ in range(4):
+        before = harness.now
+        harness.wait()
+        waits.append(harness.now - before)
+        harness.poll_ok(unknown=True)
+    assert waits == [1, 2, 4, 4]
+    assert len(harness.all(Lost)) == 2  # the life that was good, and the first that never was
+
+
+@pytest.mark.conforms("R9")
+def test_a_killed_node_is_reported_once() -> None:
+    harness = connected(("news", "k"), ("news", None))
+    assert harness.poll_fails() == []
+    harness.wait()
+    assert harness.last(StartPoll).hold_s == 0  # in doubt: ask, do not wait
+    lost = harness.poll_fails()[0]
+    assert isinstance(lost, Lost)
+    assert (lost.reason, lost.subscriptions) == (LostReason.UNREACHABLE, (("news", "k"), ("news", None)))
+    for _ in range(5):
+        harness.wait()
+        harness.poll_fails()
+    assert len(harness.all(Lost)) == 1
+    harness.wait()
+    harness.poll_ok(incarnation="n2")
+    harness.batch_ok(incarnation="n2")
+    assert harness.machine.status is Status.CONNECTED
+    assert len(harness.all(Lost)) == 1
+    assert harness.last(SendBatch).commands == (Subscribe("news", "k"), Subscribe("news", None))
+
+
+def test_one_failed_poll_is_no_loss() -> None:
+    harness = connected()
+    for _ in range(5):
+        harness.poll_fails()
+        harness.wait()
+        harness.poll_ok()
+    assert not harness.all(Lost)
+
+
+def test_a_lost_connection_drops_messages_and_gives_up_calls() -> None:
+    harness = connected()
+    harness.do(Send("in flight"), Send("queued"))
+    sends = harness.poll_ok(unknown=True)
+    assert sends[0] == CancelBatch()
+    assert harness.machine.unsent_messages == 0
+    assert harness.last(SendBatch).commands == (Subscribe("news", "k"),)
+
+
+def test_answers_of_a_former_life_do_nothing() -> None:
+    harness = connected()
+    harness.do(Send("x"))
+    poll, batch = harness.last(StartPoll), harness.last(SendBatch)
+    harness.poll_ok(unknown=True)
+    for late in (
+        PollAnswered(poll.life, "n1", False, (news(1, 0),)),
+        PollFailed(poll.life, "late"),
+        BatchAnswered(batch.life, batch.number, "n1"),
+        BatchFailed(batch.life, "late"),
+        PeerRefused(poll.life, "late"),
+    ):
+        assert harness.do(late) == []
+
+
+@pytest.mark.conforms("R10")
+def test_a_gap_is_delivered_and_followed() -> None:
+    harness = connected()
+    gap = Delivery(2, "", "", Gap(5, ("news",)))
+    assert harness.poll_ok(news(1, 0), gap, news(3, 2))[0] == Deliver((news(1, 0), gap, news(3, 2)))
+
+
+def test_a_message_missing_without_a_gap_ends_the_life() -> None:
+    harness = connected()
+    lost = harness.poll_ok(news(3, 2))[0]
+    assert isinstance(lost, Lost)
+    assert lost.reason is LostReason.INCONSISTENT
+    assert not harness.all(Deliver)
+
+
+def test_states_need_no_predecessor() -> None:
+    harness = connected(("price", "gold"))
+    state = Delivery(7, "price", "gold", "g", version=3)
+    assert harness.poll_ok(state)[0] == Deliver((state,))
+
+
+@pytest.mark.conforms("R11")
+def test_refusals_name_their_commands_and_a_refused_subscription_is_not_declared_again() -> None:
+    harness = connected()
+    bad = Subscribe("news", "bad")
+    harness.do(bad)
+    assert harness.batch_ok(errors=(CommandError(0, "no such key"),))[0] == Refusals(((bad, "no such key"),))
+    harness.poll_ok(unknown=True)
+    assert harness.last(SendBatch).commands == (Subscribe("news", "k"),)
+
+
+def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
+    harness = connected()
+    sends = harness.do(PeerRefused(harness.last(StartPoll).life, "version 2"))
+    lost = sends[-1]
+    assert isinstance(lost, Lost)
+    assert lost.final
+    assert harness.do(Subscribe("news", "x"), Send("y"), Tick()) == []
+    assert harness.wake_at is None
+
+
+@pytest.mark.conforms("X4")
+def test_the_queue_is_bounded() -> None:
+    harness = connected()
+    harness.do(*(Send(number) for number in range(40)))
+    lost = harness.all(Lost)
+    assert [one.reason for one in lost] == [LostReason.OVERFLOW]
+
+
+def test_a_batch_is_bounded_by_bytes() -> None:
+    settings = SubscriberSettings(batch_bytes=100)
+    machine = SessionSubscriber("agent", settings, size_of=lambda command: 40)
+    machine.decide(Send(0), 0)
+    for number in range(1, 6):
+        machine.decide(Send(number), 0)
+    outcome = machine.decide(BatchAnswered(1, 1, "n1"), 0)
+    assert outcome.sends == (SendBatch("agent.1", 1, 2, (Send(1), Send(2))),)
+
+
+def test_jitter_spreads_the_retries() -> None:
+    harness = connected()
+    harness.do(PollFailed(harness.last(StartPoll).life, "x", jitter=0.5))
+    assert harness.wake_at == 1.5

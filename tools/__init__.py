@@ -1,0 +1,1 @@
+"""What keeps the repository honest; never installed."""

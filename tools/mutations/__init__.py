@@ -1,0 +1,17 @@
+"""Planted faults: the repeatable proof that a test would notice if what it is for were broken.
+
+Each entry of a list (`lists/*.toml`, one per area) names requirement ids, a file, a text that occurs there exactly
+once, what to put in its place, and the tests that must turn red:
+
+    [[mutant]]
+    name = "trust counts from the answer"
+    ids = ["E14"]
+    file = "leader/election/machine.py"
+    find = "event.attempt_started + lease_s"
+    replace = "now + lease_s"
+    tests = ["tests/unit/test_election.py"]
+
+`python -m tools.mutations` copies the tree, checks that the tests are green there as it is, plants one fault at a time
+and runs them. A mutant is *killed* only by a test that failed in its body: a fault that breaks the import, a fixture or
+the collection has proved nothing and is reported as *broken*.
+"""

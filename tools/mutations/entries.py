@@ -1,0 +1,100 @@
+"""The lists of planted faults: reading them, and refusing what cannot work before anything runs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LISTS = Path("tools/mutations/lists")
+"""Where the lists are, seen from the root of the tree."""
+
+_KEYS = {"name", "ids", "file", "find", "replace", "tests"}
+
+
+class InvalidList(Exception):  # noqa: N818 - named like the project's own errors
+    """An entry that cannot be planted: says which, what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault: in `file`, `find` becomes `replace`; then one of `tests` (pytest selectors) must fail.
+
+    `ids` may be empty: not everything worth proving is a requirement of the list.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    file: str
+    find: str
+    replace: str
+    tests: tuple[str, ...]
+
+
+def load(root: Path) -> list[Mutant]:
+    """All entries of all lists, in the order of the file names. Raises `InvalidList`."""
+    mutants = [mutant for path in sorted((root / LISTS).glob("*.toml")) for mutant in _read(path)]
+    seen: set[str] = set()
+    for mutant in mutants:
+        if mutant.name in seen:
+            raise InvalidList(f"{mutant.name!r} is listed twice: names tell mutants apart, give one of them another.")
+        seen.add(mutant.name)
+    return mutants
+
+
+def select(mutants: Iterable[Mutant], wanted: Collection[str]) -> list[Mutant]:
+    """Those that bear one of the wanted ids or names; all where nothing is wanted. Raises `InvalidList`."""
+    known = list(mutants)
+    names = {word for mutant in known for word in (mutant.name, *mutant.ids)}
+    if unknown := sorted(set(wanted) - names):
+        raise InvalidList(f"no mutant is called, or is for, {', '.join(unknown)}: --list shows what there is.")
+    return [mutant for mutant in known if not wanted or not {mutant.name, *mutant.ids}.isdisjoint(wanted)]
+
+
+def planted(mutant: Mutant, source: str) -> str:
+    """The source with the fault in it. Raises `InvalidList` unless `find` occurs exactly once."""
+    times = source.count(mutant.find)
+    if times != 1:
+        raise InvalidList(
+            f"{mutant.name!r}: its text occurs {times} times in {mutant.file}, and must occur exactly once. "
+            "The code has moved on: make `find` fit it again."
+        )
+    return source.replace(mutant.find, mutant.replace)
+
+
+def check(mutants: Iterable[Mutant], root: Path) -> None:
+    """Raise `InvalidList` for the first entry whose file, text or tests are not there."""
+    for mutant in mutants:
+        if not (root / mutant.file).is_file():
+            raise InvalidList(f"{mutant.name!r}: there is no file {mutant.file}.")
+        planted(mutant, (root / mutant.file).read_text(encoding="utf-8"))
+        for selector in mutant.tests:
+            if not (root / selector.partition("::")[0]).exists():
+                raise InvalidList(f"{mutant.name!r}: there is no test file for {selector}.")
+
+
+def _read(path: Path) -> list[Mutant]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidList(f"{path.name} is not TOML: {error}") from None
+    return [_entry(path, number, raw) for number, raw in enumerate(content.get("mutant", ()), start=1)]
+
+
+def _entry(path: Path, number: int, raw: dict[str, Any]) -> Mutant:
+    where = f"{path.name}, mutant {number}"
+    if raw.keys() != _KEYS:
+        raise InvalidList(f"{where} has the keys {sorted(raw)}, and needs exactly {sorted(_KEYS)}.")
+    for key in ("ids", "tests"):
+        if not (isinstance(raw[key], list) and all(isinstance(item, str) for item in raw[key])):
+            raise InvalidList(f"{where}: `{key}` must be a list of strings.")
+    for key in ("name", "file", "find", "replace"):
+        if not isinstance(raw[key], str):
+            raise InvalidList(f"{where}: `{key}` must be a string.")
+    if not raw["tests"]:
+        raise InvalidList(f"{where}: `tests` must name at least one test.")
+    if raw["find"] == raw["replace"] or not raw["find"]:
+        raise InvalidList(f"{where}: `find` must be some text, and `replace` another.")
+    return Mutant(raw["name"], tuple(raw["ids"]), raw["file"], raw["find"], raw["replace"], tuple(raw["tests"]))
