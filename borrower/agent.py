@@ -101,6 +101,10 @@ class AgentThread:
         """Whether a user call on this stream may begin now."""
         return self._machine.may_start(handle, stream_id, grant_id, clock())
 
+    def may_go_on(self, handle: int, stream_id: int, grant_id: int) -> bool:
+        """Whether another user call may begin on messages given out already."""
+        return self._machine.may_go_on(handle, stream_id, grant_id, clock())
+
     def close(self, timeout_s: float = 2.0) -> None:
         """End the thread; what was queued to nodes is given that long to leave."""
         if self._thread.is_alive():

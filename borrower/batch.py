@@ -17,11 +17,17 @@ class Batch:
     """
 
     def __init__(
-        self, table: pa.Table, first: int, end: int, lent: Lent, acknowledge: Callable[[Lent, int], None] | None
+        self,
+        table: pa.Table,
+        first: int,
+        end: int,
+        lent: Lent,
+        acknowledge: Callable[[Lent, int], None] | None,
+        progressed: Callable[[Lent, int], None] | None = None,
     ) -> None:
         self.table, self.first, self.end = table, first, end
         self.stream_id, self.grant_id = lent.stream_id, lent.grant_id
-        self._lent, self._acknowledge = lent, acknowledge
+        self._lent, self._acknowledge, self._progressed = lent, acknowledge, progressed
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -39,11 +45,16 @@ class Batch:
         """True once the stream was taken away without our word: somebody else will see these messages again."""
         return self._lent.lost
 
-    def ack(self) -> None:
+    def ack(self, upto: int | None = None) -> None:
         """All of it is done: progress moves behind it. Done by the loop itself unless the session has auto_ack off.
 
-        Acknowledging a batch again has no effect.
+        `upto`: only what lies before this offset is done, and the rest still to be worked on. Acknowledging a batch
+        again has no effect.
         """
+        if upto is not None and upto < self.end:
+            if self._progressed is not None and self._acknowledge is not None and upto > self.first:
+                self._progressed(self._lent, upto)
+            return
         acknowledge, self._acknowledge = self._acknowledge, None
         if acknowledge is not None:
             acknowledge(self._lent, self.end)

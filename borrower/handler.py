@@ -118,14 +118,20 @@ class Handler:
         if not lent.over:
             self._report(lent.progress())
 
+    def progressed(self, lent: Lent, position: int) -> None:
+        """A batch that is still outstanding is done up to `position`."""
+        lent.acknowledged = max(lent.acknowledged, position)
+        if not lent.over:
+            self._report(lent.progress())
+
     def give_up(self) -> None:
         """Nothing outstanding will be acknowledged any more."""
         for lent in self._lent.values():
             lent.outstanding = 0
 
     def streams(self) -> dict[int, int]:
-        """{stream: next offset to deliver} of everything held."""
-        return {s: lent.acknowledged for s, lent in self._lent.items()}
+        """{stream: next offset to deliver} of everything held; from any thread."""
+        return {s: lent.acknowledged for s, lent in tuple(self._lent.items())}
 
     def _under(self, stream_id: int, grant_id: int) -> Lent | None:
         lent = self._lent.get(stream_id)

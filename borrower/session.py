@@ -117,6 +117,21 @@ class Session:
             wait_s = FIRST_WAIT_S if self._look_for_news() else min(wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
         return None
 
+    def wait(self, timeout_s: float) -> None:
+        """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
+
+        Raises `SubscriptionEnded`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self.closed:
+            self._digest(max(deadline - time.monotonic(), 0.0))
+            if time.monotonic() >= deadline:
+                return
+
+    def may_go_on(self, batch: Batch) -> bool:
+        """Whether another user call may begin on this batch now: not while nobody says that the stream is still ours."""
+        return self._agent.may_go_on(self._handle, batch.stream_id, batch.grant_id)
+
     def drain(self) -> None:
         """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
         self._draining = True
@@ -178,7 +193,8 @@ class Session:
             if page.batches:
                 self._handler.given(lent, page.position)
                 table = pa.Table.from_batches(page.batches)
-                return Batch(table, first, page.position, lent, self._handler.acknowledged)
+                handler = self._handler
+                return Batch(table, first, page.position, lent, handler.acknowledged, handler.progressed)
             if page.position > first:
                 self._handler.skipped(lent, page.position)
         return None

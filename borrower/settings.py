@@ -42,8 +42,8 @@ class BorrowerSettings:
         return self
 
     def scaled(self, factor: float) -> BorrowerSettings:
-        """The same proportions, all times multiplied by `factor`."""
-        return BorrowerSettings(**{f.name: getattr(self, f.name) * factor for f in fields(self)})
+        """The same proportions, all times divided by `factor`: for tests."""
+        return BorrowerSettings(**{f.name: getattr(self, f.name) / factor for f in fields(self)})
 
     @classmethod
     def from_env(cls) -> BorrowerSettings:

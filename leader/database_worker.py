@@ -79,10 +79,7 @@ class DatabaseWorker:
         store, lease_s = self._store, self._settings.lease_s
         match request:
             case Open():
-                try:
-                    return Opened(request, store.open_group(request.subscription, request.start))
-                except UndeclaredQueue as problem:
-                    return Opened(request, None, str(problem), final=True)
+                return self._open(request)
             case ClaimLeadership():
                 claim = store.claim(request.leadership_id, self._ref, lease_s)
                 return Claimed(request, claim, random.uniform(0, JITTER_S))
@@ -91,14 +88,28 @@ class DatabaseWorker:
             case ReleaseLeaderships():
                 return Released(request, store.release(self._ref, request.terms))
             case Load():
-                try:
-                    return Loaded(request, store.load(request.group.group_id, request.term))
-                except LostLeadership:
-                    return Loaded(request, None)
+                return self._load(request)
             case Commit():
                 return Written(request, store.commit(request.batch))
             case _:
                 assert_never(request)
+
+    def _open(self, request: Open) -> Opened:
+        if request.group_id is not None:
+            group = self._store.find_group(request.group_id)
+            return Opened(request, group, f"group {request.group_id} is deleted", final=group is None)
+        try:
+            return Opened(request, self._store.open_group(request.subscription, request.start))
+        except UndeclaredQueue as problem:
+            return Opened(request, None, str(problem), final=True)
+
+    def _load(self, request: Load) -> Loaded:
+        if self._store.find_group(request.group.group_id) is None:
+            return Loaded(request, None, deleted=True)
+        try:
+            return Loaded(request, self._store.load(request.group.group_id, request.term))
+        except LostLeadership:
+            return Loaded(request, None)
 
 
 def _failed(request: Request, unknown: bool) -> NodeEvent:

@@ -24,7 +24,8 @@ from leader.maintenance import Housekeeper
 from leader.node_events import Begin, Heard, NodeEvent, Shutdown, Tick
 from leader.node_machine import Node
 from leader.settings import LeaderSettings
-from protocol.errors import InvalidSetting
+from protocol.errors import InvalidSetting, UsageError
+from protocol.events import GroupEvent
 from protocol.messages import ToBorrower, ToLeader
 from protocol.session.publisher import PublisherSettings
 from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
@@ -143,7 +144,9 @@ class NodeServer:
 
         return answer
 
-    def _heard(self, subscriber_id: str, message: ToLeader) -> None:
+    def _heard(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
+        if isinstance(message, GroupEvent):
+            raise UsageError("a node takes no events from agents: they are its own to publish.")
         agent = subscriber_id.rpartition(".")[0]
         self._subscribers[agent] = subscriber_id
         self._handle(Heard(agent, message))

@@ -14,10 +14,14 @@ from storage.groups.model import Claim, Group, GroupResult, GroupWrites, Lending
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The group of that subscription, created if it is a share's first subscriber."""
+    """The group of that subscription, created if it is a share's first subscriber.
+
+    With `group_id`: that group, if it is not deleted; none is created.
+    """
 
     subscription: Subscription
     start: Start
+    group_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +121,11 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answer to `Load`: None if the term is over, or the database did not answer."""
+    """Answer to `Load`: None if the term is over, the group is `deleted`, or the database did not answer."""
 
     request: Load
     rows: tuple[Lending, ...] | None
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ its address. Writes of all groups leave in one `Commit` at a time; what comes up
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -41,7 +42,17 @@ from leader.node_events import (
 from leader.registry import Registry
 from leader.settings import LeaderSettings
 from protocol.errors import UsageError
-from protocol.messages import EndReason, Invalidate, LeaderConnectResponse, LeaderWanted, Ping, ToBorrower
+from protocol.messages import (
+    Disconnect,
+    EndReason,
+    Invalidate,
+    LeaderConnectResponse,
+    LeaderWanted,
+    Ping,
+    ToBorrower,
+    ToLeader,
+    UpdateProgress,
+)
 from protocol.words import Subscription
 from storage.groups.model import MAINTENANCE, Entry, Group, GroupWrites, NodeRef, Start
 
@@ -138,12 +149,20 @@ class Node:
             for borrower_id in message.borrower_ids:
                 ping = Ping((borrower_id,), message.sent_at)
                 self._to_leader(borrower_id, Heard(heard.agent, ping), now)
-        else:
+        elif not self._can_wait(message):
+            if isinstance(message, Disconnect) and not message.term:
+                self.registry.wait_no_more(heard.agent, message.borrower_id)
             self._to_leader(message.borrower_id, heard, now)
+
+    def _can_wait(self, message: ToLeader) -> bool:
+        """A node that stops writes no more progress but last words, or it would never come to an end: the next leader
+        learns it from the reclaim."""
+        passing = isinstance(message, UpdateProgress) and not any(p.final for p in message.streams)
+        return passing and self._stop_by is not None
 
     def _to_leader(self, borrower_id: str, heard: Heard, now: float) -> None:
         """A borrower that no leader here knows is told so; a leader outside its trust window answers nothing."""
-        group_id = self.registry.home_of(borrower_id)
+        group_id = self.registry.home_of(heard.agent, borrower_id)
         leader = self.leaders.get(group_id) if group_id is not None else None
         if leader is None:
             self._send(heard.agent, Invalidate(borrower_id, 0, EndReason.RETRY, "this node does not lead its group"))
@@ -164,20 +183,35 @@ class Node:
         self.registry.wait(subscription, heard, wanted.borrower_id, now)
         if group is None:
             if self.registry.begin_opening(subscription):
-                self._out.requests.append(Open(subscription, start))
+                self._out.requests.append(Open(subscription, start, wanted.group_id))
         elif group.group_id in self.leaders:
             self._admit(group, now)
         else:
             self._elect(el.Want(group.group_id), now)
 
     def _opened(self, answer: Opened, now: float) -> None:
-        subscription = answer.request.subscription
-        self.registry.opened(subscription, answer.group)
-        if answer.group is not None:
-            self._elect(el.Want(answer.group.group_id), now)
-        elif answer.final:
-            for heard, borrower_id in self.registry.take_waiting(subscription):
-                self._send(heard.agent, Invalidate(borrower_id, 0, EndReason.DENIED, answer.problem))
+        request, group = answer.request, answer.group
+        stranger = group is not None and group.subscription != request.subscription
+        self.registry.opened(request.subscription, None if stranger else group)
+        if group is not None and not stranger:
+            if self._stop_by is None:
+                self._elect(el.Want(group.group_id), now)
+        elif answer.final or stranger:
+            reason = EndReason.DENIED if request.group_id is None else EndReason.DELETED
+            waiting = [heard for heard, _ in self.registry.take_waiting(request.subscription)]
+            self._refuse(waiting, request.group_id, reason, answer.problem, now)
+
+    def _refuse(
+        self, waiting: Iterable[Heard], group_id: int | None, reason: EndReason, problem: str, now: float
+    ) -> None:
+        """End those who asked for that very group; whoever asked for another is looked after anew."""
+        for heard in waiting:
+            wanted = heard.message
+            assert isinstance(wanted, LeaderWanted)
+            if wanted.group_id == group_id:
+                self._send(heard.agent, Invalidate(wanted.borrower_id, 0, reason, problem))
+            else:
+                self._seek(heard, wanted, now)
 
     def _admit(self, group: Group, now: float) -> None:
         """Give everyone who waited to the group's leader."""
@@ -185,10 +219,12 @@ class Node:
         for heard, borrower_id in self.registry.take_waiting(group.subscription):
             wanted = heard.message
             assert isinstance(wanted, LeaderWanted)
+            if wanted.group_id is not None and wanted.group_id > group.group_id:
+                continue  # ours must be deleted, which its leader will soon find out; the borrower asks again
             if wanted.group_id not in (None, group.group_id):
                 self._send(heard.agent, Invalidate(borrower_id, 0, EndReason.DELETED, f"group {wanted.group_id}"))
                 continue
-            self.registry.settle(borrower_id, group.group_id)
+            self.registry.settle(heard.agent, borrower_id, group.group_id)
             self._give(leader, group_events.Heard(heard.agent, wanted), now)
 
     # --- leadership -------------------------------------------------------------------------------------------------
@@ -225,6 +261,9 @@ class Node:
             return
         if answer.rows is None:
             self._elect(el.Unwant(group.group_id), now)
+            if answer.deleted:
+                problem = f"group {group.group_id} is deleted"
+                self._refuse(self.registry.forget(group), group.group_id, EndReason.DELETED, problem, now)
             return
         leader = GroupLeader(group, term, answer.rows, self.settings, now)
         self.leaders[group.group_id] = leader
@@ -245,6 +284,8 @@ class Node:
     def _give(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
         group_id = leader.group.group_id
         if self.election.trusted(group_id, now) != leader.term:
+            # A renewal's answer may yet come and extend the trust: by then this leader would have missed the event.
+            self._elect(el.Tick(), now)
             return
         try:
             outcome = leader.decide(event, now)

@@ -10,6 +10,9 @@ from leader.node_events import Heard
 from protocol.words import Subscription
 from storage.groups.model import Group
 
+BorrowerKey = tuple[str, str]
+"""(agent, borrower id): no agent can name another's borrower."""
+
 
 @dataclass(slots=True)
 class _Known:
@@ -18,7 +21,7 @@ class _Known:
     group: Group | None = None
     opening: bool = False
     asked_at: float = 0.0
-    waiting: dict[str, Heard] = field(default_factory=dict)
+    waiting: dict[BorrowerKey, Heard] = field(default_factory=dict)
 
 
 class Registry:
@@ -27,7 +30,7 @@ class Registry:
     def __init__(self) -> None:
         self._known: dict[Subscription, _Known] = {}
         self._by_id: dict[int, Group] = {}
-        self._home: dict[str, int] = {}
+        self._home: dict[BorrowerKey, int] = {}
         self._check_at = float("inf")
 
     def group(self, subscription: Subscription) -> Group | None:
@@ -43,8 +46,20 @@ class Registry:
         """Somebody asks for the leader; asking again replaces what was asked before."""
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
-        known.waiting[borrower_id] = heard
+        known.waiting[heard.agent, borrower_id] = heard
         self._check_at = min(self._check_at, now + 1.0)
+
+    def wait_no_more(self, agent: str, borrower_id: str) -> None:
+        """Somebody who may have asked has left."""
+        for known in self._known.values():
+            known.waiting.pop((agent, borrower_id), None)
+
+    def forget(self, group: Group) -> tuple[Heard, ...]:
+        """The group is deleted: its subscription is open to a new one. Everyone who waited for it, once."""
+        waiting = self.take_waiting(group.subscription)
+        self.opened(group.subscription, None)
+        self._by_id.pop(group.group_id, None)
+        return tuple(heard for heard, _ in waiting)
 
     def begin_opening(self, subscription: Subscription) -> bool:
         """True for the first who must open the group."""
@@ -64,16 +79,16 @@ class Registry:
         known = self._known.get(subscription)
         if known is None:
             return ()
-        taken, known.waiting = tuple((h, b) for b, h in known.waiting.items()), {}
+        taken, known.waiting = tuple((h, b) for (_, b), h in known.waiting.items()), {}
         return taken
 
-    def settle(self, borrower_id: str, group_id: int) -> None:
+    def settle(self, agent: str, borrower_id: str, group_id: int) -> None:
         """The borrower's messages go to that group's leader."""
-        self._home[borrower_id] = group_id
+        self._home[agent, borrower_id] = group_id
 
-    def home_of(self, borrower_id: str) -> int | None:
+    def home_of(self, agent: str, borrower_id: str) -> int | None:
         """The group whose leader knows the borrower."""
-        return self._home.get(borrower_id)
+        return self._home.get((agent, borrower_id))
 
     def unsettle(self, group_id: int) -> None:
         """The group's leader is over: nobody here knows its borrowers."""
@@ -84,13 +99,13 @@ class Registry:
         that their leaders have forgotten. Looked at once a second."""
         if now < self._check_at:
             return ()
-        self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].remembers(b)}
+        self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].remembers(b[1])}
         stale = [s for s, k in self._known.items() if self._is_stale(k, now - idle_s, leaders)]
         dropped = [self._known.pop(subscription) for subscription in stale]
         self._check_at = now + 1.0 if self._known else float("inf")
         groups = tuple(known.group for known in dropped if known.group is not None)
         for group in groups:
-            del self._by_id[group.group_id]
+            self._by_id.pop(group.group_id, None)
         return groups
 
     @staticmethod

@@ -128,3 +128,10 @@ class SubscriptionEnded(SubletError):
 
 class UserFunctionFailed(SubletError):
     """The user's function kept raising; the record it was given is named, nothing after it was acknowledged."""
+
+    def __init__(self, stream_id: int, offset: int, record: str, tries: int, error: str) -> None:
+        self.stream_id, self.offset = stream_id, offset
+        super().__init__(
+            f"the function failed {tries} times in a row at stream {stream_id}, offset {offset}{record}: {error}. "
+            "Progress ends before this record: mend the function and start again, or move the group past it."
+        )

@@ -56,14 +56,16 @@ class CommandBatch(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., number: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("subscribe", "unsubscribe", "message")
+    __slots__ = ("subscribe", "unsubscribe", "message", "group_event")
     SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_EVENT_FIELD_NUMBER: _ClassVar[int]
     subscribe: Subject
     unsubscribe: Subject
     message: ToLeader
-    def __init__(self, subscribe: _Optional[_Union[Subject, _Mapping]] = ..., unsubscribe: _Optional[_Union[Subject, _Mapping]] = ..., message: _Optional[_Union[ToLeader, _Mapping]] = ...) -> None: ...
+    group_event: bytes
+    def __init__(self, subscribe: _Optional[_Union[Subject, _Mapping]] = ..., unsubscribe: _Optional[_Union[Subject, _Mapping]] = ..., message: _Optional[_Union[ToLeader, _Mapping]] = ..., group_event: _Optional[bytes] = ...) -> None: ...
 
 class Subject(_message.Message):
     __slots__ = ("channel", "key", "all")

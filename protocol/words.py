@@ -85,7 +85,7 @@ class Filter:
 
     def intersects(self, other: Filter) -> bool:
         """True if at least one topic is matched by both."""
-        mine, theirs = self.levels, other.levels
+        mine, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
         for one, two in zip(mine, theirs, strict=False):
             if "#" in (one, two):
                 return True
@@ -188,8 +188,8 @@ def _refused(error: type[UsageError], what: str, text: str, rule: str, remedy: s
 
 
 def _spelled_out(levels: tuple[str, ...]) -> tuple[str, ...]:
-    """Every topic has a first level, so that `#` and `+/#` mean the same."""
-    return ("+", "#") if levels == ("#",) else levels
+    """No topic is empty, so that `#` means `+/#`, and `/#`, whose parent would be the empty topic, means `/+/#`."""
+    return (*levels[:-1], "+", "#") if levels in (("#",), ("", "#")) else levels
 
 
 @lru_cache(maxsize=4096)

@@ -138,6 +138,7 @@ class Agent:
                 if handle is not None:
                     self._pass(handle, borrower_events.FromLeader(event.node, event.message), now)
             case NodeLost():
+                self._suspect_until = {n: until for n, until in self._suspect_until.items() if until > now}
                 self._suspect_until[event.node] = now + SUSPECT_S
                 self._out.nodes_wanted = True
                 self._pass_all(borrower_events.NodeLost(event.node), now)
@@ -155,6 +156,11 @@ class Agent:
         """Whether a user call on this stream may begin now; see `Borrower.may_start`."""
         borrower = self.borrowers.get(handle)
         return borrower is not None and borrower.may_start(stream_id, grant_id, now)
+
+    def may_go_on(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
+        """Whether another user call may begin on messages given out already; see `Borrower.may_go_on`."""
+        borrower = self.borrowers.get(handle)
+        return borrower is not None and borrower.may_go_on(stream_id, grant_id, now)
 
     def _outcome(self, now: float) -> AgentOutcome:
         for node, ids in self._out.pings.items():

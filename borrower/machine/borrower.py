@@ -140,7 +140,12 @@ class Borrower:
         stream = self.streams.under(stream_id, grant_id)
         if stream is None or stream.status is StreamStatus.REVOKING:
             return False
-        return now < (self.trusted_until if stream.confirmed else self._inherited_until)
+        return self.may_go_on(stream_id, grant_id, now)
+
+    def may_go_on(self, stream_id: int, grant_id: int, now: float) -> bool:
+        """Whether another user call may begin on messages given out already; also on a stream about to be revoked."""
+        stream = self.streams.under(stream_id, grant_id)
+        return stream is not None and now < (self.trusted_until if stream.confirmed else self._inherited_until)
 
     def _classify(self, event: Event) -> tuple[Kind | None, object]:
         if not isinstance(event, FromLeader):
@@ -150,7 +155,8 @@ class Borrower:
             return None, event
         if isinstance(message, LeaderConnectResponse):
             return Kind.CONNECT_RESPONSE, event
-        if self.term and message.term not in (0, self.term):
+        # Only a node that knows of no leader speaks under no term, and all it can say is that we are over.
+        if self.term and message.term != self.term and not (isinstance(message, Invalidate) and message.term == 0):
             return None, event
         return _MESSAGE_KINDS[type(message)], message
 
@@ -253,8 +259,9 @@ class Borrower:
     def _hear_ping(self, message: object, now: float) -> None:
         assert isinstance(message, PingResponse)
         # What counts is when the ping was sent: the leader may have answered long before the reply got here.
-        self._lost_at = max(self._lost_at, message.sent_at + self.settings.ping_timeout_s)
-        self.trusted_until = max(self.trusted_until, message.sent_at + self.settings.ping_timeout_s)
+        heard_until = min(message.sent_at, now) + self.settings.ping_timeout_s
+        self._lost_at = max(self._lost_at, heard_until)
+        self.trusted_until = max(self.trusted_until, heard_until)
 
     def _keep_in_touch(self, _: object, now: float) -> None:
         if now >= self._lost_at:
@@ -376,6 +383,8 @@ class Borrower:
 
     def _leave_unconnected(self, _: object, now: float) -> None:
         """Without streams there is nothing to hand over: say so to whoever may be making a place for us, and end."""
+        if self._leave_by is not None:
+            return
         self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.farewell_s
         if len(self.streams):
             self._stop_all()

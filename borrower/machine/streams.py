@@ -11,13 +11,15 @@ from protocol.messages import Grant, Held, StreamProgress
 
 @dataclass(slots=True)
 class Stream:
-    """One stream under one grant. `confirmed`: this borrower's own leader has granted it, not only a predecessor's."""
+    """One stream under one grant. `confirmed`: this borrower's own leader has granted it, not only a predecessor's, on
+    whose word it may be worked on until `inherited_until`."""
 
     stream_id: int
     grant_id: int
     position: int
     status: StreamStatus = StreamStatus.GRANTED
     confirmed: bool = True
+    inherited_until: float = float("-inf")
     final: bool = False
     saved: int = -1
     sent_at: float | None = None
@@ -80,9 +82,17 @@ class Streams:
         """What a successor asks the next leader to confirm."""
         return tuple(Held(s.stream_id, s.grant_id, s.position) for s in self._held.values())
 
-    def inherit(self) -> tuple[Stream, ...]:
-        """The same streams for a successor, none of them confirmed."""
+    def inherit(self, trusted_until: float) -> tuple[Stream, ...]:
+        """The same streams for a successor, none of them confirmed. The trust is that of the leader who confirmed it."""
         return tuple(
-            Stream(s.stream_id, s.grant_id, s.position, s.status, confirmed=False, final=s.final)
+            Stream(
+                s.stream_id,
+                s.grant_id,
+                s.position,
+                s.status,
+                confirmed=False,
+                inherited_until=trusted_until if s.confirmed else s.inherited_until,
+                final=s.final,
+            )
             for s in self._held.values()
         )

@@ -10,7 +10,7 @@ from leader.group.slots import Assignment, Slot, Slots
 from leader.group.table import TABLE, Kind, Status
 from leader.settings import LeaderSettings
 from protocol.messages import Grant as GrantMessage
-from protocol.messages import ProgressSaved, Revoke, Revoked, RevokedReason, StreamProgress, ToBorrower
+from protocol.messages import Held, ProgressSaved, Revoke, Revoked, RevokedReason, StreamProgress, ToBorrower
 from storage.groups.model import Advance, Grant, Group, LendingStatus, Reclaim, Release, Seize
 
 _NEVER = float("inf")
@@ -43,7 +43,8 @@ class Assignments:
         """The assignment of exactly this stream, grant and borrower, be it lent or revoked; else an absent one."""
         slot = self._slots.get(stream_id)
         for found in (slot.assignment if slot else None, self._members.farewells.get((stream_id, grant_id))):
-            if found is not None and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
+            # Id 0 is no grant, but a grant that is not written yet: nobody can know of it.
+            if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
                 return found
         return Assignment(stream_id, borrower_id, agent, 0.0, Status.ABSENT, grant_id)
 
@@ -52,6 +53,15 @@ class Assignments:
         stream_id = slot.lending.stream_id
         slot.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id, reason=reason)
         member.streams.add(stream_id)
+
+    def take_over(self, slot: Slot, member: Member, held: Held, now: float) -> None:
+        """Another borrower of the same agent goes on under the same grant; a revoke under way goes on as well."""
+        before = slot.assignment
+        self.detach(slot)
+        self.begin(slot, member, "reclaimed", now, grant_id=held.grant_id)
+        self._slots.write(Reclaim(held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent))
+        if before is not None and before.status is Status.REVOKING:
+            self.revoke((held.stream_id,), before.reason, now, before.deadline)
 
     def detach(self, slot: Slot) -> None:
         """Forget the assignment; whatever is being written for the stream goes on."""
@@ -76,7 +86,8 @@ class Assignments:
         for stream_id in stream_ids:
             slot = self._slots.get(stream_id)
             if slot is not None and slot.assignment is not None:
-                slot.assignment.reason, slot.assignment.deadline = reason, deadline
+                # Said again, it is not put off: else it could be said so often that it is never forced.
+                slot.assignment.reason, slot.assignment.deadline = reason, min(deadline, slot.assignment.deadline)
                 self.happen(slot.assignment, Kind.REVOKE, now)
 
     def last_words(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
@@ -104,7 +115,7 @@ class Assignments:
         if not applied:
             slot.retry_at = now + self._settings.resend_s
         if assignment is None or assignment.borrower_id != entry.borrower_id:
-            if applied:
+            if applied and assignment is None:  # else a successor has reclaimed it meanwhile
                 self._slots.write(_give_back(slot, entry))
             return
         if not applied:
@@ -152,15 +163,18 @@ class Assignments:
             if now >= farewell.resend_at:
                 self.happen(farewell, Kind.RESEND, now)
 
-    def balance(self, now: float) -> bool:
-        """Grant and revoke what the allocation says; True if something should be looked at again later."""
+    def balance(self, now: float) -> float:
+        """Grant and revoke what the allocation says; when to look again at what could not move yet."""
         held: dict[int, str] = {}
         free: list[int] = []
         moving: list[int] = []
         movable: list[int] = []
         ripe = now - self._settings.min_hold_s
+        again_at = _NEVER
         for slot in self._slots:
             stream_id, assignment = slot.lending.stream_id, slot.assignment
+            if slot.quiet and slot.retry_at > now:
+                again_at = min(again_at, slot.retry_at)
             if assignment is not None and assignment.status is not Status.REVOKING:
                 held[stream_id] = assignment.borrower_id
                 if assignment.status is Status.GRANTED and assignment.since <= ripe:
@@ -173,7 +187,7 @@ class Assignments:
         for stream_id, borrower_id in plan.grants:
             self._grant(stream_id, borrower_id, now)
         self.revoke(plan.revokes, "balance", now)
-        return len(movable) < len(held)
+        return again_at if len(movable) == len(held) else min(again_at, now + self._settings.min_hold_s)
 
     def _grant(self, stream_id: int, borrower_id: str, now: float) -> None:
         slot, member = self._slots.get(stream_id), self._members.get(borrower_id)

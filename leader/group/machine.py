@@ -121,21 +121,31 @@ class GroupLeader:
             case _:
                 assert_never(message)
 
-    def _known(self, agent: str, borrower_id: str, term: int, now: float) -> bool:
-        """A word of somebody unknown, or under another term, has no effect but an invalidate."""
-        member = self.members.get(borrower_id)
-        if member is None or term != self.term:
-            self._send(agent, Invalidate(borrower_id, term, EndReason.RETRY, "not a member under this term"))
+    def _known(self, agent: str, borrower_id: str, term: int | None, now: float) -> bool:
+        """A word of somebody unknown, or under another term (None: a ping, which bears none), has no effect but an
+        invalidate."""
+        member = self._member(agent, borrower_id)
+        if member is None or term not in (None, self.term):
+            self._send(agent, Invalidate(borrower_id, term or 0, EndReason.RETRY, "not a member under this term"))
             return False
         member.heard_at = now
         return True
+
+    def _member(self, agent: str, borrower_id: str) -> Member | None:
+        """The borrower, if it is this agent's: nobody speaks for another agent's."""
+        member = self.members.get(borrower_id)
+        return member if member is not None and member.agent == agent else None
 
     def _welcome(self, agent: str, wanted: LeaderWanted, now: float) -> None:
         if not (math.isfinite(wanted.weight) and wanted.weight > 0):
             detail = f"weight is {wanted.weight}: it must be a finite number above 0"
             self._send(agent, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, detail))
             return
-        member = self.members.get(wanted.borrower_id)
+        member = self._member(agent, wanted.borrower_id)
+        if member is None and (self.members.get(wanted.borrower_id) or self.members.is_past(wanted.borrower_id)):
+            reason = EndReason.DONE if self.members.has_departed(wanted.borrower_id) else EndReason.RETRY
+            self._send(agent, Invalidate(wanted.borrower_id, 0, reason, "this borrower is over"))
+            return
         if member is None:
             member = Member(wanted.borrower_id, agent, wanted.weight, wanted.session, now, wanted.leaving)
             self.members.add(member)
@@ -147,7 +157,7 @@ class GroupLeader:
         predecessor = self.members.get(wanted.predecessor or "")
         if predecessor is not None and predecessor.agent == agent:
             self._assignments.last_words(predecessor, (), now)
-            self.members.remove(predecessor.borrower_id)
+            self.members.replace(predecessor.borrower_id, now)
 
     def _reclaim(self, member: Member, held: Held, now: float) -> None:
         """Confirm what the borrower's predecessor held, if it still is its agent's: same stream, same grant id."""
@@ -158,9 +168,7 @@ class GroupLeader:
             lost = self._assignments.find(held.stream_id, held.grant_id, member.borrower_id, member.agent)
             self._assignments.happen(lost, Kind.PROGRESS, now)
             return
-        self._assignments.detach(slot)
-        self._assignments.begin(slot, member, "reclaimed", now, grant_id=held.grant_id)
-        self.slots.write(Reclaim(held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent))
+        self._assignments.take_over(slot, member, held, now)
 
     @staticmethod
     def _held_by(slot: Slot, agent: str) -> bool:
@@ -169,7 +177,7 @@ class GroupLeader:
         return row.status is LendingStatus.HELD and row.agent == agent and not ending
 
     def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
-        if self._known(agent, borrower_id, self.term, now):
+        if self._known(agent, borrower_id, None, now):
             self._send(agent, PingResponse(borrower_id, self.term, sent_at))
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
@@ -178,7 +186,7 @@ class GroupLeader:
         self._assignments.happen(found, kind, now, progress.position)
 
     def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:
-        member = self.members.get(goodbye.borrower_id)
+        member = self._member(agent, goodbye.borrower_id)
         if member is None or goodbye.term not in (0, self.term):
             settled = not goodbye.streams or self.members.has_departed(goodbye.borrower_id)
             reason = EndReason.DONE if settled else EndReason.RETRY
@@ -233,6 +241,9 @@ class GroupLeader:
         if slot is None or self.slots.drop_finished(slot):
             self.schedule.stream_freed(now)
             return
+        held = slot.assignment
+        if held is not None and held.grant_id and row.grant_id > held.grant_id and slot.in_flight is None:
+            self._assignments.happen(held, Kind.LOST, now)  # the renewal blocked it under its holder
         if row.closed and row.status is LendingStatus.HELD and row.position >= row.head and not slot.queue:
             # Its holder reported the end before the stream was closed: there is no more progress to come.
             self.slots.write(Advance(row.stream_id, row.grant_id, row.position))
@@ -249,7 +260,7 @@ class GroupLeader:
         for member in self.members:
             if now >= member.heard_at + self.settings.eviction_s:
                 self._evict(member, now)
-        self.members.forget_departed(now - self.settings.eviction_s)
+        self.members.forget_past(now - self.settings.eviction_s)
         self._assignments.resend(now)
         idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.slots)
         if self.schedule.idle_too_long(idle, now):
@@ -273,12 +284,11 @@ class GroupLeader:
     # --- who gets what ----------------------------------------------------------------------------------------------
 
     def _allocate(self, now: float) -> None:
-        if self._assignments.balance(now):
-            self.schedule.allocate_by(now + self.settings.min_hold_s)
+        self.schedule.allocate_by(self._assignments.balance(now))
 
     def remembers(self, borrower_id: str) -> bool:
         """True for members, and for a while for those that left."""
-        return self.members.get(borrower_id) is not None or self.members.has_departed(borrower_id)
+        return self.members.get(borrower_id) is not None or self.members.is_past(borrower_id)
 
     def dismissals(self, detail: str) -> tuple[tuple[str, ToBorrower], ...]:
         """What to tell every member when this leader is over: look for the next one, which keeps your streams."""

@@ -24,11 +24,13 @@ class Member:
 
 
 class Members:
-    """Borrowers by id, with those that left cleanly a short while ago: their repeated goodbyes are answered `done`."""
+    """Borrowers by id, with those that a short while ago left cleanly, whose repeated goodbyes are answered `done`, or
+    were replaced by a successor: none of them comes back."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
         self._departed: dict[str, float] = {}
+        self._replaced: dict[str, float] = {}
         self.farewells: dict[tuple[int, int], Assignment] = {}
         """Assignments in status `revoked`, by (stream, grant id)."""
 
@@ -57,13 +59,23 @@ class Members:
         self.remove(borrower_id)
         self._departed[borrower_id] = now
 
+    def replace(self, borrower_id: str, now: float) -> None:
+        """Forget it, but remember that it has a successor."""
+        self.remove(borrower_id)
+        self._replaced[borrower_id] = now
+
     def has_departed(self, borrower_id: str) -> bool:
         """True for one that left in peace lately."""
         return borrower_id in self._departed
 
-    def forget_departed(self, before: float) -> None:
-        """Drop the memory of those that left earlier than that."""
+    def is_past(self, borrower_id: str) -> bool:
+        """True for one that left, or was replaced, lately."""
+        return borrower_id in self._departed or borrower_id in self._replaced
+
+    def forget_past(self, before: float) -> None:
+        """Drop the memory of those that went earlier than that."""
         self._departed = {b: at for b, at in self._departed.items() if at >= before}
+        self._replaced = {b: at for b, at in self._replaced.items() if at >= before}
 
     def weights(self) -> dict[str, float]:
         """Who takes part in the allocation, and with how much."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from leader.group.table import Status
 from protocol.messages import RevokedReason
@@ -76,6 +76,7 @@ class Slots:
         last = slot.queue[-1] if slot.queue else None
         if isinstance(last, Advance) and isinstance(entry, Advance | Release) and last.grant_id == entry.grant_id:
             slot.queue.pop()
+            entry = replace(entry, position=max(last.position, entry.position))
         slot.queue.append(entry)
         self._ready.add(entry.stream_id)
 
@@ -129,7 +130,7 @@ class Slots:
 
     def drop_finished(self, slot: Slot) -> bool:
         """Forget a stream that is consumed to its end; True if it was."""
-        if slot.lending.status is not LendingStatus.FINISHED or slot.in_flight is not None:
+        if slot.lending.status is not LendingStatus.FINISHED or slot.in_flight is not None or slot.queue:
             return False
         self._slots.pop(slot.lending.stream_id, None)
         self._ready.discard(slot.lending.stream_id)

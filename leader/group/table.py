@@ -81,6 +81,7 @@ TABLE: dict[Status, dict[Kind, Step]] = {
     ),
     Status.GRANTED: _row(
         Status.GRANTED,
+        GRANT_WRITTEN=(Status.GRANTED, Action.IGNORE),  # a reclaimed grant, used before the row says whose it is
         PROGRESS=(Status.GRANTED, Action.WRITE_PROGRESS),
         FINAL=(Status.REVOKING, Action.WRITE_FINAL),
         BROKEN_OFF=(Status.REVOKING, Action.WRITE_BROKEN_OFF),

@@ -30,6 +30,9 @@ MAX_COMMANDS = 10_000
 MAX_KEY = MAX_TEXT
 """Longest key: a group's key is its subscription."""
 
+MAX_EVENT_BYTES = 1 << 20
+"""Largest event that an agent sends."""
+
 MAX_REQUEST_BYTES = 8 << 20
 """Largest request a node reads."""
 
@@ -87,6 +90,8 @@ def encode_command(command: Command) -> Any:
             return pb.Command(unsubscribe=_subject(channel, key))
         case Send(LeaderWanted() | Ping() | UpdateProgress() | RevokeFinished() | Disconnect() as message):
             return pb.Command(message=codec.encode_to_leader(message))
+        case Send(GroupEvent(payload)):
+            return pb.Command(group_event=payload)
         case Send(body):
             raise TypeError(f"{type(body).__name__} is not a message to a leader")
         case _:
@@ -103,10 +108,18 @@ def decode_command(wire: Any) -> ReceivedCommand:
                 return Unsubscribe(*_read_subject(wire.unsubscribe))
             case "message":
                 return Send(codec.decode_to_leader(wire.message))
+            case "group_event":
+                return Send(_read_event(wire.group_event))
             case _:
                 return Malformed("a command: it is empty, or of a kind this version does not know")
     except MalformedMessage as error:
         return Malformed(str(error))
+
+
+def _read_event(payload: bytes) -> GroupEvent:
+    if len(payload) > MAX_EVENT_BYTES:
+        raise MalformedMessage(f"an event of {len(payload)} bytes: at most {MAX_EVENT_BYTES}")
+    return GroupEvent(payload)
 
 
 def _subject(channel: str, key: str | None) -> Any:

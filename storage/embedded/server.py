@@ -170,7 +170,16 @@ class EmbeddedPostgres:
 
     def _is_ready(self) -> int:
         """pg_isready's answer: 0 accepts connections, 1 refuses them for now, 2 silence."""
-        command = [self._binaries / "pg_isready", "-q", "-t", "3", "-h", self._socket_directory(), "-p", str(PORT)]
+        command: list[str | Path] = [
+            self._binaries / "pg_isready",
+            "-q",
+            "-t",
+            "3",
+            "-h",
+            self._socket_directory(),
+            "-p",
+            str(PORT),
+        ]
         return self._command(command)[0]
 
     def _bury(self) -> None:

@@ -252,3 +252,8 @@ class MemoryGroups:
 
     def _lending(self, row: Row) -> Lending:
         return lending(row, self.streams.streams[row.stream_id].facts())
+
+    def rows(self, group_id: int) -> dict[int, Row]:
+        """The group's rows as they are, by stream: for tests to look at."""
+        life = self._lives.get(group_id)
+        return dict(life.rows) if life else {}

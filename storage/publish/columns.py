@@ -36,7 +36,12 @@ def as_bytes(what: str, value: object) -> bytes | None:
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{what} {value[:40]!a} holds a lone surrogate: not UTF-8. Give the bytes instead."
+            ) from None
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise UsageError(f"{what} of type {type(value).__name__}: give bytes or text. Encode it first (json.dumps, say).")
@@ -136,6 +141,9 @@ def _array(name: str, column: Any, count: int) -> Any:
         if name == "headers":
             column = [as_headers(each) for each in column]
         return pa.array(column, _TYPES.get(name))
+    except UnicodeEncodeError as error:
+        kind = InvalidTopic if name == "topic" else UsageError
+        raise kind(f"column {name}: {error.object[:40]!a} holds a lone surrogate: not UTF-8. Give true text.") from None
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UsageError(f"column {name}: {error}.") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import psycopg
 import pytest
@@ -91,6 +93,11 @@ def postmaster(data_dir: Path) -> int:
     return int((data_dir / "pg" / "postmaster.pid").read_text().split()[0])
 
 
+def somebody_waits_for(locked: TextIO) -> bool:
+    inode = f":{os.fstat(locked.fileno()).st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+
 def test_a_server_is_durable_private_and_keeps_what_was_written(home: Path) -> None:
     with EmbeddedPostgres(home / "data") as server, psycopg.connect(server.url) as conn:
         for name, value in {"fsync": "on", "synchronous_commit": "on", "listen_addresses": ""}.items():
@@ -149,6 +156,22 @@ def test_the_watchdog_serves_the_users_that_came_after_it(home: Path, user: Call
     eventually(lambda: not answers(url))
 
 
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs to see who waits for a lock")
+def test_the_watchdog_looks_again_before_it_stops_the_server(home: Path, user: Callable[[], User]) -> None:
+    """A user that comes when the last one is gone, and the watchdog already on its way, finds a server that stays."""
+    only = user()
+    url = only.url()
+    with open(home / "data" / "server.lock") as server, open(home / "data" / "users.lock") as users:
+        fcntl.flock(server, fcntl.LOCK_EX)
+        only.kill()
+        eventually(lambda: somebody_waits_for(server))
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(server, fcntl.LOCK_UN)
+        eventually(lambda: somebody_waits_for(users))
+        assert answers(url)
+    eventually(lambda: not answers(url))
+
+
 def test_a_killed_server_comes_back_with_what_was_committed(home: Path) -> None:
     with EmbeddedPostgres(home / "data") as server:
         with psycopg.connect(server.url, autocommit=True) as conn:
@@ -164,6 +187,7 @@ def test_a_killed_server_that_nobody_reaps_is_replaced(home: Path) -> None:
     story = """
 import ctypes, os, signal, sys
 from pathlib import Path
+from typing import TextIO
 import psycopg
 from storage.embedded import EmbeddedPostgres
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become ours, and we never wait for them

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -54,6 +56,23 @@ def test_everybody_may_migrate_at_once(empty_database: str) -> None:
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     with connect(empty_database) as conn:
         assert conn.execute("select count(*) from space").fetchone() == (1,)
+
+
+def test_migrations_of_one_schema_exclude_each_other(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, met, create = threading.Lock(), threading.Event(), module._create_schema
+
+    def create_alone(conn: psycopg.Connection[Any], schema: str) -> None:
+        if not inside.acquire(blocking=False):
+            met.set()
+            return
+        met.wait(0.5)  # time enough for the others to come in, if they can
+        create(conn, schema)
+        inside.release()
+
+    monkeypatch.setattr(module, "_create_schema", create_alone)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(migrate, [empty_database] * 3))
+    assert not met.is_set()
 
 
 def test_schemas_of_one_database_are_strangers(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from storage.migrate import migrate
 from storage.publish import AsyncPublisher, Publisher
 from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import by_key, everything, kill_postgres
+from tests.integration.reply_cutter import ReplyCutter
 from tests.kit import eventually, server_directory
 
 
@@ -289,6 +290,27 @@ def test_lost_connections_store_each_message_once_and_in_order(database: str, co
     stop.set()
     caller.join(60)
     assert by_key(conn) == sent
+
+
+@pytest.mark.conforms("W2")
+@pytest.mark.parametrize("rolled_over", [False, True])
+def test_an_append_whose_reply_was_lost_is_stored_once_also_when_its_stream_closed_meanwhile(
+    database: str, conn: psycopg.Connection[Any], rolled_over: bool
+) -> None:
+    with ReplyCutter(database) as cutter, Publisher(cutter.url) as publisher:
+        publisher.publish("t", b"first").result(20)
+        (before,) = {stream_id for stream_id, found in everything(conn).items() if found}
+        cutter.cut()
+        lost = publisher.publish("t", b"lost")
+        assert cutter.was_cut.wait(20)
+        waiting = publisher.publish("t", b"waiting")
+        assert values(conn) == [b"first", b"lost"], "it is committed, and the publisher does not know"
+        if rolled_over:
+            rollover(conn, "default")
+        cutter.resume()
+        assert (lost.result(20).stream, lost.result().offset) == (before, 1)
+        assert (waiting.result(20).stream != before) is rolled_over
+    assert values(conn) == [b"first", b"lost", b"waiting"]
 
 
 def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, conn: psycopg.Connection[Any]) -> None:

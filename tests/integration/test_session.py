@@ -97,8 +97,10 @@ def test_a_message_without_a_poll_waits_for_the_next_one() -> None:
                 batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id=name, number=1)
                 batch.commands.add(subscribe=subject)
                 await stub.Commands(batch)
+            begun = time.monotonic()
             node.sessions.publish(Channel.GROUP, "k", event(1))
             assert [one.group_event for one in (await held).messages] == [b"1"]
+            assert time.monotonic() - begun < 4
             request.subscriber_id = "late"
             begun = time.monotonic()
             reply = await stub.Poll(request)

@@ -88,7 +88,10 @@ DELIVERY = st.one_of(
     ),
 )
 COMMAND = st.one_of(
-    st.builds(Subscribe, CHANNEL, st.none() | ID), st.builds(Unsubscribe, CHANNEL, st.none() | ID), TO_LEADER.map(Send)
+    st.builds(Subscribe, CHANNEL, st.none() | ID),
+    st.builds(Unsubscribe, CHANNEL, st.none() | ID),
+    TO_LEADER.map(Send),
+    st.builds(Send, st.builds(GroupEvent, st.binary())),
 )
 
 

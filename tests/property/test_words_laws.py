@@ -43,6 +43,7 @@ def matched(one: Filter) -> set[str]:
 @given(FILTERS, FILTERS)
 @example(Filter("+/#"), Filter("#"))
 @example(Filter("a"), Filter("a/#"))
+@example(Filter("/+/#"), Filter("/#"))
 def test_covers_is_inclusion(one: Filter, other: Filter) -> None:
     assert one.covers(other) == (matched(other) <= matched(one))
 
@@ -50,6 +51,7 @@ def test_covers_is_inclusion(one: Filter, other: Filter) -> None:
 @settings(max_examples=300, deadline=None)
 @given(FILTERS, FILTERS)
 @example(Filter("a/#"), Filter("a"))
+@example(Filter("/#"), Filter("+"))
 def test_intersects_is_a_common_topic(one: Filter, other: Filter) -> None:
     assert one.intersects(other) == other.intersects(one) == bool(matched(one) & matched(other))
 

@@ -21,6 +21,7 @@ from borrower.machine.agent import (
 from borrower.machine.events import Install, Progressed, Remove, Saved, Stop
 from borrower.settings import BorrowerSettings
 from protocol.messages import RevokedReason, ToBorrower
+from tests.simulation.world import Process
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -39,10 +40,11 @@ class Work:
     over: bool = False
 
 
-class SimulatedAgent:
+class SimulatedAgent(Process):
     """One process: an agent and, per subscription, a session that works on all its streams at once."""
 
     def __init__(self, simulation: Simulation, agent_id: str, settings: BorrowerSettings) -> None:
+        super().__init__(simulation.world)
         self.simulation, self.world, self.agent_id = simulation, simulation.world, agent_id
         self.machine = Agent(agent_id, settings)
         self.alive = True
@@ -54,16 +56,17 @@ class SimulatedAgent:
     def subscribe(self, subscription: str) -> int:
         """Begin a subscription."""
         self._handles += 1
-        self.open.add(self._handles)
-        self.handle(Subscribe(self._handles, subscription, start="earliest"))
-        return self._handles
+        handle = self._handles
+        self.open.add(handle)
+        self.awake(lambda: self.handle(Subscribe(handle, subscription, start="earliest")))
+        return handle
 
     def leave(self, handle: int) -> None:
         """End a subscription gracefully."""
         if self.alive and handle in self.open:
             self.open.discard(handle)
             self.world.say(self.agent_id, f"leaves {handle}")
-            self.handle(Unsubscribe(handle))
+            self.awake(lambda: self.alive and self.handle(Unsubscribe(handle)))
 
     def crash(self) -> None:
         """Gone, in the middle of whatever it did."""
@@ -74,13 +77,11 @@ class SimulatedAgent:
 
     def hear(self, node: str, message: ToBorrower) -> None:
         """A message has come over the network."""
-        if self.alive:
-            self.handle(FromNode(node, message))
+        self.awake(lambda: self.alive and self.handle(FromNode(node, message)))
 
     def lose(self, node: str) -> None:
         """The connection to a node broke."""
-        if self.alive:
-            self.handle(NodeLost(node))
+        self.awake(lambda: self.alive and self.handle(NodeLost(node)))
 
     def handle(self, event: AgentEvent) -> None:
         """Give one event to the machine and do what it says."""
@@ -91,7 +92,7 @@ class SimulatedAgent:
         for tell in outcome.tells:
             self._told(tell)
         if outcome.nodes_wanted:
-            self.world.after(0.05, self._look_nodes_up)
+            self.world.after(0.05, lambda: self.awake(self._look_nodes_up))
         if outcome.wake_at is not None:
             self._wake(max(outcome.wake_at - self.world.now, 0.0005))
 
@@ -102,7 +103,12 @@ class SimulatedAgent:
     def _wake(self, delay_s: float) -> None:
         self._wake_count += 1
         mine = self._wake_count
-        self.world.after(delay_s, lambda: self.alive and mine == self._wake_count and self.handle(Tick()))
+
+        def tick() -> None:
+            if self.alive and mine == self._wake_count:
+                self.handle(Tick())
+
+        self.world.after(delay_s, lambda: self.awake(tick))
 
     # --- the session ------------------------------------------------------------------------------------------------
 
@@ -136,13 +142,13 @@ class SimulatedAgent:
         allowed = self.machine.may_start(work.handle, work.stream_id, work.grant_id, now)
         ready = self.simulation.streams.streams[work.stream_id].head - work.position
         if not allowed or ready <= 0:
-            self.world.after(rnd.uniform(0.2, 0.8), lambda: self._next(work))
+            self.world.after(rnd.uniform(0.2, 0.8), lambda: self.awake(lambda: self._next(work)))
             return
         count = rnd.randint(1, ready)
         work.busy = True
         self.simulation.checkers.call_started(self.agent_id, work, count)
         slow = rnd.uniform(5, 15) if self.world.chance(0.02) else rnd.uniform(0.05, 0.6)
-        self.world.after(slow, lambda: self._finish(work, count))
+        self.world.after(slow, lambda: self.awake(lambda: self._finish(work, count)))
 
     def _finish(self, work: Work, count: int) -> None:
         work.busy = False

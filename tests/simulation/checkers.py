@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from borrower.machine.agent import Closed
 from protocol.messages import EndReason
-from storage.groups.model import Grant, GroupResult, GroupWrites, LendingStatus, Verdict
+from storage.groups.model import EntryResult, Grant, GroupResult, GroupWrites, Lending, LendingStatus, Verdict
 
 if TYPE_CHECKING:
     from tests.simulation.agents import Work
@@ -39,14 +39,18 @@ class Checkers:
         self.simulation = simulation
         self.calls: dict[int, list[Call]] = defaultdict(list)
         self.moves = 0
+        self.repeats = 0
         self._positions: dict[tuple[int, int], int] = {}
         self._grants: dict[tuple[int, int], int] = {}
+        self._in_force: dict[tuple[int, int], int] = {}
         self._holder: dict[tuple[int, int], str] = {}
 
     # --- while it runs ----------------------------------------------------------------------------------------------
 
-    def node_acted(self, node: SimulatedNode) -> None:
-        """Who trusts itself to lead has a lease that runs (E13, E14)."""
+    def node_acted(self, node: SimulatedNode, stories: Sequence[str]) -> None:
+        """No rule of the node's own is broken; and who trusts itself to lead has a lease that runs (E13, E14)."""
+        if stories:
+            raise Violation("\n".join(stories))
         for group_id in node.machine.leaders:
             term = node.machine.election.trusted(group_id, self.simulation.world.now)
             if term is None:
@@ -64,15 +68,30 @@ class Checkers:
             if claim.term != writes.term:
                 raise Violation(f"group {writes.group_id}: written under term {writes.term}, in force is {claim.term}")
             for answer in result.results:
-                row = answer.lending
-                if row is None:
-                    continue
-                key = (writes.group_id, row.stream_id)
-                if row.position < self._positions.get(key, 0):
-                    raise Violation(f"{key}: position went back to {row.position} by {answer.entry}")
-                self._positions[key] = row.position
-                if isinstance(answer.entry, Grant) and answer.verdict is Verdict.APPLIED:
-                    self._granted(key, row.grant_id)
+                if answer.lending is not None:
+                    self._answered((writes.group_id, answer.lending.stream_id), answer, answer.lending)
+
+    def _answered(self, key: tuple[int, int], answer: EntryResult, row: Lending) -> None:
+        if row.position < self._positions.get(key, 0):
+            raise Violation(f"{key}: position went back to {row.position} by {answer.entry}")
+        self._positions[key] = row.position
+        if isinstance(answer.entry, Grant):
+            self._parents_first(answer.entry.stream_id)
+            if answer.verdict is Verdict.APPLIED:
+                self._granted(key, row.grant_id)
+        elif answer.verdict is Verdict.APPLIED and self._in_force.get(key) != answer.entry.grant_id:
+            raise Violation(f"{key}: {answer.entry} was applied, but in force is {self._in_force.get(key)}")
+        if row.status is LendingStatus.HELD:
+            self._in_force[key] = row.grant_id
+        else:
+            self._in_force.pop(key, None)
+
+    def _parents_first(self, stream_id: int) -> None:
+        """A leader does not even ask to lend a stream before all its parents are finished (E21)."""
+        for parent in self.simulation.streams.streams[stream_id].parents:
+            row = self.simulation.store.rows(1).get(parent)
+            if row is not None and row.status is not LendingStatus.FINISHED:
+                raise Violation(f"stream {stream_id} is to be lent before its parent: {row}")
 
     def _granted(self, key: tuple[int, int], grant_id: int) -> None:
         if grant_id <= self._grants.get(key, 0):
@@ -132,6 +151,7 @@ class Checkers:
                 before = seen.get(offset)
                 if before is not None and offset < forced.get(before.grant_id, 1 << 62):
                     raise Violation(f"offset {offset} repeated without a forced move: {before}, then {call}")
+                self.repeats += before is not None
                 seen[offset] = call
 
     def _check_balance(self) -> None:

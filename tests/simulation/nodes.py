@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from leader.node_events import (
+    Begin,
     Claimed,
     ClaimLeadership,
     Commit,
@@ -21,6 +22,7 @@ from leader.node_events import (
     Renewed,
     RenewLeaderships,
     Request,
+    RevokeWanted,
     Shutdown,
     Tick,
     Written,
@@ -30,15 +32,17 @@ from leader.settings import LeaderSettings
 from protocol.errors import LostLeadership
 from protocol.messages import ToLeader
 from storage.groups.model import NodeRef
+from tests.simulation.world import Process
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 
-class SimulatedNode:
+class SimulatedNode(Process):
     """One address; each life has its own incarnation and machine."""
 
     def __init__(self, simulation: Simulation, name: str, settings: LeaderSettings) -> None:
+        super().__init__(simulation.world)
         self.simulation, self.world, self.name, self.settings = simulation, simulation.world, name, settings
         self.address = f"{name}:1"
         self.alive = False
@@ -58,6 +62,7 @@ class SimulatedNode:
             self.machine, self.alive, self.stopping = self._new_machine(), True, False
             self._database_free_at = self.world.now
             self.world.say(self.name, "starts")
+            self.handle(Begin())
 
     def crash(self) -> None:
         """Gone, with everything it remembered."""
@@ -71,18 +76,21 @@ class SimulatedNode:
         if self.alive and not self.stopping:
             self.stopping = True
             self.world.say(self.name, "shuts down")
-            self.handle(Shutdown(self.world.now + 5.0))
+            self._in_this_life(lambda: self.handle(Shutdown(self.world.now + 5.0)))()
+
+    def revoke(self, streams: tuple[int, ...]) -> None:
+        """An operator takes streams back."""
+        self._in_this_life(lambda: self.handle(RevokeWanted(1, streams, "operator")))()
 
     def hear(self, agent: str, message: ToLeader) -> None:
         """A message has come over the network."""
-        if self.alive:
-            self.handle(Heard(agent, message))
+        self._in_this_life(lambda: self.handle(Heard(agent, message)))()
 
     def handle(self, event: NodeEvent) -> None:
         """Give one event to the machine and do what it says."""
         outcome = self.machine.decide(event, self.world.now)
         self.world.say(self.name, event)
-        self.simulation.checkers.node_acted(self)
+        self.simulation.checkers.node_acted(self, outcome.stories)
         if outcome.stories:
             raise AssertionError(outcome.stories[0])
         for request in outcome.requests:
@@ -108,33 +116,39 @@ class SimulatedNode:
             if self.alive and self.lives == life:
                 happening()
 
-        return if_alive
+        return lambda: self.awake(if_alive)
 
     # --- the database -----------------------------------------------------------------------------------------------
 
     def _ask_database(self, request: Request) -> None:
         """In order, each after the other; executed even if the node dies meanwhile, as a real one would be."""
         world = self.world
-        slow = world.random.uniform(0.2, 2.5) if world.chance(world.weather.slow_database) else 0.0
         there = max(world.now, self._database_free_at) + world.random.uniform(0.001, 0.004)
-        back = there + slow + world.random.uniform(0.0005, 0.002)
+        back = there + self._slowness() + world.random.uniform(0.0005, 0.002)
         self._database_free_at = back
-        world.after(there - world.now, lambda: self._execute(request, self._in_this_life, back))
+        replies: list[NodeEvent] = []
+        ref = self.machine.ref
+        world.after(there - world.now, lambda: replies.append(self._execute(request, ref)))
+        world.after(back - world.now, self._in_this_life(lambda: self.handle(replies[0])))
 
-    def _execute(
-        self, request: Request, alive: Callable[[Callable[[], object]], Callable[[], None]], back: float
-    ) -> None:
+    def _slowness(self) -> float:
+        """Now and then some seconds; rarely so many that a lease is over before the answer comes."""
+        world = self.world
+        if world.chance(world.weather.stalled_database):
+            return world.random.uniform(3.0, 12.0)
+        return world.random.uniform(0.2, 2.5) if world.chance(world.weather.slow_database) else 0.0
+
+    def _execute(self, request: Request, ref: NodeRef) -> NodeEvent:
         failing = self.world.chance(self.world.weather.failing_database)
         executed = not failing or self.world.chance(0.5)
-        answer = self._answer(request) if executed else None
-        if failing or answer is None:
-            answer = _failure(request, unknown=executed)
-        reply = answer
-        self.world.after(back - self.world.now, alive(lambda: self.handle(reply)))
+        answer = self._answer(request, ref) if executed else None
+        return _failure(request, unknown=executed) if failing or answer is None else answer
 
-    def _answer(self, request: Request) -> NodeEvent:
-        store, ref = self.simulation.store, self.machine.ref
+    def _answer(self, request: Request, ref: NodeRef) -> NodeEvent:
+        store = self.simulation.store
         match request:
+            case Open(group_id=int(group_id)):
+                return Opened(request, group := store.find_group(group_id), final=group is None)
             case Open():
                 return Opened(request, store.open_group(request.subscription, request.start))
             case ClaimLeadership():

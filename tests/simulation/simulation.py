@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from borrower.settings import BorrowerSettings
-from leader.node_events import RevokeWanted
 from leader.settings import LeaderSettings
 from protocol.messages import ToBorrower, ToLeader
 from protocol.words import Subscription
 from storage.groups.memory import MemoryGroups
 from storage.groups.memory_streams import MemoryStreams
 from storage.groups.model import HistoryRecord, Start
+from storage.groups.rules import Row
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers
 from tests.simulation.nodes import SimulatedNode
-from tests.simulation.world import Weather, World
+from tests.simulation.world import Process, Weather, World
 
 SUBSCRIPTION = "$share/sim/#"
 SAFETY_S = 60.0
@@ -35,12 +35,15 @@ class Simulation:
         leader = replace(LeaderSettings(), revoke_deadline_s=6.0)
         self.nodes = [SimulatedNode(self, name, leader) for name in ("n1", "n2", "n3")]
         self.agents: dict[str, SimulatedAgent] = {}
+        self._parted: dict[tuple[str, str], float] = {}
         self._made = 0
 
     # --- the network ------------------------------------------------------------------------------------------------
 
     def to_node(self, agent: SimulatedAgent, address: str, message: ToLeader) -> None:
         """From an agent; where nobody lives, the connection breaks."""
+        if self._is_parted(agent.agent_id, address):
+            return
         node = next(n for n in self.nodes if n.address == address)
 
         def deliver() -> None:
@@ -55,8 +58,11 @@ class Simulation:
         """From a node; to somebody who died it is lost."""
         self.world.say(address, f"-> {message}")
         agent = self.agents.get(agent_id)
-        if agent is not None:
+        if agent is not None and not self._is_parted(agent_id, address):
             self.world.transmit(lambda: agent.hear(address, message))
+
+    def _is_parted(self, agent_id: str, address: str) -> bool:
+        return self.world.now < self._parted.get((agent_id, address), 0.0)
 
     def node_gone(self, address: str) -> None:
         """Most agents notice a broken connection; the others have their timers."""
@@ -70,9 +76,9 @@ class Simulation:
 
     # --- what checkers ask ------------------------------------------------------------------------------------------
 
-    def row(self, stream_id: int):  # type: ignore[no-untyped-def]
+    def row(self, stream_id: int) -> Row:
         """The lending row as the store has it."""
-        return self.store._lives[1].rows[stream_id]
+        return self.store.rows(1)[stream_id]
 
     def history(self) -> tuple[HistoryRecord, ...]:
         """Everything recorded of the group."""
@@ -96,6 +102,8 @@ class Simulation:
         self.world.after(0.1, self._publish)
         self.world.run_until(SAFETY_S)
         self.world.weather = Weather.calm()
+        self._parted.clear()
+        self.store.locked.clear()
         self.world.say("world", "--- liveness phase ---")
         for node in self.nodes:
             node.start()
@@ -124,44 +132,65 @@ class Simulation:
         """Now and then something goes wrong, or somebody comes or goes."""
         if self.world.now >= SAFETY_S:
             return
-        self.world.after(self.world.random.expovariate(1 / 4.0), self._befall)
-        choice = self.world.random.choice(
-            [
-                "node crash",
-                "node stop",
-                "node start",
-                "node start",
-                "agent crash",
-                "leave",
-                "join",
-                "again",
-                "roll",
-                "revoke",
-            ]
-        )
+        self.world.after(self.world.random.expovariate(1 / 3.0), self._befall)
         node = self.world.random.choice(self.nodes)
         living = [a for a in self.agents.values() if a.alive]
         agent = self.world.random.choice(living) if living else None
-        match choice:
-            case "node crash":
+        if agent is None or self.world.chance(0.55):
+            self._befall_node(node)
+        else:
+            self._befall_agent(agent, node)
+
+    def _befall_node(self, node: SimulatedNode) -> None:
+        rnd = self.world.random
+        match rnd.choice(["crash", "stop", "start", "start", "start", "pause", "join", "roll", "revoke", "lock"]):
+            case "crash":
                 self.crashes += node.alive
                 node.crash()
-            case "node stop":
+            case "stop":
                 node.shut_down()
-            case "node start":
+            case "start":
                 node.start()
-            case "agent crash" if agent is not None:
+            case "pause":
+                self._pause(node, node.name)
+            case "join":
+                self._join()
+            case "roll" if len(self.streams.streams) < 16:
+                self.streams.rollover(1, rnd.choice([None, 2, 3, 5]))
+            case "revoke":
+                streams = tuple(s for s in self.streams.streams if self.world.chance(0.3))
+                for every in self.nodes:
+                    every.revoke(streams)
+            case "lock":
+                self._lock_row()
+
+    def _befall_agent(self, agent: SimulatedAgent, node: SimulatedNode) -> None:
+        match self.world.random.choice(["crash", "leave", "again", "again", "pause", "part", "blip", "blip"]):
+            case "crash":
                 self.crashes += 1
                 agent.crash()
-            case "leave" | "again" if agent is not None:
+            case "pause":
+                self._pause(agent, agent.agent_id)
+            case "part":
+                until = self.world.now + self.world.random.uniform(1.0, 15.0)
+                self._parted[agent.agent_id, node.address] = until
+                self.world.say("world", f"{agent.agent_id} and {node.name} are parted until {until:.3f}")
+            case "blip":
+                self.world.say("world", f"{agent.agent_id} loses its connection to {node.name} for a moment")
+                agent.lose(node.address)
+            case "leave" | "again" as choice:
                 for handle in tuple(agent.open):
                     agent.leave(handle)
                     if choice == "again":
                         agent.subscribe(SUBSCRIPTION)
-            case "join":
-                self._join()
-            case "roll" if len(self.streams.streams) < 16:
-                self.streams.rollover(1, self.world.random.choice([None, 2, 3, 5]))
-            case "revoke" if node.alive:
-                streams = tuple(s for s in self.streams.streams if self.world.chance(0.3))
-                node.handle(RevokeWanted(1, streams, "operator"))
+
+    def _pause(self, process: Process, name: str) -> None:
+        duration_s = self.world.random.choice([0.5, 3.0, 8.0, 11.0, 14.0])
+        self.world.say(name, f"pauses for {duration_s} s")
+        process.pause(duration_s)
+
+    def _lock_row(self) -> None:
+        """A user's transaction holds a lending row for a while."""
+        key = (1, self.world.random.choice(tuple(self.streams.streams)))
+        self.store.locked.add(key)
+        self.world.after(self.world.random.uniform(0.2, 4.0), lambda: self.store.locked.discard(key))

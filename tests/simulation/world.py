@@ -19,12 +19,39 @@ class Weather:
     repeated: float = 0.02
     delayed: float = 0.1
     slow_database: float = 0.01
+    stalled_database: float = 0.0015
     failing_database: float = 0.004
 
     @classmethod
     def calm(cls) -> Weather:
         """Nothing goes wrong."""
-        return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+        return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Process:
+    """Something that can be stopped for a while, as by SIGSTOP: what befalls it meanwhile waits in order."""
+
+    def __init__(self, world: World) -> None:
+        self._of = world
+        self._backlog: list[Callable[[], object]] | None = None
+
+    def pause(self, duration_s: float) -> None:
+        """Do nothing for so long."""
+        if self._backlog is None:
+            self._backlog = []
+            self._of.after(duration_s, self._resume)
+
+    def awake(self, happening: Callable[[], object]) -> None:
+        """Now, or as soon as it is not paused any more."""
+        if self._backlog is None:
+            happening()
+        else:
+            self._backlog.append(happening)
+
+    def _resume(self) -> None:
+        backlog, self._backlog = self._backlog or [], None
+        for happening in backlog:
+            happening()
 
 
 class World:

@@ -1,0 +1,64 @@
+"""An exception on its way from a task to the driver: whole where it can be pickled, told in words where not."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+from typing import Any
+
+import cloudpickle
+
+
+class TaskFailed(RuntimeError):
+    """Stands for an exception that could not leave its task."""
+
+
+def pack(error: BaseException) -> bytes:
+    """The exception and what it was raised from."""
+    links: list[tuple[bytes | None, str, str]] = []
+    link: BaseException | None = error
+    while link is not None:
+        story = "".join(traceback.format_tb(link.__traceback__)).rstrip()
+        links.append((_pickled(link), f"{type(link).__name__}: {link}", story))
+        link = link.__cause__
+    return pickle.dumps(links)
+
+
+def unpack(packed: bytes) -> BaseException:
+    """The exception again, with its causes; each has a note that says where in the task it was raised."""
+    links: list[tuple[bytes | None, str, str]] = pickle.loads(packed)  # from our own task, as all of Spark's results
+    errors = [_restored(*link) for link in links]
+    for error, cause in zip(errors, errors[1:], strict=False):
+        error.__cause__ = cause
+    return errors[0]
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """Class, arguments and attributes: an exception's own pickle calls `__init__` with the text alone."""
+    file = io.BytesIO()
+    try:
+        cloudpickle.CloudPickler(file).dump((type(error), error.args, error.__dict__))
+    except Exception:  # noqa: BLE001 whatever a user's exception holds: a socket, a lock
+        return None
+    return file.getvalue()
+
+
+def _restored(pickled: bytes | None, text: str, story: str) -> BaseException:
+    error = _unpickled(pickled) if pickled is not None else None
+    if error is None:
+        error = TaskFailed(text)
+    if story:
+        error.add_note(f"In the task:\n{story}")
+    return error
+
+
+def _unpickled(pickled: bytes) -> BaseException | None:
+    try:
+        kind, arguments, attributes = pickle.loads(pickled)
+        error: Any = kind.__new__(kind, *arguments)
+        error.args = arguments
+        error.__dict__.update(attributes)
+    except Exception:  # noqa: BLE001 a class that is not there on the driver, say
+        return None
+    return error if isinstance(error, BaseException) else None

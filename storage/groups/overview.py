@@ -1,0 +1,273 @@
+"""What the tables say about groups: who leads, who holds what, how far behind. Reads only; no leader is asked.
+
+Lag counts offsets between a group's position and the head of its stream, messages that its filter skips included. It
+is unknown (None), never 0, where the rows cannot tell: a blocked stream, a position beyond the head, messages that
+retention has taken. A stream that was opened after the group and that no leader has noticed yet is unread from 0.
+
+Members that hold nothing are in their leader's memory only, and so not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from protocol.errors import NotFound
+from protocol.words import Filter, Subscription
+from storage.catalogue import list_spaces
+from storage.groups import births
+from storage.groups.channel import Connection
+from storage.routing import candidate_spaces, intersecting_spaces
+
+STATEMENT_TIMEOUT_S = 10.0
+
+NEW = "new"
+"""Status of a stream that the group has no row for yet; its next leader will add it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, or led last; `remaining_s` <= 0: the lease has run out."""
+
+    group_id: int
+    node: str
+    address: str
+    term: int
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLine:
+    """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
+
+    `head_state` is open, closed or gone. `held_s`: since when its holder has it.
+    """
+
+    group_id: int
+    stream_id: int
+    space: str
+    generation_id: int
+    status: str
+    position: int
+    head: int
+    head_state: str
+    lag: int | None
+    age_s: float | None
+    borrower_id: str | None
+    agent: str | None
+    session: str | None
+    held_s: float | None
+    grant_id: int
+    lost_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A borrower that holds streams."""
+
+    borrower_id: str
+    agent: str | None
+    session: str | None
+    streams: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A group's streams in numbers. `lag` is of the streams whose lag is known, `unknown` counts the others."""
+
+    group_id: int
+    status: str
+    streams: int
+    lag: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLine:
+    """A group that is not deleted."""
+
+    group_id: int
+    kind: str
+    name: str
+    filter: str
+    start: str
+    created_at: datetime
+
+    @property
+    def subscription(self) -> str:
+        """Its canonical spelling."""
+        return f"${self.kind}/{self.name}/{self.filter}"
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """One group at one instant. `streams` (and so `members`) are there only where they were asked for."""
+
+    group: GroupLine
+    leader: Leader | None
+    counts: tuple[Counts, ...]
+    streams: tuple[StreamLine, ...] = ()
+
+    @property
+    def led(self) -> bool:
+        """Somebody leads it now."""
+        return self.leader is not None and self.leader.remaining_s > 0
+
+    @property
+    def known_lag(self) -> int:
+        """The lag of all streams whose lag is known."""
+        return sum(count.lag for count in self.counts)
+
+    @property
+    def unknown(self) -> int:
+        """How many streams' lag is unknown."""
+        return sum(count.unknown for count in self.counts)
+
+    @property
+    def lag(self) -> int | None:
+        """The whole lag; None if a part of it is unknown."""
+        return None if self.unknown else self.known_lag
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """{status: number of streams}."""
+        return {count.status: count.streams for count in self.counts}
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Whoever holds a stream, by borrower id."""
+        held: dict[str, list[StreamLine]] = {}
+        for line in self.streams:
+            if line.borrower_id is not None:
+                held.setdefault(line.borrower_id, []).append(line)
+        return tuple(
+            Member(borrower_id, lines[0].agent, lines[0].session, tuple(line.stream_id for line in lines))
+            for borrower_id, lines in sorted(held.items())
+        )
+
+
+_GROUPS = """
+select group_id, kind, name, filter, start, created_at from consumer_group where deleted_at is null
+ order by name, filter, kind"""
+
+_LEADERS = """
+select leadership_id as group_id, node, address, term,
+       extract(epoch from expires_at - clock_timestamp())::float8 as remaining_s
+  from leadership where leadership_id = any(%(groups)s::bigint[])"""
+
+# Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make.
+_LINES = """
+with line as (
+  select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
+         l.lost_messages
+    from lending l where l.group_id = any(%(groups)s::bigint[])
+  union all
+  select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0
+    from unnest(%(pair_groups)s::bigint[], %(spaces)s::bigint[], %(matching)s::boolean[])
+         as u (group_id, space_id, matching)
+    join consumer_group g using (group_id)
+    join generation n on n.space_id = u.space_id and n.generation_id > g.after_generation
+    join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
+   where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
+), seen as (
+  select line.*, s.space_id, s.generation_id, s.head, s.state, n.state = 'gone' as gone,
+         case when line.status = 'finished' then 0
+              when line.status = 'blocked' or line.position > s.head then null
+              when n.state = 'gone' and line.position < s.head then null
+              else s.head - line.position end as lag
+    from line join stream s using (stream_id) join generation n using (generation_id)
+)
+"""
+
+_COUNTS = (
+    _LINES
+    + """
+select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0)::bigint as lag,
+       count(*) filter (where lag is null)::bigint as unknown
+  from seen group by group_id, status order by group_id, status"""
+)
+
+_STREAMS = (
+    _LINES
+    + """
+select group_id, stream_id, p.name as space, generation_id, status, position, head,
+       case when gone then 'gone' else state end as head_state, lag,
+       case when lag > 0 then extract(epoch from clock_timestamp() - (
+         select b.appended_at from block b
+          where b.generation_id = seen.generation_id and b.stream_id = seen.stream_id and b.end_offset > seen.position
+          order by b.end_offset limit 1))::float8 end as age_s,
+       borrower_id, agent, session,
+       case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
+       grant_id, lost_messages
+  from seen join space p using (space_id) order by stream_id"""
+)
+
+
+def list_groups(connection: Connection) -> tuple[Overview, ...]:
+    """All groups that are not deleted, by name, without their single streams."""
+    with _one_instant(connection):
+        return _overviews(connection, _groups(connection))
+
+
+def describe(connection: Connection, subscription: Subscription) -> Overview:
+    """One group with each of its streams. Raises `NotFound`."""
+    with _one_instant(connection):
+        found = births.find_live(connection, subscription)
+        if found is None:
+            raise NotFound(
+                f"group {str(subscription)!r}: there is no such group. `sublet groups list` shows those there are; "
+                "a $share group comes into being with its first consumer."
+            )
+        (overview,) = _overviews(connection, [g for g in _groups(connection) if g.group_id == found.group_id])
+        with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
+            streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group])).fetchall()
+        return Overview(overview.group, overview.leader, overview.counts, tuple(streams))
+
+
+@contextmanager
+def _one_instant(connection: Connection) -> Iterator[None]:
+    """One snapshot for all statements, and a bound on how long it can be held."""
+    with connection.transaction():
+        connection.execute("set transaction isolation level repeatable read, read only")
+        connection.execute(sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{STATEMENT_TIMEOUT_S:g}s")))
+        yield
+
+
+def _groups(connection: Connection) -> list[GroupLine]:
+    with connection.cursor(row_factory=class_row(GroupLine)) as cursor:
+        return cursor.execute(_GROUPS).fetchall()
+
+
+def _overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview, ...]:
+    parameters = _parameters(connection, groups)
+    with connection.cursor(row_factory=class_row(Leader)) as cursor:
+        leaders = {leader.group_id: leader for leader in cursor.execute(_LEADERS, parameters)}
+    with connection.cursor(row_factory=class_row(Counts)) as cursor:
+        counts: dict[int, list[Counts]] = {}
+        for count in cursor.execute(_COUNTS, parameters):
+            counts.setdefault(count.group_id, []).append(count)
+    return tuple(
+        Overview(group, leaders.get(group.group_id), tuple(counts.get(group.group_id, ()))) for group in groups
+    )
+
+
+def _parameters(connection: psycopg.Connection[Any], groups: Iterable[GroupLine]) -> dict[str, Any]:
+    """The groups' ids, and beside each every space that its unnoticed streams may be in."""
+    live, ever = list_spaces(connection), list_spaces(connection, include_dropped=True)
+    parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "spaces": [], "matching": []}
+    for group in groups:
+        filter = Filter(group.filter)
+        matching = {space.space_id for space in candidate_spaces(filter, live)}
+        parameters["groups"].append(group.group_id)
+        for space in intersecting_spaces(filter, ever):
+            parameters["pair_groups"].append(group.group_id)
+            parameters["spaces"].append(space.space_id)
+            parameters["matching"].append(space.space_id in matching)
+    return parameters

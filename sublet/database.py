@@ -1,0 +1,77 @@
+"""`connect`: one database, chosen and checked once, and what is made with it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from borrower.async_session import AsyncSession
+from borrower.session import Session
+from storage.catalogue import list_spaces
+from storage.connect import connect as connect_to
+from storage.connect import redact
+from storage.database import open_database
+from storage.publish import AsyncPublisher, Publisher
+from storage.routing import Space
+
+
+class Database:
+    """A handle bound to one database; `connect` makes it. Thread-safe.
+
+    It holds no connection: publishers and sessions have their own, and outlive the handle where the database is not an
+    embedded one. An embedded server runs at least until the handle is closed.
+    """
+
+    def __init__(self, url: str | None = None, data_dir: Path | str | None = None) -> None:
+        with ExitStack() as opened:
+            self.url = opened.enter_context(open_database(url, data_dir)).url
+            self._resources = opened.pop_all()
+
+    def publisher(self, space: str | None = None, **settings: Any) -> Publisher:
+        """A `Publisher` for this database; `settings` are its keyword arguments."""
+        return Publisher(self.url, space, **settings)
+
+    def async_publisher(self, space: str | None = None, **settings: Any) -> AsyncPublisher:
+        """An `AsyncPublisher` for this database; `settings` are `Publisher`'s keyword arguments."""
+        return AsyncPublisher(self.url, space, **settings)
+
+    def session(self, subscription: str, **settings: Any) -> Session:
+        """A `Session` that consumes from this database; `settings` are its keyword arguments."""
+        return Session(subscription, self.url, **settings)
+
+    def async_session(self, subscription: str, **settings: Any) -> AsyncSession:
+        """An `AsyncSession` that consumes from this database; `settings` are `Session`'s keyword arguments."""
+        return AsyncSession(subscription, self.url, **settings)
+
+    def spaces(self) -> list[Space]:
+        """The spaces, by name: which part of the topic tree has how many streams, kept for how long."""
+        with connect_to(self.url, application_name="sublet spaces") as connection:
+            return list_spaces(connection)
+
+    def close(self) -> None:
+        """Let go of the embedded server, if it is one. Again is harmless."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Database({redact(self.url)!r})"
+
+
+def connect(url: str | None = None, data_dir: Path | str | None = None) -> Database:
+    """A handle on the database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL, else an embedded one.
+
+        with connect() as database, database.publisher() as publisher:
+            publisher.publish("orders/eu", b"...")
+
+    Raises `DatabaseUnreachable`, `SchemaMismatch`, `DataDirectoryUnusable`, `InvalidSetting`.
+    """
+    return Database(url, data_dir)

@@ -1,0 +1,42 @@
+"""The checker of recorded deliveries: what was lost, what was repeated, and whether a forced move explains it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from storage.groups.model import HistoryRecord
+from tests.kit_nodes import Delivered
+
+
+@dataclass(slots=True)
+class Verdict:
+    """(stream, offset) pairs."""
+
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    unexplained: list[tuple[int, int]] = field(default_factory=list)
+    explained: list[tuple[int, int]] = field(default_factory=list)
+    crossed: list[tuple[int, int]] = field(default_factory=list)
+    """(stream, grant id) pairs under which two consumers worked."""
+
+
+def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]) -> Verdict:
+    """`published`: {stream: head}. A repeat is explained only at or after the position of a forced move that ended the
+    grant under which the offset was first delivered."""
+    forced = {(h.stream_id, h.grant_id): h.position for h in history if h.forced}
+    verdict, seen = Verdict(), defaultdict[tuple[int, int], list[int]](list)
+    holders: dict[tuple[int, int], str] = {}
+    for batch in delivered:
+        holder = holders.setdefault((batch.stream, batch.grant), batch.consumer)
+        if holder != batch.consumer:
+            verdict.crossed.append((batch.stream, batch.grant))
+        for offset in batch.offsets:
+            seen[batch.stream, offset].append(batch.grant)
+    for (stream, offset), grants in sorted(seen.items()):
+        if len(grants) > 1:
+            covered = all(offset >= forced.get((stream, grant), 1 << 62) for grant in sorted(grants)[:-1])
+            (verdict.explained if covered else verdict.unexplained).append((stream, offset))
+    for stream, head in published.items():
+        verdict.lost.extend((stream, offset) for offset in range(head) if (stream, offset) not in seen)
+    return verdict

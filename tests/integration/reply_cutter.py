@@ -1,0 +1,72 @@
+"""A socket between a client and Postgres that can lose one reply: the commit happened, and nobody heard of it."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+
+
+class ReplyCutter:
+    """A context manager; connect to `url`. `cut()` loses the next reply, and lets nobody in until `resume()`."""
+
+    def __init__(self, server_url: str) -> None:
+        parts = urlsplit(server_url)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self._port = query.get("port", "5432")
+        self._server = f"{query['host']}/.s.PGSQL.{self._port}"
+        self._directory = tempfile.TemporaryDirectory(prefix="sublet-cutter-")
+        self.url = urlunsplit(parts._replace(query=urlencode(query | {"host": self._directory.name})))
+        self._open, self.was_cut = threading.Event(), threading.Event()
+        self._cutting = False
+
+    def cut(self) -> None:
+        """The next reply of the server is lost with its connection."""
+        self._open.clear()
+        self.was_cut.clear()
+        self._cutting = True
+
+    def resume(self) -> None:
+        """Let connections in again."""
+        self._open.set()
+
+    def __enter__(self) -> ReplyCutter:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(Path(self._directory.name) / f".s.PGSQL.{self._port}"))
+        self._listener.listen()
+        self._open.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.set()
+        self._listener.close()
+        self._directory.cleanup()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._open.wait()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._server)
+                for source, target, replies in ((client, server, False), (server, client, True)):
+                    threading.Thread(target=self._pump, args=(source, target, replies), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, replies: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if replies and self._cutting:
+                    self._cutting = False
+                    self.was_cut.set()
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,163 @@
+"""Compaction changes blocks, and nothing that anybody can see of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import LostLeadership
+from protocol.words import Filter
+from storage.catalogue import open_streams
+from storage.compaction import compact_stream, fragmented_streams
+from storage.connect import connect
+from storage.log import Append, Stamp, append, since
+from storage.retention import retain
+from storage.spaces import alter_space, reshard, rollover
+from tests.integration.log_kit import block, put, read, stamped
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 1)
+        yield connection
+
+
+@pytest.fixture
+def stream(conn: psycopg.Connection[Any]) -> int:
+    return open_streams(conn)[0].stream_id
+
+
+def blocks(conn: psycopg.Connection[Any]) -> list[tuple[int, int]]:
+    return conn.execute("select end_offset, count from block order by end_offset").fetchall()
+
+
+def trickle(conn: psycopg.Connection[Any], stream: int, count: int) -> None:
+    for index in range(count):
+        put(conn, stream, b"%d" % index, topic=f"t/{index % 3}")
+
+
+@pytest.mark.conforms("W5")
+def test_offsets_content_and_order_stay_for_every_position_and_filter(
+    conn: psycopg.Connection[Any], stream: int
+) -> None:
+    trickle(conn, stream, 50)
+    append(conn, [Append(stream, block(*[b"big"] * 700)), Append(stream, block(b"a", b"b"))])
+    trickle(conn, stream, 20)
+    before = read(conn, stream)
+    filtered = read(conn, stream, filter=Filter("t/1"))
+    assert compact_stream(conn, stream, older_than_s=0, block_messages=30) == 50 - 2 + 21 - 1
+    assert blocks(conn) == [(30, 30), (50, 20), (750, 700), (772, 22)]
+    assert read(conn, stream) == before
+    assert read(conn, stream, filter=Filter("t/1")) == filtered
+    for offset in (1, 29, 30, 31, 49, 50, 51, 749, 751, 771, 772):
+        assert read(conn, stream, offset) == before[offset:]
+    assert compact_stream(conn, stream, older_than_s=0, block_messages=30) == 0
+
+
+@pytest.mark.conforms("W5")
+def test_readers_in_the_middle_do_not_notice(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
+    seen: list[list[dict[str, Any]]] = [[], []]
+    done = threading.Event()
+
+    def tail(mine: list[dict[str, Any]]) -> None:
+        position = 0
+        with connect(database) as other:
+            while not (done.is_set() and position == 600):
+                page = since(other, stream, position, limit_blocks=1)
+                for batch in page.batches:
+                    for row in batch.slice(0, 7).to_pylist():
+                        mine.append(row)
+                        position = row["offset"] + 1
+
+    threads = [threading.Thread(target=tail, args=(mine,)) for mine in seen]
+    for thread in threads:
+        thread.start()
+    for _ in range(12):
+        trickle(conn, stream, 50)
+        compact_stream(conn, stream, older_than_s=0, block_messages=200)
+    done.set()
+    for thread in threads:
+        thread.join(30)
+    whole = read(conn, stream)
+    assert len(whole) == 600
+    assert seen == [whole, whole]
+    assert len(blocks(conn)) < 50
+
+
+@pytest.mark.conforms("W5")
+def test_two_at_once_do_it_once(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
+    trickle(conn, stream, 100)
+    before = read(conn, stream)
+    saved: list[int] = []
+
+    def compact() -> None:
+        with connect(database) as other:
+            saved.append(compact_stream(other, stream, older_than_s=0, block_messages=40))
+
+    threads = [threading.Thread(target=compact) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert 100 - len(blocks(conn)) == sum(saved)
+    assert read(conn, stream) == before
+
+
+def test_blocks_with_different_frontiers_are_not_merged(conn: psycopg.Connection[Any], stream: int) -> None:
+    trickle(conn, stream, 4)
+    conn.execute("update block set lower_frontier = '[5]' where end_offset > 2")
+    compact_stream(conn, stream, older_than_s=0)
+    assert blocks(conn) == [(2, 2), (4, 2)]
+    found = conn.execute("select lower_frontier from block order by end_offset").fetchall()
+    assert found == [(None,), ([5],)]
+
+
+def test_young_blocks_are_left_alone(conn: psycopg.Connection[Any], stream: int) -> None:
+    trickle(conn, stream, 5)
+    assert compact_stream(conn, stream, older_than_s=3600) == 0
+
+
+def test_time_and_producers_find_their_blocks_afterwards(conn: psycopg.Connection[Any], stream: int) -> None:
+    for sequence in range(1, 4):
+        append(conn, [stamped(stream, Stamp("p", 1, sequence), b"x")])
+    newest = conn.execute("select max(appended_at) from block").fetchone()
+    compact_stream(conn, stream, older_than_s=0)
+    assert conn.execute("select appended_at from block").fetchall() == [newest]
+    assert append(conn, [stamped(stream, Stamp("p", 1, 3), b"x")])[0].end_offset == 3
+
+
+def test_the_spaces_compression_is_used(conn: psycopg.Connection[Any], stream: int) -> None:
+    trickle(conn, stream, 200)
+    alter_space(conn, "default", compression="zstd")
+    before = read(conn, stream)
+    compact_stream(conn, stream, older_than_s=0)
+    codecs = {row[0] & 3 for row in conn.execute("select codec from block")}
+    assert codecs == {2}
+    assert read(conn, stream) == before
+
+
+def test_fragmented_streams_are_found_and_gone_ones_are_not(conn: psycopg.Connection[Any], stream: int) -> None:
+    trickle(conn, stream, 20)
+    assert fragmented_streams(conn, at_least=21, older_than_s=0) == []
+    assert fragmented_streams(conn, at_least=20, older_than_s=0) == [stream]
+    alter_space(conn, "default", retention_s=1)
+    rollover(conn, "default")
+    conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
+    retain(conn)
+    assert fragmented_streams(conn, at_least=1, older_than_s=0) == []
+    assert compact_stream(conn, stream, older_than_s=0) == 0
+
+
+def test_a_deposed_maintainer_merges_nothing(conn: psycopg.Connection[Any], stream: int) -> None:
+    def deposed(_: psycopg.Connection[Any]) -> None:
+        raise LostLeadership("the term is over")
+
+    trickle(conn, stream, 5)
+    with pytest.raises(LostLeadership):
+        compact_stream(conn, stream, older_than_s=0, guard=deposed)
+    assert len(blocks(conn)) == 5

@@ -1,0 +1,214 @@
+"""Retention: what is too old goes, generation by generation, and nothing else does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import Gone, LostLeadership
+from storage import retention
+from storage.catalogue import find_space, open_streams
+from storage.connect import connect
+from storage.log import since
+from storage.publish import Publisher
+from storage.retention import declare_gone, drop_gone, forget_producers, retain
+from storage.spaces import create_space, drop_space, reshard, rollover
+from tests.integration.log_kit import put, read
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 1)
+        create_space(connection, "eu", "eu/#", shards=1, retention_s=100)
+        yield connection
+
+
+@pytest.fixture
+def old(conn: psycopg.Connection[Any]) -> int:
+    """A closed stream of `eu` with one message, past its retention."""
+    stream_id = stream_of(conn, "eu")
+    put(conn, stream_id, b"old", topic="eu/1")
+    rollover(conn, "eu")
+    age(conn)
+    return stream_id
+
+
+def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
+    space_id = find_space(conn, space).space_id
+    return next(each.stream_id for each in open_streams(conn) if each.space_id == space_id)
+
+
+def age(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
+
+
+def is_gone(conn: psycopg.Connection[Any], stream_id: int) -> bool:
+    try:
+        since(conn, stream_id, 0)
+    except Gone:
+        return True
+    return False
+
+
+def partitions(conn: psycopg.Connection[Any]) -> set[str]:
+    return {row[0] for row in conn.execute("select relname from pg_class where relname ~ '^block_[0-9]+$'")}
+
+
+def group(conn: psycopg.Connection[Any], kind: str, filter: str, options: str = "{}") -> int:
+    row = conn.execute(
+        "insert into consumer_group (kind, name, filter, options) values (%s, 'g', %s, %s) returning group_id",
+        (kind, filter, options),
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def lend(conn: psycopg.Connection[Any], group_id: int, stream_id: int, status: str, position: int) -> None:
+    conn.execute(
+        "insert into lending (group_id, stream_id, status, position) values (%s, %s, %s, %s)"
+        " on conflict (group_id, stream_id) do update set status = excluded.status, position = excluded.position",
+        (group_id, stream_id, status, position),
+    )
+
+
+@pytest.mark.conforms("W4")
+def test_one_spaces_retention_takes_its_old_generations_and_no_others(conn: psycopg.Connection[Any], old: int) -> None:
+    new, other = stream_of(conn, "eu"), stream_of(conn, "default")
+    put(conn, new, b"new", topic="eu/1")
+    put(conn, other, b"kept for ever")
+    rollover(conn, "default")
+    age(conn)
+    before = partitions(conn)
+    assert len(retain(conn)) == len(before - partitions(conn)) > 0
+    assert is_gone(conn, old)
+    assert [message["value"] for message in read(conn, new)] == [b"new"]
+    assert [message["value"] for message in read(conn, other)] == [b"kept for ever"]
+    assert retain(conn) == []
+
+
+def test_what_is_young_or_open_stays(conn: psycopg.Connection[Any]) -> None:
+    stream_id = stream_of(conn, "eu")
+    put(conn, stream_id, b"x", topic="eu/1")
+    assert retain(conn) == []
+    rollover(conn, "eu")
+    assert retain(conn) == []
+    age(conn)
+    assert len(retain(conn)) >= 1
+    assert is_gone(conn, stream_id)
+
+
+@pytest.mark.conforms("W4")
+def test_a_dropped_space_keeps_its_retention(conn: psycopg.Connection[Any], old: int) -> None:
+    drop_space(conn, "eu")
+    retain(conn)
+    assert is_gone(conn, old)
+
+
+@pytest.mark.conforms("W4")
+@pytest.mark.parametrize(("kind", "options"), [("queue", "{}"), ("share", '{"holds_retention": true}')])
+def test_an_unfinished_queue_holds_its_messages_back_until_it_is_done(
+    conn: psycopg.Connection[Any], old: int, kind: str, options: str
+) -> None:
+    holder = group(conn, kind, "eu/+", options)
+    lend(conn, holder, old, "free", 0)
+    retain(conn)
+    assert not is_gone(conn, old)
+    lend(conn, holder, old, "held", 0)
+    retain(conn)
+    assert not is_gone(conn, old)
+    lend(conn, holder, old, "finished", 1)
+    retain(conn)
+    assert is_gone(conn, old)
+
+
+@pytest.mark.conforms("W4", "E2")
+def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: psycopg.Connection[Any]) -> None:
+    holder = group(conn, "queue", "+/1")
+    rollover(conn, "eu")
+    later = stream_of(conn, "eu")
+    put(conn, later, b"x", topic="eu/1")
+    rollover(conn, "eu")
+    age(conn)
+    retain(conn)
+    assert not is_gone(conn, later)
+    conn.execute("update consumer_group set deleted_at = clock_timestamp() where group_id = %s", (holder,))
+    retain(conn)
+    assert is_gone(conn, later)
+
+
+@pytest.mark.conforms("W4")
+@pytest.mark.parametrize(("kind", "filter"), [("share", "eu/#"), ("queue", "us/#")])
+def test_other_groups_hold_nothing_back(conn: psycopg.Connection[Any], old: int, kind: str, filter: str) -> None:
+    lend(conn, group(conn, kind, filter), old, "free", 0)
+    retain(conn)
+    assert is_gone(conn, old)
+
+
+def test_a_reader_in_the_way_leaves_the_partition_to_the_next_pass(
+    database: str, conn: psycopg.Connection[Any], old: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.1)
+    before = partitions(conn)
+    with connect(database) as reader, reader.transaction():
+        reader.execute("select count(*) from block")
+        declared = declare_gone(conn)
+        assert declared
+        assert drop_gone(conn) == []
+        assert is_gone(conn, old), "gone is committed before anything is dropped"
+        put(conn, stream_of(conn, "eu"), b"y", topic="eu/1")
+    row = conn.execute("select count(*) from pg_inherits where inhdetachpending").fetchone()
+    assert row == (1,), "the detach was begun and cut short"
+    assert drop_gone(conn) == declared
+    assert len(before - partitions(conn)) == len(declared)
+
+
+def test_a_deposed_maintainer_declares_nothing(conn: psycopg.Connection[Any], old: int) -> None:
+    def deposed(_: psycopg.Connection[Any]) -> None:
+        raise LostLeadership("the term is over")
+
+    with pytest.raises(LostLeadership):
+        retain(conn, deposed)
+    assert not is_gone(conn, old)
+
+
+def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str, conn: psycopg.Connection[Any]) -> None:
+    stop, sent, trouble = threading.Event(), [0], list[BaseException]()
+
+    def publish() -> None:
+        try:
+            with Publisher(database) as publisher:
+                while not stop.is_set():
+                    publisher.publish("eu/1", b"x").result(30)
+                    sent[0] += 1
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            trouble.append(error)
+
+    caller = threading.Thread(target=publish)
+    caller.start()
+    gone = 0
+    for _ in range(6):
+        rollover(conn, "eu")
+        age(conn)
+        gone += len(retain(conn))
+    stop.set()
+    caller.join(60)
+    assert not trouble
+    assert gone >= 6
+    row = conn.execute("select sum(head) from stream").fetchone()
+    assert row == (sent[0],)
+
+
+def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    with Publisher(database, producer="meter") as publisher:
+        publisher.publish("eu/1", b"x").result(30)
+    assert forget_producers(conn, idle_s=60) == 0
+    conn.execute("update producer set updated_at = updated_at - interval '1 h'")
+    assert forget_producers(conn, idle_s=60) == 1
+    assert conn.execute("select stream_id from producer").fetchall() == [(0,)]
