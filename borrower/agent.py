@@ -1,4 +1,4 @@
-"""The agent as a thread: an event loop around the pure `Agent`, one connection per node.
+"""The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
 
 Sessions call it from their own threads; what it has to tell them arrives in their `Inbox`. It goes on pinging while a
 session's user function runs, as long as that lets go of the interpreter now and then.
@@ -7,16 +7,17 @@ session's user function runs, as long as that lets go of the interpreter now and
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from borrower.inbox import Inbox
+from borrower.loop import network_loop
 from borrower.machine.agent import (
     Agent,
     AgentEvent,
@@ -61,15 +62,14 @@ class AgentThread:
         self.agent_id = new_agent_id()
         self._find_nodes = find_nodes
         self._machine = Agent(self.agent_id, (settings or BorrowerSettings()).check())
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="sublet-agent", daemon=True)
+        self._loop = network_loop()
         self._connections: dict[str, NodeConnection] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._handles = 0
         self._looking = False
         self._looked_at = float("-inf")
-        self._thread.start()
+        self._over = False
 
     # --- for sessions, from any thread ------------------------------------------------------------------------------
 
@@ -106,24 +106,21 @@ class AgentThread:
         return self._machine.may_go_on(handle, stream_id, grant_id, clock())
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End the thread; what was queued to nodes is given that long to leave."""
-        if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
-            self._thread.join(timeout_s + 1.0)
+        """End; what was queued to nodes is given that long to leave. Closing again has no effect."""
+        if not self._over:
+            closing = asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                closing.result(timeout_s + 1.0)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        self._loop.close()
-
     def _post(self, event: AgentEvent) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent is over
-            self._loop.call_soon_threadsafe(self._handle, event)
+        self._loop.call_soon_threadsafe(self._handle, event)
 
     def _handle(self, event: AgentEvent) -> None:
         """The one door: decide, then carry out."""
+        if self._over:
+            return
         outcome = self._machine.decide(event, clock())
         for address, message in outcome.sends:
             self._send(address, message)
@@ -177,7 +174,7 @@ class AgentThread:
 
     def _look_up(self) -> None:
         """Ask for the live nodes in the background, not more often than every `LOOK_UP_S`."""
-        if self._looking:
+        if self._looking or self._over:
             return
         self._looking = True
         self._loop.call_later(max(self._looked_at + LOOK_UP_S - clock(), 0.0), self._begin_look_up)
@@ -210,11 +207,11 @@ class AgentThread:
                 self._loop.create_task(connection.close(0.0))
 
     async def _close(self, timeout_s: float) -> None:
+        self._over = True
         if self._timer is not None:
             self._timer.cancel()
         connections = list(self._connections.values())
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
-        self._loop.stop()
 
 
 __all__ = ["AgentThread", "Told", "clock", "new_agent_id"]

@@ -79,7 +79,7 @@ class Summary:
     lost: int = 0
 
 
-class _Lost(Exception):  # noqa: N818 - it is not an error of anybody's
+class _Lost(Exception):
     """The batch's stream belongs to somebody else now."""
 
 

@@ -129,7 +129,7 @@ class Session:
                 return
 
     def may_go_on(self, batch: Batch) -> bool:
-        """Whether another user call may begin on this batch now: not while nobody says that the stream is still ours."""
+        """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
         return self._agent.may_go_on(self._handle, batch.stream_id, batch.grant_id)
 
     def drain(self) -> None:

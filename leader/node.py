@@ -61,6 +61,7 @@ class NodeServer:
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
+        self.stopped_by: signal.Signals | None = None
 
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`. Raises what hinders it from starting."""
@@ -87,7 +88,7 @@ class NodeServer:
         housekeeper.start()
         self._handle(Begin())
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._signalled, number)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         self._announce(f"node {ref.name} serves on {ref.address}")
         try:
@@ -106,6 +107,10 @@ class NodeServer:
     def stop(self) -> None:
         """Hand over what is led, then end `run`; a second call changes nothing."""
         self._handle(Shutdown(clock() + SHUTDOWN_S))
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self.stopped_by = number
+        self.stop()
 
     def _bind(self, server: grpc.aio.Server) -> NodeRef:
         try:

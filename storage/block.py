@@ -86,7 +86,10 @@ def from_offset(batch: pa.RecordBatch, first_offset: int, offset: int) -> pa.Rec
 
 def topics_index(batch: pa.RecordBatch) -> list[str] | None:
     """The distinct topics of a block, None when they are too many to be worth a look."""
-    topics = batch.column("topic").unique()
+    column = batch.column("topic")
+    if len(column.slice(0, 8 * MAX_INDEXED_TOPICS).unique()) > MAX_INDEXED_TOPICS:
+        return None
+    topics = column.unique()
     return topics.to_pylist() if len(topics) <= MAX_INDEXED_TOPICS else None
 
 

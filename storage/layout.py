@@ -32,6 +32,8 @@ _REPEATING = ("topic", "key", "timestamp")
 _FLAGS = [("absent", name) for name in _OPTIONAL] + [("runs", name) for name in _REPEATING]
 _WORTHWHILE = 4
 """Messages per run, on average, from which a column is stored as runs."""
+_SAMPLE = 64
+"""A column whose first messages have no runs is not looked at further."""
 
 
 def codec(compression: int, flags: int) -> int:
@@ -88,7 +90,7 @@ def restore(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
 def _repeats(column: pa.Array) -> bool:
     """True if the column has few runs: neighbours are compared, which costs less than encoding in vain."""
     count = len(column)
-    if count < 2 * _WORTHWHILE:
+    if count < 2 * _WORTHWHILE or (count > 4 * _SAMPLE and not _repeats(column.slice(0, _SAMPLE))):
         return False
     changes: int = pc.sum(pc.not_equal(column.slice(1), column.slice(0, count - 1))).as_py() or 0
     runs: int = changes + column.null_count + 1

@@ -55,6 +55,11 @@ def hash_key(key: bytes | None, topic: str) -> int:
     return xxhash.xxh3_64_intdigest(topic.encode() if key is None else key)
 
 
+def hash_keys(keys: Iterable[bytes]) -> list[int]:
+    """`hash_key` of many keys."""
+    return list(map(xxhash.xxh3_64_intdigest, keys))
+
+
 def ranges(shards: int) -> list[HashRange]:
     """Cut the ring into `shards` half-open ranges whose sizes differ by at most one."""
     if not 1 <= shards <= MAX_SHARDS:
@@ -99,6 +104,7 @@ class Ring:
     def __init__(self, streams: Iterable[StreamInfo]) -> None:
         self.streams = sorted(streams, key=lambda stream: stream.hash_from)
         self._starts = [stream.hash_from for stream in self.streams]
+        self._ids = [stream.stream_id for stream in self.streams]
         ends = [stream.hash_to for stream in self.streams]
         if not ends or self._starts != [0, *ends[:-1]] or ends[-1] != RING:
             raise ValueError(f"the open streams do not tile the ring: {self.streams}")
@@ -107,6 +113,11 @@ class Ring:
         """The index in `streams` of the one whose range contains the hash."""
         return bisect_right(self._starts, hashed) - 1
 
-    def stream(self, hashed: int) -> StreamInfo:
-        """The stream whose range contains the hash."""
-        return self.streams[self.index(hashed)]
+    def stream_id(self, hashed: int) -> int:
+        """The id of the stream whose range contains the hash."""
+        return self._ids[bisect_right(self._starts, hashed) - 1]
+
+    def stream_ids(self, hashes: Iterable[int]) -> list[int]:
+        """`stream_id` of each."""
+        ids, starts = self._ids, self._starts
+        return [ids[bisect_right(starts, hashed) - 1] for hashed in hashes]

@@ -38,7 +38,6 @@ class Place:
     generation_id: int
     head: int
     closed: bool
-    gone: bool
     parents: tuple[int, ...]
     position: int = 0
     target: int = 0
@@ -62,7 +61,7 @@ class Tail:
         for place in self._matching():
             place.target = place.head
             place.position = self._first_position(place)
-            place.done = place.gone or (place.closed and place.position == place.head)
+            place.done = place.done or (place.closed and place.position == place.head)
             self._places[place.stream_id] = place
 
     def pages(self) -> Iterator[pa.RecordBatch]:
@@ -122,11 +121,16 @@ class Tail:
             "open": [space.space_id for space in candidate_spaces(self.filter, live)],
             "closed": [space.space_id for space in intersecting_spaces(self.filter, ever)],
         }
-        return [Place(*row[:5], tuple(row[5])) for row in self.conn.execute(_STREAMS, parameters)]
+        return [_place(*row) for row in self.conn.execute(_STREAMS, parameters)]
 
     def _first_position(self, place: Place) -> int:
-        if place.gone or self.begin == "latest":
+        if place.done or self.begin == "latest":
             return place.head
         if isinstance(self.begin, datetime):
             return log.position_at(self.conn, place.stream_id, self.begin)
         return min(self.begin, place.head) if isinstance(self.begin, int) else 0
+
+
+def _place(stream_id: int, generation_id: int, head: int, closed: bool, gone: bool, parents: list[int]) -> Place:
+    done = gone or (closed and head == 0)
+    return Place(stream_id, generation_id, head, closed, tuple(parents), done=done)

@@ -76,12 +76,11 @@ class Wants:
 class Inheritance:
     """What a borrower takes over from its invalidated predecessor.
 
-    `trusted_until`: user calls may start until then on the predecessor's word. `leave_by`: set for one born leaving.
+    `streams` say how long user calls may start on the predecessor's word. `leave_by`: set for one born leaving.
     """
 
     group_id: int | None = None
     streams: tuple[Stream, ...] = ()
-    trusted_until: float = float("-inf")
     leave_by: float | None = None
     predecessor: str | None = None
 
@@ -108,7 +107,7 @@ class Borrower:
         self.term = 0
         self.node: str | None = None
         self.streams = Streams(inherited.streams)
-        self.trusted_until = self._inherited_until = inherited.trusted_until
+        self.trusted_until = float("-inf")
         self._leave_by = inherited.leave_by
         self._predecessor = inherited.predecessor
         self._final_by: float | None = None
@@ -129,7 +128,8 @@ class Borrower:
 
     def inheritance(self) -> Inheritance:
         """What its successor is made with."""
-        return Inheritance(self.group_id, self.streams.inherit(), self.trusted_until, self._leave_by, self.borrower_id)
+        streams = self.streams.inherit(self.trusted_until)
+        return Inheritance(self.group_id, streams, self._leave_by, self.borrower_id)
 
     def may_start(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Whether a user call on this stream may begin now.
@@ -145,7 +145,7 @@ class Borrower:
     def may_go_on(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Whether another user call may begin on messages given out already; also on a stream about to be revoked."""
         stream = self.streams.under(stream_id, grant_id)
-        return stream is not None and now < (self.trusted_until if stream.confirmed else self._inherited_until)
+        return stream is not None and now < (self.trusted_until if stream.confirmed else stream.inherited_until)
 
     def _classify(self, event: Event) -> tuple[Kind | None, object]:
         if not isinstance(event, FromLeader):
@@ -362,9 +362,12 @@ class Borrower:
         self._report_at = min(self._report_at, now + self.settings.resend_s)
 
     def _report(self, now: float) -> None:
-        """Everything that moved since it was last sent, and everything sent that was never confirmed."""
+        """Everything that moved since it was last sent, and everything sent that was never confirmed.
+
+        Also what the leader has not said a word about: it will confirm that, or say that it is lost.
+        """
         self._report_at = now + self.settings.resend_s
-        late = [s for s in self.streams if s.confirmed and not s.settled]
+        late = [s for s in self.streams if not s.settled]
         if late:
             self._update(now, late)
 

@@ -83,7 +83,7 @@ class Streams:
         return tuple(Held(s.stream_id, s.grant_id, s.position) for s in self._held.values())
 
     def inherit(self, trusted_until: float) -> tuple[Stream, ...]:
-        """The same streams for a successor, none of them confirmed. The trust is that of the leader who confirmed it."""
+        """The same streams for a successor, none confirmed; the trust is that of the leader who did confirm it."""
         return tuple(
             Stream(
                 s.stream_id,

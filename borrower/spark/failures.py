@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
+import itertools
 import pickle
 import traceback
 from typing import Any
-
-import cloudpickle
 
 
 class TaskFailed(RuntimeError):
@@ -29,19 +27,20 @@ def unpack(packed: bytes) -> BaseException:
     """The exception again, with its causes; each has a note that says where in the task it was raised."""
     links: list[tuple[bytes | None, str, str]] = pickle.loads(packed)  # from our own task, as all of Spark's results
     errors = [_restored(*link) for link in links]
-    for error, cause in zip(errors, errors[1:], strict=False):
+    for error, cause in itertools.pairwise(errors):
         error.__cause__ = cause
     return errors[0]
 
 
 def _pickled(error: BaseException) -> bytes | None:
     """Class, arguments and attributes: an exception's own pickle calls `__init__` with the text alone."""
-    file = io.BytesIO()
+    from pyspark import cloudpickle
+
     try:
-        cloudpickle.CloudPickler(file).dump((type(error), error.args, error.__dict__))
+        pickled: bytes = cloudpickle.dumps((type(error), error.args, error.__dict__))  # type: ignore[no-untyped-call]
     except Exception:  # noqa: BLE001 whatever a user's exception holds: a socket, a lock
         return None
-    return file.getvalue()
+    return pickled
 
 
 def _restored(pickled: bytes | None, text: str, story: str) -> BaseException:

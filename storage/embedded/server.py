@@ -92,7 +92,10 @@ class EmbeddedPostgres:
         with self._server_lock():
             self._leave()
             if self._alone() and not is_zombie(str(self._postmaster)):
+                directory = self._socket_directory()
                 self._command(self._stop_command())
+                with contextlib.suppress(OSError):  # not empty: the server did not stop
+                    directory.rmdir()
 
     def _join(self) -> None:
         if self._users is None:

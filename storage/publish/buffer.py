@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from protocol.errors import PublisherClosed, SubletError
+from storage.block import pack
 from storage.publish.columns import size_of
 from storage.publish.delivery import BatchDelivery, Delivery, Ticket
 from storage.publish.pieces import Growing, Header, Load, Piece
@@ -173,7 +174,7 @@ class Buffer:
                 self._queued -= sum(piece.count for piece in waiting)
                 for piece in [*refused.get(stream_id, ()), *waiting]:
                     self._bytes -= piece.size
-                    self._push(routes, piece)
+                    self._enqueue(_parts(routes, piece))
 
     def abandon(self, error: Exception) -> None:
         """Close, and fail all that is queued."""
@@ -191,16 +192,28 @@ class Buffer:
     # --- under the lock -------------------------------------------------------------------------------------------
 
     def _add_chunk(self, chunk: Piece) -> None:
-        """Route under the lock, piece by piece; the caller may be made to wait between the chunks only."""
-        with self._lock:
-            self._has_room(wait=True)
-            self._push(self._routes, chunk)
+        """Route and encode outside of the lock, which keeps the sender going; again if the routes changed meanwhile."""
+        while True:
+            routes = self._routes
+            parts = _parts(routes, chunk)
+            for stream_id, part in parts:
+                if self._is_full_block(part):
+                    part.packed = pack(part.batch, routes.compression(stream_id))
+            with self._lock:
+                self._has_room(wait=True)
+                if routes is self._routes:
+                    self._enqueue(parts)
+                    return
 
-    def _push(self, routes: Routes, piece: Piece) -> None:
-        for stream_id, batch, rows in routes.split(piece.batch, piece.rows):
-            part = piece if batch is piece.batch else Piece(batch, rows, piece.ticket)
+    def _enqueue(self, parts: list[tuple[int, Piece]]) -> None:
+        for stream_id, part in parts:
             self._queue(stream_id).append(part)
-            self._added(piece.ticket, part.count, part.size)
+            self._added(part.ticket, part.count, part.size)
+
+    def _is_full_block(self, piece: Piece) -> bool:
+        """True if it will be a block of its own: encoding it early is not in vain."""
+        messages, size = self._limits.block_messages, self._limits.block_bytes
+        return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
 
     def _queue(self, stream_id: int) -> deque[Piece | Growing]:
         queue = self._queues.get(stream_id)
@@ -268,6 +281,14 @@ class Buffer:
     def _drain_callbacks(self) -> list[Callable[[], None]]:
         callbacks, self._waiting_for_room = self._waiting_for_room, []
         return callbacks
+
+
+def _parts(routes: Routes, piece: Piece) -> list[tuple[int, Piece]]:
+    """The piece by stream."""
+    return [
+        (stream_id, piece if batch is piece.batch else Piece(batch, rows, piece.ticket))
+        for stream_id, batch, rows in routes.split(piece.batch, piece.rows)
+    ]
 
 
 def _settled(ticket: Ticket, deadline: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from storage.block import Packed, pack
 from storage.layout import BLOCK_SCHEMA
 from storage.publish.columns import MESSAGE_OVERHEAD_BYTES
 from storage.publish.delivery import Rows, Span, Ticket
@@ -14,10 +15,11 @@ Header = tuple[str, bytes | None]
 class Piece:
     """Consecutive messages of one stream, in Arrow already."""
 
-    __slots__ = ("batch", "rows", "size", "ticket")
+    __slots__ = ("batch", "packed", "rows", "size", "ticket")
 
     def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: Ticket) -> None:
         self.batch, self.rows, self.ticket = batch, rows, ticket
+        self.packed: Packed | None = None
         self.size: int = batch.nbytes + MESSAGE_OVERHEAD_BYTES * batch.num_rows
 
     @property
@@ -81,8 +83,13 @@ class Load:
         self.stream_id, self.pieces = stream_id, pieces
         self.size = sum(piece.size for piece in pieces)
 
-    def batch(self) -> pa.RecordBatch:
-        """All its messages in one batch."""
+    def packed(self, compression: str) -> Packed:
+        """The block, which the caller may have encoded already."""
+        if len(self.pieces) == 1 and self.pieces[0].packed is not None:
+            return self.pieces[0].packed
+        return pack(self._batch(), compression)
+
+    def _batch(self) -> pa.RecordBatch:
         if len(self.pieces) == 1:
             return self.pieces[0].batch
         table = pa.Table.from_batches([piece.batch for piece in self.pieces])

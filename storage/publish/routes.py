@@ -13,7 +13,7 @@ from protocol.errors import InvalidTopic, UnknownSpace, UsageError
 from protocol.words import check_topic
 from storage.catalogue import routing_table
 from storage.publish.delivery import Rows
-from storage.routing import Ring, Space, StreamInfo, hash_key, space_of
+from storage.routing import Ring, Space, StreamInfo, hash_key, hash_keys, space_of
 
 _CACHED_TOPICS = 100_000
 
@@ -54,11 +54,12 @@ class Routes:
 
     def stream_of(self, topic: str, key: bytes | None) -> int:
         """The open stream of one message. Raises `InvalidTopic`, or `UsageError` for a topic of another space."""
-        return self._rings[self._space_id(topic)].stream(hash_key(key, topic)).stream_id
+        return self._rings[self._space_id(topic)].stream_id(hash_key(key, topic))
 
     def check(self, batch: pa.RecordBatch) -> None:
         """Raise what `stream_of` raises for the first topic that may not be published to."""
-        for topic in batch.column("topic").unique().to_pylist():
+        topics = batch.column("topic")
+        for topic in [topics[0].as_py()] if _constant(topics) else topics.unique().to_pylist():
             self._space_id(topic)
 
     def split(self, batch: pa.RecordBatch, rows: Rows) -> list[Part]:
@@ -78,28 +79,29 @@ class Routes:
 
     def _targets(self, batch: pa.RecordBatch) -> int | pa.Array:
         """The stream of each message; one number where it is the same for all."""
-        topics = batch.column("topic").dictionary_encode()
+        topics, keys = batch.column("topic"), batch.column("key")
+        keyless = keys.null_count == len(keys)
+        if _constant(topics) and (keyless or _constant(keys)):
+            return self.stream_of(topics[0].as_py(), keys[0].as_py())
+        topics = topics.dictionary_encode()
         names = topics.dictionary.to_pylist()
-        keys = batch.column("key").dictionary_encode()
-        distinct = keys.dictionary.to_pylist()
         by_topic = [self.stream_of(name, None) for name in names]
-        if (len(names) == 1 and not distinct) or len(self._space_of_stream) == 1:
+        if len(self._space_of_stream) == 1:
             return by_topic[0]
-        if len(names) == len(distinct) == 1 and keys.null_count == 0:
-            return self.stream_of(names[0], distinct[0])
-        keyless = pa.array(by_topic, pa.int64()).take(topics.indices)
-        return (
-            pc.coalesce(self._by_key(names, topics.indices, distinct, keys.indices), keyless) if distinct else keyless
-        )
+        without_key = pa.array(by_topic, pa.int64()).take(topics.indices)
+        if keyless:
+            return without_key
+        keys = keys.dictionary_encode()
+        by_key = self._by_key(names, topics.indices, keys.dictionary.to_pylist(), keys.indices)
+        return pc.coalesce(by_key, without_key) if keys.null_count else by_key
 
     def _by_key(self, names: list[str], topic_indices: pa.Array, keys: list[bytes], key_indices: pa.Array) -> pa.Array:
         """Look every distinct key up in the ring of each space concerned; null where there is no key."""
         spaces = [self._space_id(name) for name in names]
-        hashes = [hash_key(key, "") for key in keys]
+        hashes = hash_keys(keys)
         found: pa.Array | None = None
         for space_id in sorted(set(spaces)):
-            ring = self._rings[space_id]
-            streams = pa.array([ring.stream(hashed).stream_id for hashed in hashes], pa.int64()).take(key_indices)
+            streams = pa.array(self._rings[space_id].stream_ids(hashes), pa.int64()).take(key_indices)
             if found is None:
                 found = streams
             else:
@@ -126,6 +128,14 @@ class Routes:
             self._topics.clear()
         self._topics[topic] = space.space_id
         return space.space_id
+
+
+def _constant(column: pa.Array) -> bool:
+    """True if all values are the same, and none is null."""
+    if column.null_count or column[0] != column[len(column) - 1]:
+        return False
+    same: bool = pc.all(pc.equal(column, column[0])).as_py()
+    return same
 
 
 def _pick(rows: Rows, order: pa.Array) -> pa.Array:

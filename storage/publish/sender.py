@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import psycopg
 
 from protocol.errors import DatabaseUnreachable, ProducerFenced, SubletError, Unavailable
-from storage.block import pack
 from storage.connect import UnknownOutcome, connect
 from storage.log import Append, Appended, Outcome, Stamp, append
 from storage.publish.buffer import Buffer
@@ -86,7 +85,7 @@ class Sender(threading.Thread):
             self._stop_fenced(outcomes[Outcome.FENCED])
 
     def _append(self, load: Load) -> Append:
-        block = pack(load.batch(), self._buffer.routes.compression(load.stream_id))
+        block = load.packed(self._buffer.routes.compression(load.stream_id))
         self._sequences[load.stream_id] += 1
         stamp = Stamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
         return Append(load.stream_id, block, stamp)

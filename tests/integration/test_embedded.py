@@ -222,7 +222,7 @@ def test_a_long_path_gets_a_short_private_socket(home: Path) -> None:
         socket = Path(conn.info.host)
         assert len(os.fsencode(socket)) < 90
         assert stat.S_IMODE(socket.stat().st_mode) == 0o700
-    shutil.rmtree(socket)
+    assert not socket.exists()
 
 
 def test_a_path_with_odd_characters_works(home: Path) -> None:

@@ -84,8 +84,8 @@ def test_a_ring_finds_the_stream_at_the_edges_of_its_ranges() -> None:
     cut = ranges(3)
     ring = Ring([StreamInfo(index, 1, 1, low, high, 0, False) for index, (low, high) in enumerate(cut)][::-1])
     for index, (low, high) in enumerate(cut):
-        assert ring.stream(low).stream_id == index
-        assert ring.stream(high - 1).stream_id == index
+        assert ring.stream_id(low) == index
+        assert ring.stream_id(high - 1) == index
 
 
 def test_a_ring_with_a_hole_is_our_own_broken_rule() -> None:

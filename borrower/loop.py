@@ -1,0 +1,33 @@
+"""One event loop for all network work of a process, on a thread of its own, for as long as the process lives.
+
+grpc hands out the events of all its event loops through whichever wakes first, and stumbles over a loop that has been
+closed. Agents come and go in a process; this loop stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def network_loop() -> asyncio.AbstractEventLoop:
+    """The loop, running. Whoever uses it must neither block nor stop it."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="sublet-network", daemon=True).start()
+        return _loop
+
+
+def _forget() -> None:
+    """A forked child has the loop but not its thread."""
+    global _loop, _lock
+    _lock, _loop = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forget)

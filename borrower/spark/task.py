@@ -1,0 +1,238 @@
+"""What runs in an executor: one attempt of one task, which is one session.
+
+Nothing here may load grpc before `run` is called, in the worker that stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from psycopg.conninfo import conninfo_to_dict
+
+from borrower.runner import Policy, Summary, UserFunction
+from borrower.runner import run as run_function
+from borrower.settings import BorrowerSettings
+from borrower.spark.failures import pack
+from borrower.spark.reports import Report
+from protocol.errors import InvalidSetting, Unavailable
+
+if TYPE_CHECKING:
+    from borrower.session import Session
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+"""Between two attempts to open a session while the database is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which attempt of which task this is. `session` is its name in the group; no other attempt anywhere has it."""
+
+    partition: int
+    number: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """How an attempt ended. `failure`: see `failures.pack`; None if it was drained."""
+
+    attempt: Attempt
+    summary: Summary
+    failure: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that a task must know; pickled into the job."""
+
+    subscription: str
+    fn: UserFunction
+    url: str = field(repr=False)
+    driver: str
+    token: str = field(repr=False)
+    driver_host: str
+    name: str
+    nodes: tuple[str, ...] | None
+    weight: float
+    start: str
+    batch_bytes: int
+    policy: Policy
+    settings: BorrowerSettings
+    schema: str | None
+    on_attempt: Callable[[Attempt], Any] | None
+
+
+def run(work: Work) -> TaskSummary:
+    """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
+
+    SIGTERM and SIGHUP (the executor dies, the driver is gone) raise SystemExit, also in the user's function: the
+    session hands its streams over, and the attempt ends.
+    """
+    attempt = _this_attempt(work)
+    if work.schema is not None:
+        os.environ["SUBLET_SCHEMA"] = work.schema
+    with _signals_exit():
+        return _Task(work, attempt).run()
+
+
+def _this_attempt(work: Work) -> Attempt:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    partition, number = context.partitionId(), context.attemptNumber()
+    return Attempt(partition, number, f"{work.name}-p{partition}-a{number}-t{context.taskAttemptId()}")
+
+
+class _Task:
+    def __init__(self, work: Work, attempt: Attempt) -> None:
+        self._work, self._attempt = work, attempt
+        self._summary = Summary()
+        self._state = "opening"
+        self._failure: bytes | None = None
+        self._session: Session | None = None
+        self._draining = threading.Event()
+
+    def run(self) -> TaskSummary:
+        from borrower.spark.link import DriverLink
+
+        work = self._work
+        with DriverLink(work.driver, work.token, self._attempt.session, self._report, self._drain) as link:
+            try:
+                self._consume()
+            except Exception as error:
+                log.exception("task %s ends", self._attempt.session)
+                self._failure = pack(error)
+                link.tell()
+            finally:
+                self._release()
+                self._state = "ended"
+        return TaskSummary(self._attempt, self._summary, self._failure)
+
+    def _consume(self) -> None:
+        _check_socket(self._work)
+        if self._work.on_attempt is not None:
+            self._work.on_attempt(self._attempt)
+        session = self._open()
+        if session is not None:
+            self._state = "running"
+            run_function(session, self._work.fn, policy=self._work.policy, summary=self._summary)
+
+    def _open(self) -> Session | None:
+        """The session; None if the task was drained before the database was there."""
+        from borrower.session import Session
+
+        work, pause_s = self._work, FIRST_PAUSE_S
+        while not self._draining.is_set():
+            try:
+                self._session = Session(
+                    work.subscription,
+                    work.url,
+                    nodes=work.nodes,
+                    name=self._attempt.session,
+                    weight=work.weight,
+                    start=work.start,
+                    batch_bytes=work.batch_bytes,
+                    auto_ack=False,
+                    settings=work.settings,
+                )
+            except Unavailable as error:
+                log.warning("no session yet: %s", error)
+                self._draining.wait(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                continue
+            if self._draining.is_set():
+                self._session.drain()
+            return self._session
+        return None
+
+    def _release(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # --- called by the link -----------------------------------------------------------------------------------------
+
+    def _drain(self, why: str) -> None:
+        if not self._draining.is_set():
+            log.info("task %s drains: %s", self._attempt.session, why)
+        self._draining.set()
+        if (session := self._session) is not None:
+            session.drain()
+
+    def _report(self) -> Report:
+        done, session = self._summary, self._session
+        return Report(
+            self._attempt.session,
+            self._attempt.partition,
+            self._attempt.number,
+            self._state,
+            done.messages,
+            done.batches,
+            done.failures,
+            done.lost,
+            0 if session is None else len(session.held()),
+            self._failure,
+        )
+
+
+@contextlib.contextmanager
+def _signals_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit, once; further ones must not disturb the hand-over."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_socket(work: Work) -> None:
+    """An embedded server's URL is the path of a Unix socket, which means nothing on another machine."""
+    place = _socket_directory(work.url)
+    if place is not None and not Path(place).is_dir():
+        raise InvalidSetting(
+            f"the executor on {socket.gethostname()} was given a database that only {work.driver_host} can reach: the "
+            f"Unix socket in {place}, of an embedded server perhaps. Run Postgres where all executors can reach it, "
+            "and give its URL (`url`, or SUBLET_DATABASE_URL on the driver)."
+        )
+
+
+def _socket_directory(url: str) -> str | None:
+    host = str(conninfo_to_dict(url).get("host") or "")
+    return host if host.startswith("/") else None
+
+
+def packed(summary: TaskSummary) -> bytes:
+    """As the one value of the task's result row."""
+    return pickle.dumps(summary)
+
+
+def unpacked(value: bytes | bytearray) -> TaskSummary:
+    """The value of a result row, of our own task."""
+    summary: TaskSummary = pickle.loads(bytes(value))
+    return summary

@@ -1,0 +1,26 @@
+"""The command line.
+
+Answers go to stdout, as text for people or, with `--json`, as one object per command and one per line for messages.
+Progress, prose and errors go to stderr. `command` gives every command the same options and ends (exit codes, signals,
+one sentence per error); `output` writes; each other module is one group of commands.
+
+What a command needs is imported when it runs: `sublet --help` must not wait for Arrow and gRPC.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The entry point of `sublet`."""
+    try:
+        from sublet.cli.app import app
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("typer", "rich", "click"):
+            raise
+        sys.stderr.write(
+            f"sublet: the command line needs the package {missing.name}. Run: pip install 'sublet[leader]'\n"
+        )
+        sys.exit(1)
+    app(prog_name="sublet")

@@ -1,0 +1,8 @@
+"""`python -m sublet.cli`: the command line where no `sublet` is installed."""
+
+from __future__ import annotations
+
+from sublet.cli import main
+
+if __name__ == "__main__":
+    main()

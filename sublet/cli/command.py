@@ -1,0 +1,168 @@
+"""What all commands have in common: options, and how they end.
+
+A command is a function whose first parameter is a `Cli`; `register` adds the options that every command takes, and
+turns each way to end into an exit code: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable,
+128 + number for a signal.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import psycopg
+import typer
+
+from protocol.errors import SubletError, SubscriptionEnded
+from sublet.cli.output import Output
+
+if TYPE_CHECKING:
+    from storage.database import Database
+
+BROKEN_PIPE = 128 + signal.SIGPIPE
+_ENDINGS = {"deleted": 3, "fenced": 4}
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Postgres to use: postgresql://USER@HOST/DATABASE. Default: $SUBLET_DATABASE_URL (which, unlike an "
+        "option, other users of this machine cannot see), else the embedded server of --data-dir.",
+        rich_help_panel="Common options",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Directory of an embedded Postgres, started when needed and shared by all that name it. "
+        "Default: $SUBLET_DATA_DIR, else ./.sublet.",
+        rich_help_panel="Common options",
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Answer in JSON, for programs.", rich_help_panel="Common options"),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", help="Log what happens, and show the traceback of an error.", rich_help_panel="Common options"
+    ),
+]
+COMMON = {
+    "database_url": (DatabaseUrl, None),
+    "data_dir": (DataDir, None),
+    "json": (Json, False),
+    "debug": (Debug, False),
+}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: like Ctrl-C, from somebody else."""
+
+    number = signal.SIGTERM
+
+
+class Cli(Output):
+    """What a command is given: where the database is, and how to answer."""
+
+    def __init__(self, database_url: str | None, data_dir: Path | None, json: bool, debug: bool) -> None:
+        super().__init__(json)
+        self.database_url, self.data_dir, self.debug = database_url, data_dir, debug
+
+    @contextmanager
+    def database(self, migrate_embedded: bool = True) -> Iterator[Database]:
+        """The database that the options, or else the environment, name; checked."""
+        from storage.database import open_database
+
+        with open_database(self.database_url, self.data_dir, migrate_embedded) as database:
+            yield database
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection to it."""
+        from storage.connect import connect
+
+        with self.database() as database, connect(database.url, application_name="sublet cli") as connection:
+            yield connection
+
+
+def register(app: typer.Typer, name: str | None = None, **settings: Any) -> Callable[[Callable[..., int | None]], None]:
+    """Make a function a command of `app`. It returns its exit code; None is 0."""
+
+    def add(function: Callable[..., int | None]) -> None:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        common = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for option, (kind, default) in COMMON.items()
+        ]
+
+        def command(**given: Any) -> None:
+            cli = Cli(**{option: given.pop(option) for option in COMMON})
+            raise typer.Exit(run(cli, lambda: function(cli, **given)))
+
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        app.command(name, **settings)(command)
+
+    return add
+
+
+def run(cli: Cli, command: Callable[[], int | None]) -> int:
+    """Run a command to its exit code; every error is one sentence on stderr."""
+    logging.basicConfig(
+        level=logging.INFO if cli.debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return command() or 0
+    except BrokenPipeError:
+        _forget_stdout()
+        return BROKEN_PIPE
+    except KeyboardInterrupt as interrupt:
+        return 128 + getattr(interrupt, "number", signal.SIGINT)
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it ends as one sentence
+        if cli.debug:
+            traceback.print_exc()
+        text, code = explained(error)
+        cli.say(f"sublet: {text}")
+        return code
+
+
+def explained(error: Exception) -> tuple[str, int]:
+    """An error as one sentence without secrets, and its exit code."""
+    if isinstance(error, SubscriptionEnded):
+        return str(error), _ENDINGS.get(error.reason, error.exit_code)
+    if isinstance(error, SubletError):
+        return str(error), error.exit_code
+    told = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, psycopg.OperationalError):
+        return f"the database did not answer as it should: {told}. Try again; --debug shows where it happened.", 5
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return f"{told}. Give the database's user that right, or use another user.", 1
+    if isinstance(error, OSError):
+        return f"{told}.", 1
+    return f"{type(error).__name__}: {told}. This should not happen; --debug shows where it did. Please report it.", 1
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _forget_stdout() -> None:
+    """Nobody reads it: what Python still holds for it must not be tried again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,162 @@
+"""`sublet consume`: take part in a group from the command line."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protocol.errors import ProtocolMismatch, Unavailable
+from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Subscription
+from storage.groups.model import Start
+from sublet.cli.command import Cli, register
+from sublet.cli.printer import Printer
+
+if TYPE_CHECKING:
+    from borrower.batch import Batch
+    from borrower.session import Session
+    from storage.nodes import NodeEntry
+
+LOOK_S = 0.5
+"""How long one wait for a batch lasts."""
+PATIENCE_S = 3.0
+"""After which somebody who has no leader is told how to get one."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    register(app, "consume")(consume)
+
+
+def consume(
+    cli: Cli,
+    subscription: Annotated[str, typer.Argument(help="$share/GROUP/FILTER or $queue/GROUP/FILTER. Quote it.")],
+    max_messages: Annotated[int | None, typer.Option("--max", min=0, metavar="N", help="End after N messages.")] = None,
+    start: Annotated[
+        Start, typer.Option(help="Where the group begins if this consumer is its first: what is there, or what comes.")
+    ] = Start.LATEST,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT", help="A leader node to ask, instead of those listed in the database. Repeatable."
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="A name for this consumer, shown by `groups describe`.")] = None,
+    idle_exit: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="End when no message has come for so long.")
+    ] = None,
+) -> int:
+    """Consume messages as a member of a group, and print them.
+
+    The group's streams are shared among its members; progress is durable and moves on after a message was written to
+    stdout. What a killed consumer printed last may be printed again by another: at least once. Ctrl-C hands the
+    streams over and ends. A leader must run somewhere: `sublet leader`.
+
+    Examples:
+
+    \b
+      sublet consume '$share/billing/orders/#'
+      sublet consume '$share/billing/orders/#' --start earliest --max 100 --json
+      sublet consume '$queue/mail/outgoing/+' --idle-exit 10 > mails.txt
+    """
+    from borrower.session import Session
+
+    wanted = Subscription.parse(subscription)
+    printer = Printer(cli, max_messages)
+    with cli.database() as database:
+        _check(database.url, wanted, asks_listed_nodes=not nodes)
+        with (
+            Session(str(wanted), database.url, nodes=nodes, name=name, start=start, auto_ack=False) as session,
+            _drained_by_signals(session) as asked,
+        ):
+            for batch in _batches(cli, session, printer, idle_exit, database.url):
+                written = printer.show(batch.table, batch.grant_id)
+                batch.ack(None if written == len(batch) else _after(batch, written))
+                if printer.full:
+                    break
+    cli.say(f"{printer.count} messages consumed.")
+    return 128 + asked[0] if asked else 0
+
+
+def _after(batch: Batch, written: int) -> int:
+    """The offset after the last message written."""
+    return int(batch.table.column("offset")[written - 1].as_py()) + 1 if written else batch.first
+
+
+def _batches(cli: Cli, session: Session, printer: Printer, idle_exit: float | None, url: str) -> Iterator[Batch]:
+    """Batches until the session is drained, the printer is full, or nothing has come for too long."""
+    began = heard = time.monotonic()
+    joined = told = False
+    while not (session.closed or printer.full):
+        batch = session.next_batch(LOOK_S if idle_exit is None else min(LOOK_S, idle_exit))
+        if batch is not None:
+            yield batch
+            heard = time.monotonic()
+        joined = joined or batch is not None or bool(session.held())
+        if not joined and not told and time.monotonic() - began > PATIENCE_S:
+            told = True
+            cli.say(_why_nothing_is_lent(url))
+        if idle_exit is not None and time.monotonic() - heard >= idle_exit:
+            if not joined and not _live(url):
+                raise Unavailable(f"{session.subscription}: nobody has lent anything for {idle_exit:g} s. {_START_ONE}")
+            return
+
+
+_START_ONE = "No leader node is listed in the database: start one with `sublet leader`."
+
+
+def _why_nothing_is_lent(url: str) -> str:
+    if not _live(url):
+        return f"Waiting. {_START_ONE}"
+    return "Waiting for streams: a leader is being chosen, or others hold them all."
+
+
+def _check(url: str, subscription: Subscription, asks_listed_nodes: bool) -> None:
+    """What would never work is said at once. Raises `UndeclaredQueue`, `ProtocolMismatch`."""
+    from storage.connect import connect
+    from storage.groups import births
+    from storage.groups.refusals import undeclared
+
+    with connect(url, application_name="sublet consume") as connection:
+        if subscription.kind == "queue" and births.find_live(connection, subscription) is None:
+            raise undeclared(subscription)
+    versions = {entry.protocol_version for entry in _live(url)} if asks_listed_nodes else set()
+    if versions and PROTOCOL_VERSION not in versions:
+        found = ", ".join(map(str, sorted(versions)))
+        raise ProtocolMismatch(
+            f"protocol version {PROTOCOL_VERSION}: this consumer speaks it, and the leader nodes speak {found}. "
+            "Bring both to the same release of sublet."
+        )
+
+
+def _live(url: str) -> list[NodeEntry]:
+    from storage.connect import connect
+    from storage.nodes import list_nodes
+
+    with connect(url, application_name="sublet consume") as connection:
+        return [entry for entry in list_nodes(connection) if entry.remaining_s > 0]
+
+
+@contextmanager
+def _drained_by_signals(session: Session) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM let the session hand over and end; a second one breaks off. Yields which came."""
+    asked: list[int] = []
+
+    def drain(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        session.drain()
+
+    before = {number: signal.signal(number, drain) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

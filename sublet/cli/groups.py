@@ -1,0 +1,192 @@
+"""`sublet groups`: what the database knows of groups. No leader is asked, so there is an answer without one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protocol.words import Subscription
+from storage.groups.model import Start
+from sublet.cli.command import Cli, register
+
+if TYPE_CHECKING:
+    from storage.groups.overview import Overview
+
+GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The group, as it subscribes. Quote it.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    groups = typer.Typer(help="Groups: who consumes what, and how far behind.", no_args_is_help=True)
+    register(groups, "list")(list_)
+    register(groups, "describe")(describe)
+    register(groups, "create")(create)
+    app.add_typer(groups, name="groups")
+
+
+def list_(cli: Cli) -> None:
+    """List the groups: their leaders, streams and lag."""
+    from storage.groups.overview import list_groups
+
+    with cli.connection() as connection:
+        found = list_groups(connection)
+    if cli.json:
+        cli.emit({"groups": [_summary(overview) for overview in found]})
+        return
+    rows = [
+        (
+            overview.group.subscription,
+            overview.leader.node if overview.leader and overview.led else None,
+            sum(overview.statuses.values()),
+            overview.statuses.get("held", 0),
+            _lag(overview),
+        )
+        for overview in found
+    ]
+    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>"), rows)
+
+
+def describe(cli: Cli, subscription: GroupName) -> None:
+    """Show one group: leader, members, and each stream's owner, position and lag.
+
+    Lag counts messages between the group's position and the stream's end, other topics' included. It is unknown,
+    shown as ?, where a stream is blocked or its messages are gone. A member that holds no stream (a standby) is known
+    to the leader only, and not shown.
+
+    Example:
+
+    \b
+      sublet groups describe '$share/billing/orders/#'
+    """
+    from storage.groups.overview import describe as look
+
+    wanted = Subscription.parse(subscription)
+    with cli.connection() as connection:
+        overview = look(connection, wanted)
+    if cli.json:
+        cli.emit(_details(overview))
+        return
+    cli.write(_prose(overview))
+    cli.table(
+        ("STREAM>", "SPACE", "STATUS", "POSITION>", "HEAD>", "LAG>", "AGE>", "END", "OWNER"),
+        [
+            (
+                line.stream_id,
+                line.space,
+                line.status,
+                line.position,
+                line.head,
+                "?" if line.lag is None else line.lag,
+                _seconds(line.age_s),
+                line.head_state,
+                line.session or line.agent,
+            )
+            for line in overview.streams
+        ],
+    )
+
+
+def create(
+    cli: Cli,
+    subscription: GroupName,
+    start: Annotated[
+        Start, typer.Option(help="Where it begins: with what is stored, or with what comes.")
+    ] = Start.LATEST,
+) -> None:
+    """Create a group before it has consumers. A $queue group must be: it keeps messages for consumers to come.
+
+    Creating the same group again changes nothing.
+
+    Example:
+
+    \b
+      sublet groups create '$queue/mail/outgoing/+'
+    """
+    from storage.groups.postgres import PostgresGroups
+
+    wanted = Subscription.parse(subscription)
+    with cli.database() as database:
+        store = PostgresGroups(database.url)
+        try:
+            group = store.declare_group(wanted, start)
+        finally:
+            store.close()
+    if cli.json:
+        cli.emit({"subscription": str(wanted), "group_id": group.group_id, "start": group.start.value})
+    else:
+        cli.say(f"The group {wanted} exists, and starts at {group.start}.")
+
+
+def _summary(overview: Overview) -> dict[str, Any]:
+    group = overview.group
+    return {
+        "subscription": group.subscription,
+        "group_id": group.group_id,
+        "kind": group.kind,
+        "name": group.name,
+        "filter": group.filter,
+        "start": group.start,
+        "created_at": group.created_at.isoformat(),
+        "state": _state(overview),
+        "leader": _leader(overview),
+        "streams_by_status": overview.statuses,
+        "lag": overview.lag,
+        "known_lag": overview.known_lag,
+        "streams_of_unknown_lag": overview.unknown,
+    }
+
+
+def _details(overview: Overview) -> dict[str, Any]:
+    lines = [asdict(line) for line in overview.streams]
+    for line in lines:
+        del line["group_id"]
+    members = [asdict(member) for member in overview.members]
+    return {**_summary(overview), "members": members, "standby_members": None, "streams": lines}
+
+
+def _leader(overview: Overview) -> dict[str, Any] | None:
+    leader = overview.leader
+    if leader is None:
+        return None
+    return {
+        "node": leader.node,
+        "address": leader.address,
+        "term": leader.term,
+        "alive": overview.led,
+        "lease_remaining_s": round(leader.remaining_s, 3),
+    }
+
+
+def _state(overview: Overview) -> str:
+    if not overview.led:
+        return "no leader"
+    return "consuming" if overview.statuses.get("held") else "no member"
+
+
+def _prose(overview: Overview) -> list[str]:
+    leader, members = overview.leader, overview.members
+    led = f"{leader.node} at {leader.address}, term {leader.term}" if leader and overview.led else "none"
+    if leader and not overview.led:
+        led += f" (last was {leader.node}, term {leader.term})"
+    lines = [
+        f"group    {overview.group.subscription} (id {overview.group.group_id}), {_state(overview)}",
+        f"leader   {led}",
+        f"lag      {_lag(overview)}",
+        f"members  {len(members) or 'none'} holding streams",
+    ]
+    for member in members:
+        name = f"{member.session} " if member.session else ""
+        lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
+    return [*lines, ""]
+
+
+def _lag(overview: Overview) -> str:
+    if overview.unknown:
+        return f"{overview.known_lag} and unknown on {overview.unknown} streams"
+    return str(overview.known_lag)
+
+
+def _seconds(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:.0f} s"

@@ -1,0 +1,120 @@
+"""`sublet leader` and `sublet migrate`: what runs a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protocol.errors import InvalidSetting
+from sublet.cli.command import Cli, register
+
+if TYPE_CHECKING:
+    from leader.node import NodeServer
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    register(app, "leader")(leader)
+    register(app, "migrate")(migrate)
+
+
+def leader(
+    cli: Cli,
+    name: Annotated[
+        str | None, typer.Option(help="This node's name; no other running node may have it. Default: the host's.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where consumers reach it; port 0: any free one.")
+    ] = "127.0.0.1:7411",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine though nothing is encrypted or asked for.")
+    ] = False,
+    migrate_first: Annotated[
+        bool, typer.Option("--migrate", help="Bring the database to this program's version first.")
+    ] = False,
+) -> int:
+    """Run a leader node: it lends streams to consumers and writes down how far they are.
+
+    Run one or several, anywhere near the database: each group is led by one of them, and when that one stops or dies
+    another takes over. Ctrl-C and SIGTERM hand over first. Times are settings, such as SUBLET_LEASE_S: see
+    docs/settings.md.
+
+    Examples:
+
+    \b
+      sublet leader
+      sublet leader --name n2 --listen 127.0.0.1:7412
+      SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 --insecure
+    """
+    from leader.listen import Listen
+    from leader.node import NodeServer
+    from leader.settings import LeaderSettings
+
+    where = Listen.parse(listen, insecure=insecure)
+    called = _checked_name(socket.gethostname().split(".")[0] if name is None else name)
+    settings = LeaderSettings.from_env()
+    logging.getLogger("leader").setLevel(logging.INFO)
+    if migrate_first:
+        _bring_up_to_date(cli)
+    with cli.database() as database:
+        return _serve(NodeServer(database.url, called, where, settings, _announcer(cli, called)))
+
+
+def migrate(cli: Cli) -> None:
+    """Bring a database to this program's version, creating its tables if there are none.
+
+    An embedded database does that by itself. Nothing is lost, and running it again changes nothing.
+
+    Example:
+
+    \b
+      sublet migrate --database-url postgresql://me@db/app
+    """
+    before, now, schema = _bring_up_to_date(cli)
+    if cli.json:
+        cli.emit({"schema": schema, "from": before, "to": now})
+    elif before == now:
+        cli.say(f"The schema {schema} is at version {now} already.")
+    else:
+        cli.say(f"The schema {schema} is at version {now} (before: {before or 'no tables'}).")
+
+
+def _bring_up_to_date(cli: Cli) -> tuple[str | None, str, str]:
+    """(version before, version now, schema). A database that was given is not checked first: it may be empty."""
+    from storage.connect import database_url, schema_name
+    from storage.migrate import current
+    from storage.migrate import migrate as upgrade
+
+    given = cli.database_url if cli.data_dir is not None else database_url(cli.database_url)
+    if given and cli.data_dir is None:
+        return current(given), upgrade(given), schema_name()
+    with cli.database(migrate_embedded=False) as database:
+        return current(database.url), upgrade(database.url), schema_name()
+
+
+def _announcer(cli: Cli, name: str) -> Callable[[str], None]:
+    def announce(text: str) -> None:
+        if cli.json:
+            cli.emit({"node": name, "message": text})
+        else:
+            cli.say(text)
+
+    return announce
+
+
+def _checked_name(name: str) -> str:
+    if not name.isprintable() or not 0 < len(name) <= 63 or " " in name:
+        raise InvalidSetting(f"--name {name!r}: a node is named with 1 to 63 printable characters and no blanks.")
+    return name
+
+
+def _serve(node: NodeServer) -> int:
+    """Until told to stop. SIGTERM is how a service is stopped, so then all is well; Ctrl-C says so in its code."""
+    asyncio.run(node.run())
+    return 128 + signal.SIGINT if node.stopped_by is signal.SIGINT else 0

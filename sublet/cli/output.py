@@ -1,0 +1,63 @@
+"""What the command line writes: answers to stdout, everything else to stderr, colours only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+class Output:
+    """`json`: objects instead of text on stdout."""
+
+    def __init__(self, json: bool) -> None:
+        self.json = json
+        self.prose = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    @property
+    def coloured(self) -> bool:
+        """Whether stdout is a terminal that wants colours."""
+        return Console().is_terminal and not Console().no_color
+
+    def say(self, text: str) -> None:
+        """A sentence to the person, on stderr."""
+        self.prose.print(text, markup=False)
+
+    def emit(self, thing: Any) -> None:
+        """An object on stdout, in a line of its own."""
+        self.write([dumps(thing)])
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Lines to stdout, there when this returns. Raises `BrokenPipeError` when nobody reads any more."""
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table on stdout; columns whose name ends with `>` are numbers, set to the right."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(escape(shown(cell)) for cell in row))
+        width = None if Console().is_terminal else 400
+        Console(highlight=False, width=width).print(table)
+        sys.stdout.flush()
+
+
+def dumps(thing: Any) -> str:
+    """Compact JSON, in the characters it is about."""
+    return json.dumps(thing, ensure_ascii=False, separators=(",", ":"))
+
+
+def shown(cell: object) -> str:
+    """A cell of a table; what is unknown is said to be."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.1f}"
+    return str(cell)

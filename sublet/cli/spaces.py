@@ -1,0 +1,140 @@
+"""`sublet spaces`: parts of the topic tree with their own shards, retention and rollover."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli import values
+from sublet.cli.command import Cli, register
+
+if TYPE_CHECKING:
+    from storage.routing import Space
+
+
+class Compression(StrEnum):
+    """Of what is stored."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+Name = Annotated[str, typer.Argument(help="The space's name, such as orders.")]
+Filter = Annotated[str, typer.Argument(help="Which topics: + is one level, # the rest. Quote it.")]
+Shards = Annotated[int, typer.Option(help="How many streams: at most so many consumers of a group can share the work.")]
+Retention = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Keep messages for so long, 7d say. Default: for ever."),
+]
+Rollover = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="Begin new streams so often: what is kept ends in such steps. Default: a quarter of --retention.",
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    spaces = typer.Typer(
+        help="Spaces: parts of the topic tree with their own number of streams, retention and compression.",
+        no_args_is_help=True,
+    )
+    register(spaces, "create")(create)
+    register(spaces, "list")(list_)
+    register(spaces, "reshard")(reshard)
+    app.add_typer(spaces, name="spaces")
+
+
+def create(
+    cli: Cli,
+    name: Name,
+    filter: Filter,
+    shards: Shards = 16,
+    retention: Retention = None,
+    rollover: Rollover = None,
+    compression: Annotated[Compression, typer.Option(help="How messages are stored.")] = Compression.NONE,
+) -> None:
+    """Give the topics that match a filter a space of their own.
+
+    A topic belongs to the most specific space that matches it, the others to the space `default`. Creating the same
+    space again changes nothing.
+
+    Example:
+
+    \b
+      sublet spaces create orders 'orders/#' --shards 32 --retention 7d --compression zstd
+    """
+    from storage.spaces import create_space
+
+    with cli.connection() as connection:
+        space = create_space(
+            connection,
+            name,
+            filter,
+            shards=shards,
+            retention_s=None if retention is None else values.seconds(retention),
+            rollover_s=None if rollover is None else values.seconds(rollover),
+            compression=compression,
+        )
+    _answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.")
+
+
+def list_(cli: Cli) -> None:
+    """List the spaces."""
+    from storage.catalogue import list_spaces
+
+    with cli.connection() as connection:
+        spaces = list_spaces(connection)
+    if cli.json:
+        cli.emit({"spaces": [_as_json(space) for space in spaces]})
+        return
+    rows = [
+        (s.name, s.filter, s.shards, _duration(s.retention_s), _duration(s.rollover_s), s.compression) for s in spaces
+    ]
+    cli.table(("SPACE", "FILTER", "SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION"), rows)
+
+
+def reshard(cli: Cli, name: Name, shards: Annotated[int, typer.Argument(help="The new number of streams.")]) -> None:
+    """Give a space another number of streams.
+
+    The old streams are closed and new ones opened; publishers and consumers follow by themselves, and the order of
+    each key is kept.
+
+    Example:
+
+    \b
+      sublet spaces reshard default 64
+    """
+    from storage.spaces import reshard as change
+
+    with cli.connection() as connection:
+        space = change(connection, name, shards)
+    _answer(cli, space, f"The space {space.name} has {space.shards} streams.")
+
+
+def _answer(cli: Cli, space: Space, text: str) -> None:
+    if cli.json:
+        cli.emit(_as_json(space))
+    else:
+        cli.say(text)
+
+
+def _as_json(space: Space) -> dict[str, Any]:
+    return {
+        "space_id": space.space_id,
+        "name": space.name,
+        "filter": space.filter.text,
+        "shards": space.shards,
+        "retention_s": space.retention_s,
+        "rollover_s": space.rollover_s,
+        "compression": space.compression,
+    }
+
+
+def _duration(seconds: int | None) -> str | None:
+    return None if seconds is None else f"{seconds} s"

@@ -1,0 +1,70 @@
+"""`sublet tail`: look at messages without taking part in a group."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from protocol.words import Filter
+from sublet.cli import values
+from sublet.cli.command import Cli, register
+from sublet.cli.printer import Printer
+
+FIRST_WAIT_S = 0.005
+LONGEST_WAIT_S = 0.2
+"""Between two looks for news: the wait grows while nothing comes."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    register(app, "tail")(tail)
+
+
+def tail(
+    cli: Cli,
+    filter: Annotated[str, typer.Argument(help="Which topics: + is one level, # the rest. Quote it.")],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, a time (2026-01-31T12:00, UTC unless it says otherwise), how long ago (15m, 2h), "
+            "or an offset in every stream.",
+        ),
+    ] = "latest",
+    follow: Annotated[
+        bool, typer.Option(help="Go on with what is published from now on, or end where the log ends.")
+    ] = True,
+    max_messages: Annotated[int | None, typer.Option("--max", min=0, metavar="N", help="End after N messages.")] = None,
+) -> None:
+    """Show messages whose topics match a filter.
+
+    Reads only: no group is made or moved, and no leader needed. Messages of one key come in their order; different
+    keys are shown stream by stream. Each line is topic, key and value.
+
+    Examples:
+
+    \b
+      sublet tail '#'
+      sublet tail 'orders/+/created' --from earliest --no-follow --json
+      sublet tail 'orders/#' --from 15m --max 10
+    """
+    from storage.tail import Tail
+
+    begin, wanted = values.begin(start), Filter.parse(filter)
+    printer = Printer(cli, max_messages)
+    wait_s = 0.0
+    with cli.connection() as connection:
+        reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
+        while not printer.full:
+            before = printer.count
+            for batch in reading.pages():
+                printer.show(batch)
+                if printer.full or (not follow and reading.caught_up):
+                    break
+            if not follow and reading.caught_up:
+                return
+            wait_s = 0.0 if printer.count > before else min(wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
+            time.sleep(0.0 if printer.full else wait_s)

@@ -1,0 +1,116 @@
+"""Messages, times and durations as text, in both directions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+)\s*([smhdw]?)")
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def to_json(data: bytes | None) -> Any:
+    """Bytes as text where they are UTF-8, else `{"base64": ...}`."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def from_json(what: str, value: Any) -> bytes | None:
+    """`to_json` reversed; other JSON than text is its own compact spelling. Raises `UsageError`."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _encoded(what, value)
+    if isinstance(value, dict) and value.keys() == {"base64"}:
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise UsageError(f"{what}: its base64 is malformed. Encode the bytes again.") from None
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f'{what}: holds a lone surrogate, which is not text. Give {{"base64": ...}}.') from None
+
+
+def messages(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows as objects for JSON."""
+    for row in batch.to_pylist():
+        headers = row["headers"]
+        yield {
+            "topic": row["topic"],
+            "key": to_json(row["key"]),
+            "value": to_json(row["value"]),
+            "headers": None if headers is None else [[pair["key"], to_json(pair["value"])] for pair in headers],
+            "timestamp": row["timestamp"].isoformat().replace("+00:00", "Z"),
+            "epoch": row["epoch"],
+            "stream": row["stream"],
+            "offset": row["offset"],
+        }
+
+
+def lines(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
+    """The rows for people: topic, key and value, separated by tabs. What could move a cursor is escaped."""
+    before, after = (_DIM, _PLAIN) if coloured else ("", "")
+    columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
+    for topic, key, value in zip(*columns, strict=True):
+        yield f"{before}{_printable(topic)}\t{_text(key)}{after}\t{_text(value)}"
+
+
+def _text(data: bytes | None) -> str:
+    if data is None:
+        return ""
+    try:
+        return _printable(data.decode())
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode()
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def seconds(text: str) -> int:
+    """A duration such as 90, 90s, 15m, 6h, 7d or 2w. Raises `UsageError`."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"duration {text!r}: give a whole number and s, m, h, d or w, such as 90s or 7d.")
+    return int(found[1]) * _UNITS[found[2] or "s"]
+
+
+def begin(text: str) -> str | int | datetime:
+    """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if _DURATION.fullmatch(text):
+        return datetime.now(UTC) - timedelta(seconds=seconds(text))
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"--from {text!r}: give earliest, latest, an offset such as 1000, a time such as 2026-01-31T12:00 (UTC "
+            "unless it says otherwise), or a duration such as 15m for that long ago."
+        ) from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)

@@ -1,0 +1,25 @@
+"""What a task does with a batch: record it, then work on it for a while."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from sublet.demo.flights import rows_of
+
+
+def record_and_work(directory: str, seconds_per_message: float, batch: Any) -> None:
+    """Write down every message that is delivered, in this process's own file, before progress can be reported."""
+    line = {
+        "stream": batch.stream_id,
+        "grant": batch.grant_id,
+        "offsets": batch.table.column("offset").to_pylist(),
+        "rows": rows_of(batch.table.column("value")),
+        "at": time.time(),
+    }
+    with (Path(directory) / f"{os.getpid()}.jsonl").open("a") as record:
+        record.write(json.dumps(line) + "\n")
+    time.sleep(len(batch) * seconds_per_message)

@@ -1,0 +1,194 @@
+"""A group's leader on a bench: the machine, the memory twin as its database, a clock that only tests move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, Tick
+from leader.group.machine import GroupLeader
+from leader.group.slots import Assignment
+from leader.settings import LeaderSettings
+from protocol.messages import (
+    Disconnect,
+    Held,
+    LeaderWanted,
+    RevokeFinished,
+    StreamProgress,
+    ToBorrower,
+    ToLeader,
+    UpdateProgress,
+)
+from protocol.words import Subscription
+from storage.groups.memory import MemoryGroups
+from storage.groups.memory_streams import MemoryStreams
+from storage.groups.model import Entry, GroupWrites, LendingStatus, NodeRef, Start
+from storage.groups.rules import Row
+
+EPOCH_US = 1_700_000_000_000_000
+SUBSCRIPTION = Subscription.parse("$share/bench/#")
+AGENT, BORROWER = "a", "a/1"
+HEAD = 100
+
+M = TypeVar("M", bound=ToBorrower)
+
+
+class Bench:
+    """One group of `shards` streams with `HEAD` messages each. What the leader wants written waits for `commit`."""
+
+    def __init__(self, shards: int = 1, settings: LeaderSettings | None = None) -> None:
+        self.now = 0.0
+        self.settings = settings or LeaderSettings()
+        self.streams = MemoryStreams()
+        self.streams.add_space(shards=shards)
+        self.store = MemoryGroups(self.streams, lambda: EPOCH_US + round(self.now * 1_000_000))
+        for stream_id in self.streams.streams:
+            self.streams.append(stream_id, HEAD)
+        self.group = self.store.open_group(SUBSCRIPTION, Start.EARLIEST)
+        self._lives = 0
+        self.lead()
+
+    def lead(self) -> None:
+        """A leader under a new term; what the one before it had not written is lost."""
+        if self._lives:
+            self.store.release(self._ref, {self.group.group_id: self.term})
+        self._lives += 1
+        self._ref = NodeRef("n", f"n#{self._lives}", "n:1")
+        self.term = self.store.claim(self.group.group_id, self._ref, 1e6).term
+        rows = self.store.load(self.group.group_id, self.term)
+        self.leader = GroupLeader(self.group, self.term, rows, self.settings, self.now)
+        self.entries: list[Entry] = []
+        self.renew = False
+        self.sent: list[tuple[str, ToBorrower]] = []
+        self.wake_at = self.now
+        self.stopped: str | None = None
+        self.give(Tick())
+        self.settle()
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def give(self, event: Event) -> Outcome:
+        """One event; what comes of it is kept."""
+        outcome = self.leader.decide(event, self.now)
+        self.entries += outcome.entries
+        self.renew = self.renew or outcome.renew
+        self.sent += outcome.sends
+        self.stopped = self.stopped or outcome.stop
+        self.wake_at = self.now + 1.0 if outcome.wake_at is None else outcome.wake_at
+        return outcome
+
+    def hear(self, message: ToLeader, agent: str = AGENT) -> None:
+        """A message comes in."""
+        self.give(Heard(agent, message))
+
+    def commit(self) -> None:
+        """Write what waits, in one transaction, and bring the answer."""
+        writes = GroupWrites(self.group.group_id, self.term, tuple(self.entries), self.renew)
+        self.entries, self.renew = [], False
+        self.give(Committed(self.store.commit([writes])[0]))
+
+    def fail(self) -> None:
+        """The transaction did not happen."""
+        lost, self.entries, self.renew = tuple(self.entries), [], False
+        self.give(NotWritten(lost))
+
+    def settle(self) -> None:
+        """Commit until nothing waits."""
+        while self.entries or self.renew:
+            self.commit()
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Let time pass in one step."""
+        self.now += seconds
+        self.give(Tick())
+
+    def pass_time(self, seconds: float, *pinging: str) -> None:
+        """Let time pass, waking the leader when it wants to be woken, writing at once; `pinging` borrowers stay."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, max(self.wake_at, self.now + 0.0005))
+            for borrower_id in pinging:
+                member = self.leader.members.get(borrower_id)
+                if member is not None:
+                    member.heard_at = self.now
+            self.give(Tick())
+            self.settle()
+
+    # --- what borrowers say -----------------------------------------------------------------------------------------
+
+    def join(self, borrower_id: str = BORROWER, agent: str | None = None, **wanted: object) -> None:
+        """Ask for the leader; nobody waits for the streams yet."""
+        asker = agent or borrower_id.partition("/")[0]
+        message = LeaderWanted(borrower_id, asker, str(SUBSCRIPTION))
+        self.hear(replace(message, **wanted), asker)  # type: ignore[arg-type]
+
+    def joined(self, *borrower_ids: str) -> None:
+        """Join and get streams, which are written but not yet confirmed."""
+        for borrower_id in borrower_ids or (BORROWER,):
+            self.join(borrower_id)
+        self.pass_time(self.settings.debounce_s + 0.001)
+
+    def progress(self, position: int, stream_id: int = 1, *, final: bool = False, borrower_id: str = BORROWER) -> None:
+        """Progress under the grant in force."""
+        told = StreamProgress(stream_id, self.grant_id(stream_id), position, final)
+        self.hear(UpdateProgress(borrower_id, self.term, (told,)), borrower_id.partition("/")[0])
+
+    def confirm(self) -> None:
+        """Every lent stream's borrower says that it has it."""
+        for slot in self.leader.slots:
+            if slot.assignment is not None:
+                row = slot.lending
+                self.progress(row.position, row.stream_id, borrower_id=slot.assignment.borrower_id)
+        self.settle()
+
+    def finished(self, stream_id: int = 1, grant_id: int | None = None, borrower_id: str = BORROWER) -> None:
+        """`revoke_finished`."""
+        grant = self.grant_id(stream_id) if grant_id is None else grant_id
+        self.hear(RevokeFinished(borrower_id, self.term, stream_id, grant), borrower_id.partition("/")[0])
+
+    def leave(self, *positions: StreamProgress, borrower_id: str = BORROWER) -> None:
+        """`disconnect`."""
+        self.hear(Disconnect(borrower_id, self.term, positions), borrower_id.partition("/")[0])
+
+    def revoke(self, *stream_ids: int) -> None:
+        """An operator takes streams back."""
+        self.give(RevokeWanted(stream_ids or (1,), "operator"))
+
+    # --- what is seen -----------------------------------------------------------------------------------------------
+
+    def row(self, stream_id: int = 1) -> Row:
+        """The row as the database has it."""
+        return self.store.rows(self.group.group_id)[stream_id]
+
+    def change_row(self, stream_id: int = 1, **values: object) -> None:
+        """Somebody else changes the row: an operator, a reset."""
+        life = self.store._lives[self.group.group_id]
+        life.rows[stream_id] = replace(life.rows[stream_id], **values)  # type: ignore[arg-type]
+
+    def grant_id(self, stream_id: int = 1) -> int:
+        """The grant id in force."""
+        return self.row(stream_id).grant_id
+
+    def assignment(self, stream_id: int = 1) -> Assignment | None:
+        """Who has it, as the leader sees it."""
+        slot = self.leader.slots.get(stream_id)
+        return slot.assignment if slot else None
+
+    def heard(self, kind: type[M], agent: str | None = None) -> list[M]:
+        """Messages of one type sent (to that agent) since the last look at any."""
+        found = [m for to, m in self.sent if isinstance(m, kind) and agent in (None, to)]
+        self.sent.clear()
+        return found
+
+    def holders(self) -> dict[int, str | None]:
+        """Who holds what, by the rows."""
+        rows = self.store.rows(self.group.group_id).values()
+        return {row.stream_id: row.borrower_id for row in rows if row.status is LendingStatus.HELD}
+
+    def held(self, stream_id: int = 1, position: int = 0) -> Held:
+        """What a successor would reclaim."""
+        return Held(stream_id, self.grant_id(stream_id), position)
+
+    def said(self, position: int, stream_id: int = 1, *, final: bool = True) -> StreamProgress:
+        """A last word, for `leave`."""
+        return StreamProgress(stream_id, self.grant_id(stream_id), position, final)

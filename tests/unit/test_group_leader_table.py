@@ -1,0 +1,312 @@
+"""Every row of the assignment's table happens for its reason: a story for each pair that can occur, played on a bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from leader.group.assignments import Assignments
+from leader.group.slots import Assignment
+from leader.group.table import TABLE, Action, Kind, Status
+from protocol.messages import (
+    Grant,
+    LeaderConnectResponse,
+    ProgressSaved,
+    Revoke,
+    Revoked,
+    RevokedReason,
+    StreamProgress,
+    ToBorrower,
+    UpdateProgress,
+)
+from storage.groups.model import LendingStatus
+from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench
+
+Pair = tuple[Status, Kind]
+Story = Callable[[Bench], None]
+STORIES: dict[Pair, tuple[Story, Story, type[ToBorrower] | None]] = {}
+"""(how to get to the status, what happens then, what the borrower is told)."""
+
+
+def story(status: Status, kind: Kind, before: Story, told: type[ToBorrower] | None = None) -> Callable[[Story], Story]:
+    """Register what happens."""
+
+    def register(happening: Story) -> Story:
+        STORIES[status, kind] = (before, happening, told)
+        return happening
+
+    return register
+
+
+# --- how to get to a status -------------------------------------------------------------------------------------------
+
+
+def unwritten(bench: Bench) -> None:
+    """The grant is decided and not written."""
+    bench.join()
+    bench.tick(bench.settings.debounce_s)
+
+
+def granting(bench: Bench) -> None:
+    """The grant is written, the borrower was told."""
+    unwritten(bench)
+    bench.settle()
+
+
+def granted(bench: Bench) -> None:
+    """The borrower has confirmed it."""
+    granting(bench)
+    bench.confirm()
+
+
+def revoking(bench: Bench) -> None:
+    """An operator wants it back."""
+    granted(bench)
+    bench.revoke()
+
+
+def revoking_unwritten(bench: Bench) -> None:
+    """An operator wants it back before it is written."""
+    unwritten(bench)
+    bench.revoke()
+
+
+def revoked(bench: Bench) -> None:
+    """Its last word is durable, and the stream stays with nobody."""
+    granted(bench)
+    bench.join("z/1", leaving=True)
+    bench.progress(7, final=True)
+    bench.settle()
+
+
+def reclaiming(bench: Bench) -> None:
+    """A successor has asked for it under a new leader; the row does not say so yet."""
+    granted(bench)
+    bench.lead()
+    bench.join("a/2", predecessor=BORROWER, reclaim=(bench.held(),))
+
+
+def reclaiming_behind_progress(bench: Bench) -> None:
+    """A successor has asked for it while its predecessor's progress is being written."""
+    granted(bench)
+    bench.progress(9)
+    bench.join("a/2", predecessor=BORROWER, reclaim=(bench.held(),))
+
+
+def absent(bench: Bench) -> None:
+    """A member that has nothing."""
+    bench.join(leaving=True)
+
+
+# --- what happens -----------------------------------------------------------------------------------------------------
+
+
+@story(Status.GRANTING, Kind.GRANT_WRITTEN, unwritten, Grant)
+@story(Status.REVOKING, Kind.GRANT_WRITTEN, revoking_unwritten, Revoke)
+def write(bench: Bench) -> None:
+    bench.commit()
+
+
+@story(Status.GRANTED, Kind.GRANT_WRITTEN, reclaiming)
+def use_before_it_is_written(bench: Bench) -> None:
+    bench.progress(5, borrower_id="a/2")
+    bench.sent.clear()
+    bench.commit()
+
+
+@story(Status.GRANTING, Kind.GRANT_REFUSED, unwritten)
+@story(Status.REVOKING, Kind.GRANT_REFUSED, revoking_unwritten)
+def refuse(bench: Bench) -> None:
+    bench.change_row(status=LendingStatus.BLOCKED)
+    bench.commit()
+
+
+@story(Status.GRANTING, Kind.PROGRESS, granting)
+@story(Status.GRANTED, Kind.PROGRESS, granted)
+@story(Status.REVOKING, Kind.PROGRESS, revoking)
+def progress(bench: Bench) -> None:
+    bench.progress(5)
+
+
+@story(Status.GRANTING, Kind.FINAL, granting)
+@story(Status.GRANTED, Kind.FINAL, granted)
+@story(Status.REVOKING, Kind.FINAL, revoking)
+def final(bench: Bench) -> None:
+    bench.progress(5, final=True)
+
+
+@story(Status.GRANTING, Kind.BROKEN_OFF, granting)
+@story(Status.GRANTED, Kind.BROKEN_OFF, granted)
+@story(Status.REVOKING, Kind.BROKEN_OFF, revoking)
+def break_off(bench: Bench) -> None:
+    bench.leave(bench.said(5, final=False))
+
+
+@story(Status.GRANTING, Kind.SAVED, reclaiming_behind_progress)
+def the_predecessors_progress_is_saved(bench: Bench) -> None:
+    bench.commit()
+
+
+@story(Status.GRANTED, Kind.SAVED, granted, ProgressSaved)
+@story(Status.REVOKING, Kind.SAVED, revoking, ProgressSaved)
+def progress_is_saved(bench: Bench) -> None:
+    bench.progress(5)
+    bench.commit()
+
+
+@story(Status.GRANTING, Kind.ENDED, reclaiming_behind_progress, Revoked)
+@story(Status.GRANTED, Kind.ENDED, granted, Revoked)
+def read_to_the_end(bench: Bench) -> None:
+    bench.streams.rollover(1)
+    if not bench.entries:
+        bench.progress(HEAD)
+    bench.change_row(position=HEAD)
+    bench.commit()
+
+
+@story(Status.REVOKING, Kind.ENDED, revoking, Revoked)
+def the_last_word_is_saved(bench: Bench) -> None:
+    bench.progress(5, final=True)
+    bench.commit()
+
+
+@story(Status.GRANTING, Kind.LOST, reclaiming, Revoked)
+def somebody_reset_it_before_the_reclaim(bench: Bench) -> None:
+    bench.change_row(status=LendingStatus.FREE, grant_id=bench.grant_id() + 1)
+    bench.commit()
+
+
+@story(Status.GRANTED, Kind.LOST, granted, Revoked)
+@story(Status.REVOKING, Kind.LOST, revoking, Revoked)
+def somebody_reset_it(bench: Bench) -> None:
+    bench.progress(5)
+    bench.change_row(status=LendingStatus.FREE, grant_id=bench.grant_id() + 1)
+    bench.commit()
+
+
+@story(Status.GRANTING, Kind.REVOKE, granting, Revoke)
+@story(Status.GRANTED, Kind.REVOKE, granted, Revoke)
+@story(Status.REVOKING, Kind.REVOKE, revoking)
+def revoke(bench: Bench) -> None:
+    bench.revoke()
+
+
+@story(Status.GRANTING, Kind.REVOKE_FINISHED, granting)
+@story(Status.GRANTED, Kind.REVOKE_FINISHED, granted)
+@story(Status.REVOKING, Kind.REVOKE_FINISHED, revoking)
+def never_had_it(bench: Bench) -> None:
+    bench.finished()
+
+
+@story(Status.GRANTING, Kind.RESEND, granting, Grant)
+@story(Status.REVOKING, Kind.RESEND, revoking, Revoke)
+@story(Status.REVOKED, Kind.RESEND, revoked, Revoked)
+def wait(bench: Bench) -> None:
+    bench.tick(bench.settings.resend_s)
+
+
+@story(Status.REVOKING, Kind.DEADLINE, revoking, Revoked)
+def wait_too_long(bench: Bench) -> None:
+    while bench.assignment() is not None:
+        bench.sent.clear()
+        bench.leader.members.get(BORROWER).heard_at = bench.now  # type: ignore[union-attr]
+        bench.tick(2.0)
+
+
+def old_grant(bench: Bench) -> int:
+    """The grant id that is over."""
+    return next((g for _, g in bench.leader.members.farewells), 77)
+
+
+@story(Status.REVOKED, Kind.PROGRESS, revoked, Revoked)
+@story(Status.ABSENT, Kind.PROGRESS, absent, Revoked)
+def progress_of_the_past(bench: Bench) -> None:
+    bench.hear(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, old_grant(bench), 5),)))
+
+
+@story(Status.REVOKED, Kind.FINAL, revoked, Revoked)
+@story(Status.ABSENT, Kind.FINAL, absent, Revoked)
+def final_word_of_the_past(bench: Bench) -> None:
+    bench.hear(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, old_grant(bench), 5, final=True),)))
+
+
+@story(Status.REVOKED, Kind.REVOKE_FINISHED, revoked)
+@story(Status.ABSENT, Kind.REVOKE_FINISHED, absent)
+def forgotten(bench: Bench) -> None:
+    bench.finished(grant_id=old_grant(bench))
+
+
+# --- the tests --------------------------------------------------------------------------------------------------------
+
+POSSIBLE = {(s, k) for s, row in TABLE.items() for k, (_, action) in row.items() if action is not Action.NEVER}
+
+
+@pytest.mark.conforms("E7")
+def test_every_pair_has_an_answer_and_those_that_can_happen_a_story() -> None:
+    assert all(set(row) == set(Kind) for row in TABLE.values())
+    assert set(TABLE) == set(Status)
+    assert set(STORIES) == POSSIBLE
+
+
+@pytest.mark.conforms("E7")
+@pytest.mark.parametrize(("status", "kind"), sorted(STORIES, key=str), ids=lambda part: part.name.lower())
+def test_each_pair_leads_where_the_table_says(status: Status, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, happening, told = STORIES[status, kind]
+    bench = Bench()
+    before(bench)
+    bench.sent.clear()
+    seen: list[tuple[Pair, Status]] = []
+    happen = Assignments.happen
+
+    def watch(self: Assignments, assignment: Assignment, what: Kind, now: float, position: int = 0) -> None:
+        was = assignment.status
+        happen(self, assignment, what, now, position)
+        seen.append(((was, what), assignment.status))
+
+    monkeypatch.setattr(Assignments, "happen", watch)
+    happening(bench)
+    assert ((status, kind), TABLE[status][kind][0]) in seen
+    answers = [m for to, m in bench.sent if to == AGENT and not isinstance(m, LeaderConnectResponse)]
+    assert [type(m) for m in answers] == ([told] if told else [])
+
+
+def test_statuses_go_only_forward() -> None:
+    rank = {Status.GRANTING: 0, Status.GRANTED: 1, Status.REVOKING: 2, Status.REVOKED: 3, Status.ABSENT: 4}
+    for status, row in TABLE.items():
+        for kind, (after, _) in row.items():
+            assert rank[after] >= rank[status], (status, kind)
+
+
+def test_every_status_is_reached() -> None:
+    reached = {Status.GRANTING} | {after for row in TABLE.values() for after, _ in row.values()}
+    assert reached == set(Status)
+
+
+def test_every_action_is_used_and_is_a_method() -> None:
+    assert {action for row in TABLE.values() for _, action in row.values()} == set(Action)
+    for action in Action:
+        assert callable(getattr(Assignments, action.value))
+
+
+NEVER = sorted({(s, k) for s in Status for k in Kind} - POSSIBLE, key=str)
+
+
+@pytest.mark.parametrize(("status", "kind"), NEVER, ids=lambda part: part.name.lower())
+def test_what_cannot_happen_tells_its_story(status: Status, kind: Kind) -> None:
+    bench = Bench()
+    assignment = Assignment(1, BORROWER, AGENT, 0.0, status, 5)
+    with pytest.raises(AssertionError, match="the table says that this cannot happen.*stream_id=1"):
+        bench.leader._assignments.happen(assignment, kind, 1.0)
+
+
+@pytest.mark.conforms("E8", "E11")
+def test_reasons_of_an_end_say_whether_work_may_be_done_twice() -> None:
+    for last, reason, forced in ((True, RevokedReason.SAVED, False), (False, RevokedReason.LOST, True)):
+        bench = Bench()
+        granted(bench)
+        bench.leave(bench.said(5, final=last))
+        bench.settle()
+        assert [m.reason for m in bench.heard(Revoked)] == [reason]
+        assert bench.row().position == 5
+        assert [h.forced for h in bench.store.history(1) if h.event != "grant"] == [forced]
