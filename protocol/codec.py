@@ -81,13 +81,13 @@ def encode_to_leader(message: ToLeader) -> Any:
         case Ping(borrower_ids, sent_at):
             return pb.ToLeader(ping=pb.Ping(borrower_ids=borrower_ids, sent_at=sent_at))
         case UpdateProgress(borrower_id, term, streams):
-            body = pb.UpdateProgress(borrower_id=borrower_id, term=term, streams=_progress(streams))
-            return pb.ToLeader(update_progress=body)
+            report = pb.UpdateProgress(borrower_id=borrower_id, term=term, streams=_progress(streams))
+            return pb.ToLeader(update_progress=report)
         case RevokeFinished():
             return pb.ToLeader(revoke_finished=pb.RevokeFinished(**_stream_fields(message)))
         case Disconnect(borrower_id, term, streams):
-            body = pb.Disconnect(borrower_id=borrower_id, term=term, streams=_progress(streams))
-            return pb.ToLeader(disconnect=body)
+            farewell = pb.Disconnect(borrower_id=borrower_id, term=term, streams=_progress(streams))
+            return pb.ToLeader(disconnect=farewell)
         case _:
             assert_never(message)
 

@@ -8,7 +8,7 @@ import psycopg
 
 from protocol.errors import UnknownSpace
 from protocol.words import Filter
-from storage.routing import Space, StreamInfo
+from storage.routing import Filled, Space, StreamInfo
 
 DEFAULT_SPACE = "default"
 
@@ -19,6 +19,8 @@ select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::t
        p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression
   from stream s join space p using (space_id)
  where s.state = 'open' order by s.stream_id"""
+
+_FILLED = "select filter, bool_or(state = 'open'), max(generation_id) from generation group by filter"
 
 
 def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
@@ -60,6 +62,16 @@ def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tup
         if space_id not in spaces:
             spaces[space_id] = _space(space_id, *settings)
     return tuple(spaces.values()), tuple(streams)
+
+
+def filled(conn: psycopg.Connection[Any]) -> Filled:
+    """The filters of all generations, in one statement and so of one instant."""
+    rows = conn.execute(_FILLED).fetchall()
+    return Filled(
+        filters=tuple(Filter(text) for text, _, _ in rows),
+        open=frozenset(Filter(text) for text, open, _ in rows if open),
+        newest=max((newest for _, _, newest in rows), default=0),
+    )
 
 
 def _streams(conn: psycopg.Connection[Any], where: str, *parameters: object) -> tuple[StreamInfo, ...]:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from protocol.words import Filter
-from storage.catalogue import list_spaces
+from storage.catalogue import filled
 from storage.turnover import Guard, partition
 
 LOCK_TIMEOUT_S = 2.0
@@ -25,7 +25,7 @@ _HOLDERS = """
 select group_id, filter from consumer_group
  where deleted_at is null and (kind = 'queue' or options ->> 'holds_retention' = 'true')"""
 
-# A holder without a row for a stream that was opened after the group has not been told of it yet: all of it is wanted.
+# A holder without a row for a stream of a generation younger than itself was not told of it yet: it wants all of it.
 _DECLARE_GONE = """
 update generation g set state = 'gone'
   from space p
@@ -33,11 +33,11 @@ update generation g set state = 'gone'
    and g.closed_at + make_interval(secs => p.retention_s) <= clock_timestamp()
    and not exists (
      select from stream s
-       join unnest(%(spaces)s::bigint[], %(groups)s::bigint[]) as held(space_id, group_id) on held.space_id = s.space_id
+       join unnest(%(filters)s::text[], %(groups)s::bigint[]) as held(filter, group_id) on held.filter = g.filter
        join consumer_group c on c.group_id = held.group_id
        left join lending l on l.group_id = held.group_id and l.stream_id = s.stream_id
       where s.generation_id = g.generation_id
-        and case when l.stream_id is null then s.head > 0 and s.opened_at > c.created_at
+        and case when l.stream_id is null then s.head > 0 and g.generation_id > c.after_generation
                  else l.status <> 'finished' and l.position < s.head end)
 returning g.generation_id"""
 
@@ -64,13 +64,9 @@ def declare_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> l
         if guard is not None:
             guard(conn)
         holders = [(group_id, Filter(text)) for group_id, text in conn.execute(_HOLDERS)]
-        pairs = [
-            (space.space_id, group_id)
-            for space in list_spaces(conn, include_dropped=True)
-            for group_id, filter in holders
-            if space.filter.intersects(filter)
-        ]
-        parameters = {"spaces": [pair[0] for pair in pairs], "groups": [pair[1] for pair in pairs]}
+        generations = filled(conn).filters
+        pairs = [(one.text, group) for one in generations for group, filter in holders if one.intersects(filter)]
+        parameters = {"filters": [pair[0] for pair in pairs], "groups": [pair[1] for pair in pairs]}
         return [row[0] for row in conn.execute(_DECLARE_GONE, parameters)]
 
 

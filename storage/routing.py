@@ -7,7 +7,7 @@ the topic, for a message without a key) falls into the half-open range of exactl
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -79,23 +79,37 @@ def space_of(topic: str, spaces: Iterable[Space]) -> Space | None:
     return min(matching, key=lambda space: space.filter.specificity, default=None)
 
 
-def candidate_spaces(filter: Filter, spaces: Sequence[Space]) -> tuple[Space, ...]:
-    """The spaces in which messages published now may match a group's filter.
+def candidate_filters(filter: Filter, filters: Iterable[Filter]) -> frozenset[Filter]:
+    """Of the live spaces' filters, those under which messages published now may match a group's filter.
 
-    Those that intersect it, minus those in the shadow of a more specific space that covers it whole. Only for open
-    generations: older ones were filled under the spaces of their day, so for them ask `intersecting_spaces`.
+    Those that intersect it, minus those in the shadow of a more specific one that covers it whole.
     """
-    covering = [space.filter.specificity for space in spaces if space.filter.covers(filter)]
-    return tuple(
-        space
-        for space in intersecting_spaces(filter, spaces)
-        if not any(key < space.filter.specificity for key in covering)
-    )
+    intersecting = [one for one in filters if one.intersects(filter)]
+    covering = [one.specificity for one in intersecting if one.covers(filter)]
+    return frozenset(one for one in intersecting if not any(key < one.specificity for key in covering))
 
 
-def intersecting_spaces(filter: Filter, spaces: Sequence[Space]) -> tuple[Space, ...]:
-    """The spaces in whose streams, of any age, a message matching the filter may lie."""
-    return tuple(space for space in spaces if space.filter.intersects(filter))
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What the generations there are were filled under, at one instant.
+
+    A generation keeps the filter that its space had when it was opened: the space's own may be another by now. Every
+    live space has one open generation, so that the filters in `open` are those of the live spaces.
+    """
+
+    filters: tuple[Filter, ...]
+    open: frozenset[Filter]
+    newest: int
+    """The largest generation id; 0 if there is none."""
+
+    def wanted(self, filter: Filter) -> dict[Filter, bool]:
+        """{filter of generations with messages for a group: True if an open one of it gets such messages too}.
+
+        A closed generation may have been in a shadow that is gone, or not in one that is there now: it is always
+        wanted, at the price of reading in vain.
+        """
+        candidates = candidate_filters(filter, self.open)
+        return {one: one in candidates for one in self.filters if one.intersects(filter)}
 
 
 class Ring:

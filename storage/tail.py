@@ -17,8 +17,7 @@ import pyarrow as pa
 from protocol.errors import Gone
 from protocol.words import Filter
 from storage import log
-from storage.catalogue import list_spaces
-from storage.routing import candidate_spaces, intersecting_spaces
+from storage.catalogue import filled
 
 Begin = str | int | datetime
 """Where to begin in the streams there are: `earliest`, `latest`, an offset, or a time (of the database's clock)."""
@@ -26,7 +25,7 @@ Begin = str | int | datetime
 _STREAMS = """
 select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone', s.parents
   from stream s join generation n using (generation_id)
- where s.space_id = any(case when s.state = 'open' then %(open)s::bigint[] else %(closed)s::bigint[] end)
+ where n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
  order by s.generation_id, s.stream_id"""
 
 
@@ -64,7 +63,7 @@ class Tail:
             place.done = place.done or (place.closed and place.position == place.head)
             self._places[place.stream_id] = place
 
-    def pages(self) -> Iterator[pa.RecordBatch]:
+    def pages(self) -> Iterator[pa.Table]:
         """Everything unread that is there now, stream by stream, a page of each in turn; then it ends."""
         self._look()
         while self._may_read():
@@ -88,7 +87,7 @@ class Tail:
         parents = (self._places.get(parent) for parent in place.parents)
         return all(parent is None or parent.done for parent in parents)
 
-    def _read(self, place: Place) -> Iterator[pa.RecordBatch]:
+    def _read(self, place: Place) -> Iterator[pa.Table]:
         try:
             page = log.since(
                 self.conn, place.stream_id, place.position, filter=self.filter, generation_id=place.generation_id
@@ -99,7 +98,8 @@ class Tail:
             place.done = place.closed and gone.oldest is None
             return
         place.position, place.head, place.closed, place.done = page.position, page.head, page.closed, page.finished
-        yield from page.batches
+        if page.batches:
+            yield pa.Table.from_batches(page.batches)
 
     def _look(self) -> None:
         """Heads as they are now; where a stream was closed, its children too."""
@@ -115,13 +115,15 @@ class Tail:
                 self._places.setdefault(place.stream_id, place)
 
     def _matching(self) -> list[Place]:
-        """Closed streams were filled under the spaces of their day, open ones under those of now."""
-        live, ever = list_spaces(self.conn), list_spaces(self.conn, include_dropped=True)
-        parameters = {
-            "open": [space.space_id for space in candidate_spaces(self.filter, live)],
-            "closed": [space.space_id for space in intersecting_spaces(self.filter, ever)],
-        }
-        return [_place(*row) for row in self.conn.execute(_STREAMS, parameters)]
+        """By the filters that generations were filled under, in one snapshot: a rollover is whole or not yet there."""
+        with self.conn.transaction():
+            self.conn.execute("set transaction isolation level repeatable read, read only")
+            wanted = filled(self.conn).wanted(self.filter)
+            parameters = {
+                "open": [filter.text for filter, now in wanted.items() if now],
+                "closed": [filter.text for filter in wanted],
+            }
+            return [_place(*row) for row in self.conn.execute(_STREAMS, parameters)]
 
     def _first_position(self, place: Place) -> int:
         if place.done or self.begin == "latest":

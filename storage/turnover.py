@@ -88,9 +88,9 @@ def _parents(closed: list[_Parent], space: Space, range_: HashRange, changed: in
 def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
     """The next generation with its partition: LIKE and ATTACH, which wait for no reader and hold none up."""
     row = conn.execute(
-        "insert into generation (space_id, ordinal) select %(space)s, coalesce(max(ordinal) + 1, 0) from generation"
-        " where space_id = %(space)s returning generation_id",
-        {"space": space.space_id},
+        "insert into generation (space_id, ordinal, filter) select %(space)s, coalesce(max(ordinal) + 1, 0), %(filter)s"
+        " from generation where space_id = %(space)s returning generation_id",
+        {"space": space.space_id, "filter": space.filter.text},
     ).fetchone()
     assert row is not None
     names = {"part": partition(row[0]), "id": sql.Literal(row[0])}

@@ -16,8 +16,8 @@ from borrower.machine.events import Ended, Progressed, Tell
 from borrower.settings import BorrowerSettings
 from protocol.messages import EndReason, Ping, ToBorrower, ToLeader
 
-SUSPECT_S = 3.0
-"""How long a node whose connection died is asked only when there is no other."""
+SUSPECT_S = 10.0
+"""How long a node that failed to answer is asked only after the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ class Agent:
         self._handles: dict[str, int] = {}
         self._wake: dict[int, float] = {}
         self._nodes: tuple[str, ...] = ()
-        self._suspect_until: dict[str, float] = {}
+        self._failed_at: dict[str, float] = {}
+        self._asked: dict[str, str] = {}
         self._made = 0
         self._out = _Out()
 
@@ -135,12 +136,11 @@ class Agent:
                 self._pass(event.handle, borrower_events.Unsubscribe(), now)
             case FromNode():
                 handle = self._handles.get(event.message.borrower_id)
+                self._asked.pop(event.message.borrower_id, None)
                 if handle is not None:
                     self._pass(handle, borrower_events.FromLeader(event.node, event.message), now)
             case NodeLost():
-                self._suspect_until = {n: until for n, until in self._suspect_until.items() if until > now}
-                self._suspect_until[event.node] = now + SUSPECT_S
-                self._out.nodes_wanted = True
+                self._suspect(event.node, now)
                 self._pass_all(borrower_events.NodeLost(event.node), now)
             case NodesKnown():
                 self._learn(event.nodes, now)
@@ -197,6 +197,7 @@ class Agent:
     def _succeed(self, handle: int, borrower: Borrower, ended: Ended, now: float) -> None:
         """After a doubt make another; after a final reason none."""
         del self.borrowers[handle], self._handles[borrower.borrower_id]
+        self._asked.pop(borrower.borrower_id, None)
         self._wake.pop(handle, None)
         if ended.reason.final:
             self._out.tells.append(Closed(handle, ended.reason, ended.detail))
@@ -204,7 +205,7 @@ class Agent:
             self._make(handle, borrower.wants, borrower.inheritance(), now)
 
     def _route(self, borrower: Borrower, node: str | None, message: ToLeader, now: float) -> None:
-        address = node or self._preferred(borrower.wants.subscription, now)
+        address = node or self._choose(borrower, now)
         if address is None:
             self._out.nodes_wanted = True
         elif isinstance(message, Ping):
@@ -216,17 +217,35 @@ class Agent:
         """A first list of nodes sends everyone who waits for one on its way."""
         waiting = not self._nodes
         self._nodes = tuple(sorted(set(nodes)))
+        self._failed_at = {node: at for node, at in self._failed_at.items() if node in self._nodes}
         if waiting and self._nodes:
             for handle in tuple(self.borrowers):
                 self._pass(handle, borrower_events.NodeLost(""), now)
 
+    def _choose(self, borrower: Borrower, now: float) -> str | None:
+        """Which node to ask for the leader. One that was asked and has said nothing at all is not asked again first:
+        a broken connection is reported once, and what is sent into it later is lost without a word."""
+        silent = self._asked.get(borrower.borrower_id)
+        if silent is not None:
+            self._suspect(silent, now)
+        address = self._preferred(borrower.wants.subscription, now)
+        if address is not None:
+            self._asked[borrower.borrower_id] = address
+        return address
+
+    def _suspect(self, node: str, now: float) -> None:
+        self._failed_at[node] = now
+        self._out.nodes_wanted = True
+
     def _preferred(self, subscription: str, now: float) -> str | None:
-        """Rendezvous hashing, so that all agents ask the same node; one that just failed comes last."""
+        """Rendezvous hashing, so that all agents ask the same node; those that failed lately last, the longest ago
+        first, so that all are tried in turn."""
         if not self._nodes:
             return None
 
-        def rank(node: str) -> tuple[bool, bytes]:
-            suspect = self._suspect_until.get(node, float("-inf")) > now
-            return (not suspect, hashlib.blake2b(f"{node} {subscription}".encode(), digest_size=8).digest())
+        def rank(node: str) -> tuple[float, bytes]:
+            failed_at = self._failed_at.get(node, float("-inf"))
+            lately = failed_at if failed_at > now - SUSPECT_S else float("-inf")
+            return (-lately, hashlib.blake2b(f"{node} {subscription}".encode(), digest_size=8).digest())
 
         return max(self._nodes, key=rank)

@@ -20,6 +20,7 @@ create table generation (
   generation_id bigint generated always as identity primary key,
   space_id bigint not null references space,
   ordinal integer not null,                            -- 0, 1, 2, ... within the space
+  filter text not null,                                -- the space's when it was opened: what it was filled under
   state text not null default 'open' check (state in ('open', 'closed', 'gone')),
   opened_at timestamptz not null default clock_timestamp(),
   closed_at timestamptz,

@@ -135,8 +135,8 @@ def _read_subject(wire: Any) -> tuple[str, str | None]:
         raise MalformedMessage(f"channel {wire.channel}: not served here; these are: {served}")
     if wire.WhichOneof("keys") == "all" and wire.all:
         return channel, None
-    if not 0 < len(wire.key) <= MAX_KEY:
-        raise MalformedMessage(f"key {wire.key[:40]!r}: 1 to {MAX_KEY} characters, or all")
+    if not 0 < len(wire.key) <= MAX_KEY or "\0" in wire.key:
+        raise MalformedMessage(f"key {wire.key[:40]!r}: 1 to {MAX_KEY} characters, without NUL, or all")
     return channel, wire.key
 
 

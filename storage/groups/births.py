@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.words import Filter, Subscription
-from storage.catalogue import list_spaces
+from storage.catalogue import filled
 from storage.groups import leadership
 from storage.groups.channel import Connection
 from storage.groups.model import Group, Start
 from storage.groups.sql import NOW
-from storage.routing import candidate_spaces, intersecting_spaces
 
 _LIVE = """
 select group_id, kind, name, filter, start from consumer_group
@@ -34,7 +33,7 @@ insert into lending (group_id, stream_id, position, updated_at)
 select %(group)s, s.stream_id, case when %(start)s = 'latest' then s.head else 0 end, {NOW}
   from stream s join generation n using (generation_id)
  where n.state <> 'gone'
-   and s.space_id = any(case when s.state = 'open' then %(open)s::bigint[] else %(closed)s::bigint[] end)"""
+   and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)"""
 
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
@@ -56,7 +55,7 @@ def create(connection: Connection, subscription: Subscription, start: Start, now
     created = connection.execute(_CREATE, parameters).fetchone()
     if created is None:
         return None
-    parameters |= {"group": created[0], **_first_spaces(connection, subscription.filter, start)}
+    parameters |= {"group": created[0], **_first_filters(connection, subscription.filter, start)}
     connection.execute(_BEGIN, parameters)
     return Group(created[0], subscription, start)
 
@@ -70,12 +69,13 @@ def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
     return deleted.fetchone() is not None
 
 
-def _first_spaces(connection: Connection, filter: Filter, start: Start) -> dict[str, list[int]]:
-    """The open streams of the spaces of now; closed ones are consumed, unless the group starts at the earliest."""
-    live = candidate_spaces(filter, list_spaces(connection))
-    ever = intersecting_spaces(filter, list_spaces(connection, include_dropped=True))
-    closed = ever if start is Start.EARLIEST else ()
-    return {"open": [space.space_id for space in live], "closed": [space.space_id for space in closed]}
+def _first_filters(connection: Connection, filter: Filter, start: Start) -> dict[str, list[str]]:
+    """The open streams with messages for it; closed ones are consumed, unless the group starts at the earliest."""
+    wanted = filled(connection).wanted(filter)
+    return {
+        "open": [one.text for one, now in wanted.items() if now],
+        "closed": [one.text for one in wanted] if start is Start.EARLIEST else [],
+    }
 
 
 def _names(subscription: Subscription) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from storage.groups.model import (
 )
 from storage.groups.refusals import check_batch, lost, same_start, undeclared
 from storage.groups.rules import MICROSECONDS, Row, Ruling, judge, lending, next_id, record, tidy
-from storage.routing import candidate_spaces, intersecting_spaces
 
 
 @dataclass(slots=True)
@@ -187,16 +186,14 @@ class MemoryGroups:
 
     def _add_rows(self, life: _Life) -> list[Row]:
         """Rows for the streams that have none. An open one in a more specific space's shadow is nothing to read."""
-        filter = life.group.subscription.filter
-        now_matching = {space.space_id for space in candidate_spaces(filter, self.streams.live_spaces())}
-        any_age = {space.space_id for space in intersecting_spaces(filter, tuple(self.streams.spaces.values()))}
+        wanted = self.streams.filled().wanted(life.group.subscription.filter)
         added = []
         for stream in self.streams.streams.values():
             generation = stream.generation
             known = stream.stream_id in life.rows or generation.generation_id <= life.after_generation
-            if known or generation.space_id not in any_age:
+            if known or generation.filter not in wanted:
                 continue
-            useful = stream.closed or generation.space_id in now_matching
+            useful = stream.closed or wanted[generation.filter]
             status = LendingStatus.FREE if useful else LendingStatus.FINISHED
             life.rows[stream.stream_id] = row = Row(life.group.group_id, stream.stream_id, status, 0)
             added.append(row)
@@ -214,15 +211,14 @@ class MemoryGroups:
         return group
 
     def _first_streams(self, subscription: Subscription, start: Start) -> list[Stream]:
-        filter = subscription.filter
-        now_matching = {space.space_id for space in candidate_spaces(filter, self.streams.live_spaces())}
-        any_age = {space.space_id for space in intersecting_spaces(filter, tuple(self.streams.spaces.values()))}
-        if start is Start.LATEST:
-            any_age = set()
+        """The open streams with messages for it; closed ones are consumed, unless the group starts at the earliest."""
+        wanted = self.streams.filled().wanted(subscription.filter)
+        closed = wanted if start is Start.EARLIEST else {}
+        now = {filter for filter, matching in wanted.items() if matching}
         return [
             stream
             for stream in self.streams.streams.values()
-            if not stream.generation.gone and stream.generation.space_id in (any_age if stream.closed else now_matching)
+            if not stream.generation.gone and stream.generation.filter in (closed if stream.closed else now)
         ]
 
     def _live(self, subscription: Subscription) -> _Life | None:

@@ -7,11 +7,11 @@ retention has taken. Rollovers are atomic, as the database's are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protocol.words import Filter
 from storage.groups.rules import StreamFacts
-from storage.routing import Space, overlap, ranges
+from storage.routing import Filled, Space, overlap, ranges
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class Generation:
     generation_id: int
     space_id: int
     ordinal: int
+    filter: Filter
     stream_ids: list[int] = field(default_factory=list)
     closed: bool = False
     gone: bool = False
@@ -75,6 +76,11 @@ class MemoryStreams:
         self.dropped.add(space_id)
         return self._turn({other: self.spaces[other].shards for other in rolls}, closing=(space_id,))
 
+    def alter_space(self, space_id: int, filter: str, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
+        """Give the space another filter, in a new generation; the spaces in `rolls` roll over with it."""
+        self.spaces[space_id] = replace(self.spaces[space_id], filter=Filter(filter))
+        return self._turn({other: self.spaces[other].shards for other in (*rolls, space_id)})
+
     def rollover(self, space_id: int, shards: int | None = None) -> tuple[int, ...]:
         """Close the space's open streams and open the next generation, of `shards` streams; the new stream ids."""
         return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards})
@@ -107,6 +113,15 @@ class MemoryStreams:
         """The spaces that are not dropped."""
         return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
 
+    def filled(self) -> Filled:
+        """What the generations there are were filled under."""
+        generations = self.generations.values()
+        return Filled(
+            filters=tuple(dict.fromkeys(generation.filter for generation in generations)),
+            open=frozenset(generation.filter for generation in generations if not generation.closed),
+            newest=max(self.generations, default=0),
+        )
+
     def _open(self, space_ids: Iterable[int]) -> list[Stream]:
         wanted = set(space_ids)
         return [s for s in self.streams.values() if not s.closed and s.generation.space_id in wanted]
@@ -122,7 +137,7 @@ class MemoryStreams:
 
     def _begin(self, space_id: int, shards: int, closed: list[Stream]) -> list[int]:
         ordinal = sum(generation.space_id == space_id for generation in self.generations.values())
-        generation = Generation(len(self.generations) + 1, space_id, ordinal)
+        generation = Generation(len(self.generations) + 1, space_id, ordinal, self.spaces[space_id].filter)
         self.generations[generation.generation_id] = generation
         for start, end in ranges(shards):
             parents = tuple(s.stream_id for s in closed if overlap((start, end), (s.hash_from, s.hash_to)))

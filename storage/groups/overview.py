@@ -21,10 +21,9 @@ from psycopg.rows import class_row
 
 from protocol.errors import NotFound
 from protocol.words import Filter, Subscription
-from storage.catalogue import list_spaces
+from storage.catalogue import filled
 from storage.groups import births
 from storage.groups.channel import Connection
-from storage.routing import candidate_spaces, intersecting_spaces
 
 STATEMENT_TIMEOUT_S = 10.0
 
@@ -170,10 +169,10 @@ with line as (
     from lending l where l.group_id = any(%(groups)s::bigint[])
   union all
   select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0
-    from unnest(%(pair_groups)s::bigint[], %(spaces)s::bigint[], %(matching)s::boolean[])
-         as u (group_id, space_id, matching)
+    from unnest(%(pair_groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[])
+         as u (group_id, filter, matching)
     join consumer_group g using (group_id)
-    join generation n on n.space_id = u.space_id and n.generation_id > g.after_generation
+    join generation n on n.filter = u.filter and n.generation_id > g.after_generation
     join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
    where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
 ), seen as (
@@ -259,15 +258,13 @@ def _overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overvie
 
 
 def _parameters(connection: psycopg.Connection[Any], groups: Iterable[GroupLine]) -> dict[str, Any]:
-    """The groups' ids, and beside each every space that its unnoticed streams may be in."""
-    live, ever = list_spaces(connection), list_spaces(connection, include_dropped=True)
-    parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "spaces": [], "matching": []}
+    """The groups' ids, and beside each the filters of the generations that its unnoticed streams may be in."""
+    generations = filled(connection)
+    parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "filters": [], "matching": []}
     for group in groups:
-        filter = Filter(group.filter)
-        matching = {space.space_id for space in candidate_spaces(filter, live)}
         parameters["groups"].append(group.group_id)
-        for space in intersecting_spaces(filter, ever):
+        for filter, matching in generations.wanted(Filter(group.filter)).items():
             parameters["pair_groups"].append(group.group_id)
-            parameters["spaces"].append(space.space_id)
-            parameters["matching"].append(space.space_id in matching)
+            parameters["filters"].append(filter.text)
+            parameters["matching"].append(matching)
     return parameters

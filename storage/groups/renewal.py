@@ -1,18 +1,19 @@
 """A group's renewal: streams that came since, and streams that ended.
 
 Streams of generations opened after the group was created get rows at position 0, whatever was the group's start. Which
-spaces can matter is asked twice: for an open generation among the spaces of now, for a closed one among all there ever
-were, since it was filled under those of its day. An open stream in the shadow of a more specific space gets a row that
-is finished from the start, so that it is not taken for an unread one once it is closed.
+generations can matter is decided by the filter that each was filled under, which its space may have changed since. An
+open stream in the shadow of a more specific space gets a row that is finished from the start, so that it is not taken
+for an unread one once it is closed. Who is in a shadow is judged for the generations that were there at that instant
+and no later ones: whatever ends a shadow opens a new generation, and that one must not be finished by mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from protocol.words import Filter
-from storage.catalogue import list_spaces
+from storage.catalogue import filled
 from storage.groups import rows
 from storage.groups.channel import Connection
 from storage.groups.model import Lending, LendingStatus
@@ -20,7 +21,6 @@ from storage.groups.pen import Pen
 from storage.groups.rows import FACTS, ROW, Key
 from storage.groups.rules import lending, tidy
 from storage.groups.sql import NOW
-from storage.routing import Space, candidate_spaces, intersecting_spaces
 
 _FILTERS = """
 select group_id, filter from consumer_group where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
@@ -28,9 +28,9 @@ select group_id, filter from consumer_group where group_id = any(%(groups)s::big
 _ADD = f"""
 insert into lending as l (group_id, stream_id, status, position, updated_at)
 select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW}
-  from unnest(%(groups)s::bigint[], %(spaces)s::bigint[], %(matching)s::boolean[]) as u (group_id, space_id, matching)
+  from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
   join consumer_group g on g.group_id = u.group_id and g.deleted_at is null
-  join generation n on n.space_id = u.space_id and n.generation_id > g.after_generation
+  join generation n on n.filter = u.filter and n.generation_id > g.after_generation and n.generation_id <= %(newest)s
   join stream s on s.generation_id = n.generation_id
  where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
     on conflict do nothing
@@ -69,23 +69,18 @@ def renew_streams(connection: Connection, terms: Mapping[int, int], pen: Pen) ->
 
 def _add_streams(connection: Connection, group_ids: list[int], now_us: int) -> set[Key]:
     """Insert the rows that are missing; the keys of those with something to read."""
-    filters = connection.execute(_FILTERS, {"groups": group_ids}).fetchall()
-    live, ever = list_spaces(connection), list_spaces(connection, include_dropped=True)
-    pairs = [(group_id, *pair) for group_id, text in filters for pair in _matching(Filter(text), live, ever)]
+    groups = connection.execute(_FILTERS, {"groups": group_ids}).fetchall()
+    generations = filled(connection)
+    pairs = [(group_id, *pair) for group_id, text in groups for pair in generations.wanted(Filter(text)).items()]
     parameters: dict[str, Any] = {
         "groups": [group for group, _, _ in pairs],
-        "spaces": [space for _, space, _ in pairs],
+        "filters": [filter.text for _, filter, _ in pairs],
         "matching": [matching for _, _, matching in pairs],
+        "newest": generations.newest,
         "now_us": now_us,
     }
     added = connection.execute(_ADD, parameters).fetchall()
     return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
-
-
-def _matching(filter: Filter, live: list[Space], ever: list[Space]) -> Iterable[tuple[int, bool]]:
-    """(space_id, whether its open streams matter), for every space whose closed ones may matter."""
-    now_matching = {space.space_id for space in candidate_spaces(filter, live)}
-    return ((space.space_id, space.space_id in now_matching) for space in intersecting_spaces(filter, ever))
 
 
 def _tidy_up(connection: Connection, terms: Mapping[int, int], pen: Pen) -> set[Key]:

@@ -28,7 +28,7 @@ class GroupStore(Protocol):
         """The group of that id, None once it is deleted or if it never was."""
 
     def delete_group(self, subscription: Subscription) -> int | None:
-        """Mark the live group deleted and drop its rows; its id, or None if there is none."""
+        """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none."""
 
     def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
         """Who leads, without a lock; ids never claimed are absent."""
@@ -50,7 +50,13 @@ class GroupStore(Protocol):
         """All unfinished rows of the group, after claiming it. Raises `LostLeadership` if the term is over."""
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
-        """Write many groups in one transaction of array statements; results in the order of the batch."""
+        """Write many groups in one transaction of array statements; results in the order of the batch.
+
+        All entries are judged by the rows as they were before the batch: a child whose parent this very batch finishes
+        is granted in the next. Renewals come after the entries. A group whose part the server refuses (a lock not to
+        be had in time) is answered BUSY throughout, with nothing `renewed`; the others are written without it.
+        Raises `ValueError` where a group occurs twice, or a stream twice in a group.
+        """
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """What happened to the group's lendings, oldest first."""

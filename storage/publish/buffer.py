@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from storage.publish.delivery import BatchDelivery, Delivery, Ticket
 from storage.publish.pieces import Growing, Header, Load, Piece
 from storage.publish.routes import Routes
 
-MAX_STREAMS_PER_COMMIT = 64
+COMMIT_BYTES = 4 * 1024 * 1024
 ROUTED_AT_ONCE = 1 << 16
 
 
@@ -31,6 +31,7 @@ class Limits:
 
     block_messages: int
     block_bytes: int
+    blocks_per_commit: int
     buffered_bytes: int
     linger_s: float
 
@@ -140,14 +141,18 @@ class Buffer:
         return self._routes
 
     def take(self) -> list[Load] | None:
-        """Wait for work; at most one load per stream. None once the buffer is closed and empty."""
+        """Wait for work, as much as goes into one transaction. None once the buffer is closed and empty."""
         with self._lock:
             while not self._queued or (pause := self._pause()) > 0:
                 if not self._queued and self._closed is not None:
                     return None
                 self._work.wait(pause if self._queued else None)
-            chosen = list(self._queues)[:MAX_STREAMS_PER_COMMIT]
-            return [Load(stream_id, self._cut(stream_id)) for stream_id in chosen]
+            loads: list[Load] = []
+            for stream_id in list(self._queues):
+                if sum(load.size for load in loads) >= COMMIT_BYTES:
+                    break
+                loads += self._cut_blocks(stream_id)
+            return loads
 
     def settled(self, loads: Iterable[Load], error: Exception | None = None) -> None:
         """Forget loads whose tickets were told their fate, and let in who waits for room."""
@@ -167,7 +172,9 @@ class Buffer:
         with self._lock:
             self._routes = routes
             routes = routes.unrestricted()
-            refused = {load.stream_id: load.pieces for load in closed}
+            refused: dict[int, list[Piece]] = {}
+            for load in closed:
+                refused.setdefault(load.stream_id, []).extend(load.pieces)
             dead = [stream_id for stream_id in self._queues if not routes.is_open(stream_id)]
             for stream_id in dict.fromkeys([*refused, *dead]):
                 waiting = [piece.sealed() for piece in self._queues.pop(stream_id, ())]
@@ -177,17 +184,17 @@ class Buffer:
                     self._enqueue(_parts(routes, piece))
 
     def abandon(self, error: Exception) -> None:
-        """Close, and fail all that is queued."""
+        """Close, and fail all that is not settled."""
         self.close(error)
         with self._lock:
-            pieces = [piece.sealed() for queue in self._queues.values() for piece in queue]
+            tickets = list(self._unsettled)
             self._queues.clear()
-            self._queued = self._bytes = 0
             self._unsettled.clear()
-            if pieces:
+            self._queued = self._bytes = 0
+            if tickets:
                 self._error = self._error or error
-        for piece in pieces:
-            piece.ticket.failed(piece.count, error)
+        for ticket in tickets:
+            ticket.abandon(error)
 
     # --- under the lock -------------------------------------------------------------------------------------------
 
@@ -195,7 +202,7 @@ class Buffer:
         """Route and encode outside of the lock, which keeps the sender going; again if the routes changed meanwhile."""
         while True:
             routes = self._routes
-            parts = _parts(routes, chunk)
+            parts = [(stream_id, block) for stream_id, part in _parts(routes, chunk) for block in self._blocks(part)]
             for stream_id, part in parts:
                 if self._is_full_block(part):
                     part.packed = pack(part.batch, routes.compression(stream_id))
@@ -209,6 +216,19 @@ class Buffer:
         for stream_id, part in parts:
             self._queue(stream_id).append(part)
             self._added(part.ticket, part.count, part.size)
+
+    def _blocks(self, piece: Piece) -> Iterator[Piece]:
+        """Cut a piece into as many as it will take blocks."""
+        messages, size = self._limits.block_messages, self._limits.block_bytes
+        while (fitting := max(1, self._fitting(piece, messages, size))) < piece.count:
+            first, piece = piece.cut(fitting)
+            yield first
+        yield piece
+
+    @staticmethod
+    def _fitting(piece: Piece | Growing, messages: int, size: int) -> int:
+        """How many messages of the piece fit in, by their average size."""
+        return min(messages, piece.count, piece.count * max(0, size) // piece.size)
 
     def _is_full_block(self, piece: Piece) -> bool:
         """True if it will be a block of its own: encoding it early is not in vain."""
@@ -252,6 +272,12 @@ class Buffer:
             return 0
         return self._oldest_at + self._limits.linger_s - time.monotonic()
 
+    def _cut_blocks(self, stream_id: int) -> list[Load]:
+        loads: list[Load] = []
+        while stream_id in self._queues and len(loads) < self._limits.blocks_per_commit:
+            loads.append(Load(stream_id, self._cut(stream_id)))
+        return loads
+
     def _cut(self, stream_id: int) -> list[Piece]:
         """Take a block's worth from the head of a queue; the stream then stands last in line."""
         queue = self._queues.pop(stream_id)
@@ -259,9 +285,9 @@ class Buffer:
         pieces: list[Piece] = []
         while queue and count > 0:
             piece = queue.popleft().sealed()
-            fitting = min(count, piece.count, piece.count * max(0, size) // piece.size)
+            fitting = max(self._fitting(piece, count, size), 0 if pieces else 1)
             if fitting < piece.count:
-                piece = self._divide(queue, piece, fitting if pieces else max(1, fitting))
+                piece = self._divide(queue, piece, fitting)
                 count = size = 0
             if piece.count:
                 pieces.append(piece)

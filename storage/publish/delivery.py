@@ -70,6 +70,10 @@ class Ticket:
         """Some of the messages will not be published, or nobody knows whether they were."""
         self._settle(count, None, error)
 
+    def abandon(self, error: Exception) -> None:
+        """All that is not settled will never be."""
+        self._settle(self._left, None, error)
+
     def wait(self, timeout_s: float | None) -> tuple[Span, ...]:
         """Wait until settled; the spans, or the error of the first failure. Raises TimeoutError."""
         with self._lock:
@@ -103,6 +107,8 @@ class Ticket:
         with self._lock:
             if span is not None:
                 self._spans.append(span)
+            if not self._left:
+                return
             self._error = self._error or error
             self._left -= count
             if self._left:

@@ -83,6 +83,11 @@ class Load:
         self.stream_id, self.pieces = stream_id, pieces
         self.size = sum(piece.size for piece in pieces)
 
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        return sum(piece.count for piece in self.pieces)
+
     def packed(self, compression: str) -> Packed:
         """The block, which the caller may have encoded already."""
         if len(self.pieces) == 1 and self.pieces[0].packed is not None:

@@ -41,7 +41,8 @@ class Publisher:
     `url`: the database; without one SUBLET_DATABASE_URL, else the embedded server. `space`: refuse topics outside of
     that space. `producer`: a name that outlives the process; a new publisher of the same name fences the older one.
     `linger_ms`: let a message wait for company; 0 sends at once, and load alone makes the blocks large.
-    `block_messages` and `block_bytes` bound a block, `max_buffered_bytes` what waits: beyond it `publish` blocks.
+    `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the blocks of a stream that are committed
+    together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks.
     A lost database is retried for `retry_timeout_s`, after which deliveries fail.
     Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
     """
@@ -54,6 +55,7 @@ class Publisher:
         linger_ms: float = 0,
         block_messages: int = 1000,
         block_bytes: int = 256 * 1024,
+        blocks_per_commit: int = 8,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
@@ -62,11 +64,12 @@ class Publisher:
         _check_settings(
             block_messages=block_messages,
             block_bytes=block_bytes,
+            blocks_per_commit=blocks_per_commit,
             max_buffered_bytes=max_buffered_bytes,
             max_message_bytes=max_message_bytes,
         )
         self._max_message_bytes = max_message_bytes
-        limits = Limits(block_messages, block_bytes, max_buffered_bytes, max(0.0, linger_ms) / 1000)
+        limits = Limits(block_messages, block_bytes, blocks_per_commit, max_buffered_bytes, max(0.0, linger_ms) / 1000)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
             routes, writer = _begin(database.url, space, producer)

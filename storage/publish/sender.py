@@ -76,8 +76,8 @@ class Sender(threading.Thread):
         outcomes: dict[Outcome, list[Load]] = {outcome: [] for outcome in Outcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
-            if answer.end_offset is not None:
-                load.stored(answer.end_offset - sum(piece.count for piece in load.pieces))
+        for load, first_offset in _places(loads, answers):
+            load.stored(first_offset)
         self._buffer.settled(outcomes[Outcome.APPENDED] + outcomes[Outcome.DUPLICATE])
         if outcomes[Outcome.CLOSED]:
             self._reroute(outcomes[Outcome.CLOSED])
@@ -150,3 +150,16 @@ class Sender(threading.Thread):
         conn, self._conn = self._conn, None
         if conn is not None:
             conn.close()
+
+
+def _places(loads: list[Load], answers: list[Appended]) -> list[tuple[Load, int]]:
+    """The first offset of each stored load. The log remembers the end of a producer's last block only; those before it
+    in the same transaction lie right before it, because their stream was locked."""
+    places: list[tuple[Load, int]] = []
+    starts: dict[int, int] = {}
+    for load, answer in zip(reversed(loads), reversed(answers), strict=True):
+        if answer.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
+            end = starts[load.stream_id] if answer.end_offset is None else answer.end_offset
+            starts[load.stream_id] = end - load.count
+            places.append((load, end - load.count))
+    return places[::-1]

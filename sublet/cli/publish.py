@@ -147,14 +147,14 @@ class Interruption:
             raise Stopped
 
     def reading(self, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """`read`, which reports the end of input once a signal has come."""
+        """`read`, which raises `Stopped` once a signal has come: half a line is no message, and no end of input."""
 
         def guarded(size: int) -> bytes:
             try:
                 self._waiting = True
-                return b"" if self.number is not None else read(size)
-            except Stopped:
-                return b""
+                if self.number is not None:
+                    raise Stopped
+                return read(size)
             finally:
                 self._waiting = False
 
@@ -203,6 +203,8 @@ def _pump(
                 show(tally, sum(len(value or b"") + 1 for value in each["value"]))
     except SubletError as problem:
         return problem
+    except Stopped:
+        return None
     except KeyboardInterrupt:
         interruption.number = interruption.number or signal.SIGINT
         with suppress(Exception):

@@ -60,8 +60,8 @@ def tail(
         reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
         while not printer.full:
             before = printer.count
-            for batch in reading.pages():
-                printer.show(batch)
+            for page in reading.pages():
+                printer.show(page)
                 if printer.full or (not follow and reading.caught_up):
                     break
             if not follow and reading.caught_up:

@@ -53,17 +53,21 @@ def _encoded(what: str, text: str) -> bytes:
 
 def messages(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
     """The rows as objects for JSON."""
-    for row in batch.to_pylist():
-        headers = row["headers"]
+    import pyarrow.compute as pc
+
+    names = ("topic", "key", "value", "headers", "epoch", "stream", "offset")
+    columns = [batch.column(name).to_pylist() for name in names]
+    times = pc.strftime(batch.column("timestamp"), format="%Y-%m-%dT%H:%M:%SZ").to_pylist()
+    for topic, key, value, headers, epoch, stream, offset, timestamp in zip(*columns, times, strict=True):
         yield {
-            "topic": row["topic"],
-            "key": to_json(row["key"]),
-            "value": to_json(row["value"]),
+            "topic": topic,
+            "key": to_json(key),
+            "value": to_json(value),
             "headers": None if headers is None else [[pair["key"], to_json(pair["value"])] for pair in headers],
-            "timestamp": row["timestamp"].isoformat().replace("+00:00", "Z"),
-            "epoch": row["epoch"],
-            "stream": row["stream"],
-            "offset": row["offset"],
+            "timestamp": timestamp,
+            "epoch": epoch,
+            "stream": stream,
+            "offset": offset,
         }
 
 

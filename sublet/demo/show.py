@@ -63,8 +63,8 @@ class Show:
         out.print(_totals(findings))
         repeats = f"{findings.duplicated:,} delivered twice, {findings.explained_duplicates:,} of them explained"
         out.print(
-            f"published {findings.published:,}   consumed {findings.consumed:,}   [bold]lost {findings.lost:,}[/bold]   "
-            f"{repeats}   moves {len(moves)}   {self.seconds:.0f} s"
+            f"published {findings.published:,}   consumed {findings.consumed:,}   "
+            f"[bold]lost {findings.lost:,}[/bold]   {repeats}   moves {len(moves)}   {self.seconds:.0f} s"
         )
         for one in findings.duplicate_ranges:
             out.print(

@@ -74,6 +74,9 @@ class World:
     def drop_space(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
         return self._published(self.streams.drop_space(*args, **kwargs))
 
+    def alter_space(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
+        return self._published(self.streams.alter_space(*args, **kwargs))
+
     def rollover(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
         return self._published(self.streams.rollover(*args, **kwargs))
 
@@ -154,7 +157,9 @@ class PostgresWorld(World):
                 (list(streams.dropped),),
             )
             states = [("gone" if g.gone else "closed" if g.closed else "open", g) for g in generations]
-            cursor.executemany(_GENERATION, [(g.generation_id, g.space_id, g.ordinal, state) for state, g in states])
+            cursor.executemany(
+                _GENERATION, [(g.generation_id, g.space_id, g.ordinal, g.filter.text, state) for state, g in states]
+            )
             cursor.executemany(_STREAM, [_stream(s) for s in streams.streams.values()])
 
 
@@ -190,9 +195,10 @@ def _stream(stream: Any) -> Sequence[object]:
 
 _SPACE = """
 insert into space (space_id, name, filter, shards) overriding system value values (%s, %s, %s, %s)
-    on conflict do nothing"""
+    on conflict (space_id) do update set filter = excluded.filter where space.filter <> excluded.filter"""
 _GENERATION = """
-insert into generation (generation_id, space_id, ordinal, state) overriding system value values (%s, %s, %s, %s)
+insert into generation (generation_id, space_id, ordinal, filter, state)
+overriding system value values (%s, %s, %s, %s, %s)
     on conflict (generation_id) do update set state = excluded.state where generation.state <> excluded.state"""
 _STREAM = """
 insert into stream (stream_id, space_id, generation_id, hash_from, hash_to, state, head, parents)

@@ -65,14 +65,32 @@ def test_a_group_created_during_a_rollover_misses_no_stream(postgres: PostgresWo
         with roller.transaction():
             roller.execute("lock table space in share row exclusive mode")
             roller.execute("update stream set state = 'closed', head = 3")
-            roller.execute("insert into generation (generation_id, space_id, ordinal) overriding system value"
-                           " values (2, 1, 1)")  # fmt: skip
+            roller.execute("insert into generation (generation_id, space_id, ordinal, filter) overriding system value"
+                           " values (2, 1, 1, '#')")  # fmt: skip
             opened = pool.submit(patient(postgres).open_group, SHARE)
             eventually(waiting_for_locks(postgres))
             roller.execute("insert into stream (stream_id, space_id, generation_id, hash_from, hash_to)"
                            " overriding system value values (2, 1, 2, 0, 5)")  # fmt: skip
         group = opened.result(timeout=30)
     assert [row.stream_id for row in postgres.store.load(group.group_id, postgres.lead(group))] == [2]
+
+
+@pytest.mark.conforms("E21", "W3")
+def test_a_shadow_that_ends_in_the_middle_of_a_renewal_hides_nothing(postgres: PostgresWorld) -> None:
+    postgres.add_space("default", "#")
+    postgres.add_space("orders", "orders/#", rolls=(1,))
+    group = postgres.group()
+    term = postgres.lead(group)
+    with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
+        with blocker.transaction():
+            blocker.execute("lock table lending in share mode")
+            renewal = pool.submit(patient(postgres).commit, [GroupWrites(group.group_id, term, (), True)])
+            eventually(waiting_for_locks(postgres))
+            (heir,) = postgres.drop_space(2, rolls=(1,))
+        assert not renewal.result(timeout=30)[0].deposed
+    postgres.append(heir, 1)
+    postgres.write(group, term, renew=True)
+    assert lent(postgres, group, term, heir).position == 0
 
 
 @pytest.mark.conforms("E13")
@@ -144,11 +162,11 @@ def test_a_users_open_transaction_stalls_nobody_else(postgres: PostgresWorld) ->
     impatient = PostgresGroups(postgres.url, postgres.clock, lock_timeout_s=0.2)
     with connect(postgres.url) as user, user.transaction():
         user.execute("select advance(%s, %s, %s, %s)", (groups[0].group_id, first, held.grant_id, 3))
-        batch = [GroupWrites(g.group_id, t, (grant(second),), True) for g, t in zip(groups, terms, strict=True)]
-        results = impatient.commit(batch)
-        assert {r.verdict for result in results for r in result.results} == {Verdict.APPLIED}
         final = Release(first, held.grant_id, 2, "leave")
-        assert postgres.apply(groups[0], terms[0], final).verdict is Verdict.BUSY
+        batch = [GroupWrites(g.group_id, t, (grant(second),), True) for g, t in zip(groups, terms, strict=True)]
+        batch[0] = GroupWrites(groups[0].group_id, terms[0], (final, grant(second)), True)
+        verdicts = [[r.verdict for r in result.results] for result in impatient.commit(batch)]
+        assert verdicts == [[Verdict.BUSY, Verdict.APPLIED], [Verdict.APPLIED], [Verdict.APPLIED]]
         every = {group.group_id: term for group, term in zip(groups, terms, strict=True)}
         assert impatient.renew(ONE, every, LEASE_S) == every.keys()
         postgres.clock.advance(LEASE_S)

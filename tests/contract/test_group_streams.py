@@ -188,6 +188,25 @@ def test_a_group_gets_the_streams_of_the_spaces_it_can_match(world: World) -> No
     assert [row.stream_id for row in rows] == [default, next_default, own, 4, heir]
 
 
+@pytest.mark.conforms("E21", "W3", "W6")
+def test_what_was_filled_under_a_filter_that_its_space_has_no_more_is_lent(world: World) -> None:
+    world.add_space("default", "#")
+    (_, first) = world.add_space("orders", "orders/#", rolls=(1,))
+    group = world.group()
+    (second,) = world.rollover(2)
+    world.append(second, 3)
+    (default, elsewhere) = world.alter_space(2, "users/#", rolls=(1,))
+    world.append(elsewhere, 1)
+    term = world.lead(group)
+    renewed = world.write(group, term, renew=True).renewed
+    assert statuses(renewed) == [(first, FINISHED), (second, FREE), (default, FREE)]
+    assert lent(world, group, term, second).position == 0
+    late = world.group(Subscription.parse("$share/late/orders/#"), Start.EARLIEST)
+    rows = world.store.load(late.group_id, world.lead(late))
+    assert {first, second, default} < {row.stream_id for row in rows}
+    assert elsewhere not in {row.stream_id for row in rows}
+
+
 def test_a_locked_row_is_renewed_later(world: World) -> None:
     (stream,) = world.add_space()
     group = world.group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -305,12 +306,17 @@ def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
     assert list((home / "data" / "server").rglob("bin/postgres"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_that_cannot_be_written_is_refused_by_name(home: Path) -> None:
     home.chmod(0o555)
-    with pytest.raises(DataDirectoryUnusable, match=str(home)):
-        EmbeddedPostgres(home / "data").start()
-    home.chmod(0o755)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(pwd.getpwnam("nobody").pw_uid)  # root may write anywhere
+        with pytest.raises(DataDirectoryUnusable, match=str(home)):
+            EmbeddedPostgres(home / "data").start()
+    finally:
+        os.seteuid(user)
+        home.chmod(0o755)
 
 
 def test_a_file_in_the_place_of_the_directory_is_refused_by_name(home: Path) -> None:

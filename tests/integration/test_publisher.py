@@ -32,6 +32,7 @@ from storage.connect import connect
 from storage.embedded import EmbeddedPostgres
 from storage.migrate import migrate
 from storage.publish import AsyncPublisher, Publisher
+from storage.publish.pieces import Load
 from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import by_key, everything, kill_postgres
 from tests.integration.reply_cutter import ReplyCutter
@@ -154,6 +155,24 @@ def test_what_waits_while_an_append_is_under_way_is_the_next_block(
     assert sum(counts) == 500
     assert len(counts) <= 3
     assert values(conn) == sorted(b"%d" % index for index in range(500))
+
+
+@pytest.mark.conforms("W2")
+def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    reshard(conn, "default", 1)
+    with ReplyCutter(database) as cutter, Publisher(cutter.url, block_messages=4, blocks_per_commit=3) as publisher:
+        publisher.publish("t", b"first").result(20)
+        with conn.transaction():
+            conn.execute("select from stream where state = 'open' for update")
+            deliveries = [publisher.publish("t", b"%d" % index) for index in range(30)]
+            eventually(lambda: _waiting(database))
+            cutter.cut()
+        assert cutter.was_cut.wait(20)
+        cutter.resume()
+        assert [each.result(20).offset for each in deliveries] == list(range(1, 31))
+    assert [row["value"] for row in stored(conn)[1:]] == [b"%d" % index for index in range(30)]
 
 
 def test_lingering_gathers_and_a_flush_does_not_wait_for_it(database: str, conn: psycopg.Connection[Any]) -> None:
@@ -346,6 +365,27 @@ def test_a_newer_incarnation_of_a_named_producer_fences_the_older(database: str,
     assert values(conn) == [b"1", b"2", b"4"]
 
 
+def test_a_fault_of_our_own_in_the_sender_reaches_everybody_who_waits(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("our own fault")
+
+    monkeypatch.setattr(Load, "packed", broken)
+    publisher = Publisher(database)
+    deliveries = [publisher.publish(f"t/{index}", b"x") for index in range(3)]
+    with pytest.raises(ZeroDivisionError):
+        deliveries[0].result(20)
+    eventually(lambda: all(delivery.done for delivery in deliveries))
+    with pytest.raises(PublisherClosed):
+        publisher.publish("t", b"x")
+    for delivery in deliveries:
+        with pytest.raises((ZeroDivisionError, PublisherClosed)):
+            delivery.result(20)
+    with pytest.raises(ZeroDivisionError):
+        publisher.close()
+
+
 @pytest.mark.conforms("W2", "W3")
 def test_what_waits_when_its_stream_is_closed_goes_to_the_children_in_order(
     database: str, conn: psycopg.Connection[Any]
@@ -478,6 +518,14 @@ def _reshard_twice(database: str) -> None:
 def _heads(conn: psycopg.Connection[Any]) -> int:
     row = conn.execute("select sum(head) from stream").fetchone()
     return int(row[0]) if row else 0
+
+
+def _waiting(database: str) -> bool:
+    with connect(database) as conn:
+        row = conn.execute(
+            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        ).fetchone()
+    return row is not None and row[0] > 0
 
 
 def _connected(conn: psycopg.Connection[Any]) -> int:

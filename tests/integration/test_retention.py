@@ -16,7 +16,7 @@ from storage.connect import connect
 from storage.log import since
 from storage.publish import Publisher
 from storage.retention import declare_gone, drop_gone, forget_producers, retain
-from storage.spaces import create_space, drop_space, reshard, rollover
+from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import put, read
 
 
@@ -61,7 +61,8 @@ def partitions(conn: psycopg.Connection[Any]) -> set[str]:
 
 def group(conn: psycopg.Connection[Any], kind: str, filter: str, options: str = "{}") -> int:
     row = conn.execute(
-        "insert into consumer_group (kind, name, filter, options) values (%s, 'g', %s, %s) returning group_id",
+        "insert into consumer_group (kind, name, filter, options, after_generation)"
+        " select %s, 'g', %s, %s, max(generation_id) from generation returning group_id",
         (kind, filter, options),
     ).fetchone()
     assert row is not None
@@ -139,6 +140,18 @@ def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: psycopg.Conne
     conn.execute("update consumer_group set deleted_at = clock_timestamp() where group_id = %s", (holder,))
     retain(conn)
     assert is_gone(conn, later)
+
+
+@pytest.mark.conforms("W4", "E2")
+def test_a_queue_holds_what_its_filter_matched_when_it_was_published(conn: psycopg.Connection[Any]) -> None:
+    group(conn, "queue", "eu/1")
+    rollover(conn, "eu")
+    later = stream_of(conn, "eu")
+    put(conn, later, b"x", topic="eu/1")
+    alter_space(conn, "eu", filter="us/#")
+    age(conn)
+    retain(conn)
+    assert not is_gone(conn, later)
 
 
 @pytest.mark.conforms("W4")

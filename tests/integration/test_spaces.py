@@ -11,10 +11,12 @@ import psycopg
 import pytest
 
 from protocol.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
+from protocol.words import Filter
 from storage import turnover
 from storage.catalogue import find_space, list_spaces, open_streams
 from storage.connect import connect
 from storage.publish import Publisher
+from storage.retention import declare_gone
 from storage.routing import RING
 from storage.spaces import (
     alter_space,
@@ -25,6 +27,7 @@ from storage.spaces import (
     rollover,
     rollover_due,
 )
+from storage.tail import Tail
 from tests.integration.log_kit import by_key, put, read
 from tests.kit import eventually
 
@@ -144,6 +147,25 @@ def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parent
     assert parents(conn, streams(conn, "default")) == {*last["default"], *last["eu"]}
     assert "eu" not in {space.name for space in list_spaces(conn)}
     assert "eu" in {space.name for space in list_spaces(conn, include_dropped=True)}
+
+
+@pytest.mark.conforms("W3", "W4")
+def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "eu", "eu/#", shards=1, retention_s=100)
+    conn.execute("insert into consumer_group (kind, name, filter) values ('queue', 'g', 'eu/#')")
+    held = rollover(conn, "eu")
+    put(conn, streams(conn, "eu")[0], b"old", topic="eu/1")
+    alter_space(conn, "eu", filter="us/#")
+    put(conn, streams(conn, "eu")[0], b"new", topic="us/1")
+    of_eu = "select filter from generation where space_id = %s order by ordinal"
+    filled_under = conn.execute(of_eu, (find_space(conn, "eu").space_id,)).fetchall()
+    assert [text for (text,) in filled_under] == ["eu/#", "eu/#", "us/#"]
+    tail = Tail(conn, Filter("eu/1"), "earliest")
+    assert [value for page in tail.pages() for value in page["value"].to_pylist()] == [b"old"]
+    conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
+    assert held not in declare_gone(conn)
+    conn.execute("update consumer_group set deleted_at = now()")
+    assert held in declare_gone(conn)
 
 
 def test_altering_retention_moves_no_stream(conn: psycopg.Connection[Any]) -> None:

@@ -100,6 +100,14 @@ class Twins(RuleBasedStateMachine):
         if special:
             self.world.drop_space(special[which % len(special)], rolls=(1,))
 
+    @precondition(lambda self: len(self.world.streams.streams) < 14)
+    @rule(which=small, filter=st.sampled_from(["orders/#", "orders/eu", "users/+"]))
+    def alter_space(self, which: int, filter: str) -> None:
+        spaces = self.world.streams.live_spaces()
+        special = [space.space_id for space in spaces if space.space_id != 1]
+        if special and all(space.filter.text != filter for space in spaces):
+            self.world.alter_space(special[which % len(special)], filter, rolls=(1,))
+
     @rule(which=small)
     def retention(self, which: int) -> None:
         ended = [g.generation_id for g in self.world.streams.generations.values() if g.closed]

@@ -132,6 +132,7 @@ class Checkers:
 
     def check_end(self) -> None:
         """Nothing lost, everything durable, repeats explained, streams spread evenly over whoever is left."""
+        self.repeats = 0
         for stream_id, stream in self.simulation.streams.streams.items():
             if unread := self._unread(stream_id):
                 raise Violation(f"stream {stream_id}: lost {unread[:10]}, row {self.simulation.row(stream_id)}")

@@ -32,7 +32,7 @@ from leader.settings import LeaderSettings
 from protocol.errors import LostLeadership
 from protocol.messages import ToLeader
 from storage.groups.model import NodeRef
-from tests.simulation.world import Process
+from tests.simulation.world import Process, Weather
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -50,6 +50,7 @@ class SimulatedNode(Process):
         self.lives = 0
         self._wake_count = 0
         self._database_free_at = 0.0
+        self._database_bad_until = 0.0
         self.machine = self._new_machine()
 
     def _new_machine(self) -> Node:
@@ -131,15 +132,22 @@ class SimulatedNode(Process):
         world.after(there - world.now, lambda: replies.append(self._execute(request, ref)))
         world.after(back - world.now, self._in_this_life(lambda: self.handle(replies[0])))
 
+    def trouble_database(self, duration_s: float) -> None:
+        """For so long this node's way to the database is bad."""
+        self._database_bad_until = self.world.now + duration_s
+
+    def _is_database_bad(self) -> bool:
+        return self.world.now < self._database_bad_until and self.world.weather != Weather.calm()
+
     def _slowness(self) -> float:
         """Now and then some seconds; rarely so many that a lease is over before the answer comes."""
         world = self.world
-        if world.chance(world.weather.stalled_database):
-            return world.random.uniform(3.0, 12.0)
+        if world.chance(0.35 if self._is_database_bad() else world.weather.stalled_database):
+            return world.random.uniform(3.0, 14.0)
         return world.random.uniform(0.2, 2.5) if world.chance(world.weather.slow_database) else 0.0
 
     def _execute(self, request: Request, ref: NodeRef) -> NodeEvent:
-        failing = self.world.chance(self.world.weather.failing_database)
+        failing = self.world.chance(0.3 if self._is_database_bad() else self.world.weather.failing_database)
         executed = not failing or self.world.chance(0.5)
         answer = self._answer(request, ref) if executed else None
         return _failure(request, unknown=executed) if failing or answer is None else answer

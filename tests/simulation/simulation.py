@@ -13,13 +13,18 @@ from storage.groups.memory_streams import MemoryStreams
 from storage.groups.model import HistoryRecord, Start
 from storage.groups.rules import Row
 from tests.simulation.agents import SimulatedAgent
-from tests.simulation.checkers import Checkers
+from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.nodes import SimulatedNode
 from tests.simulation.world import Process, Weather, World
 
 SUBSCRIPTION = "$share/sim/#"
 SAFETY_S = 60.0
 LIVENESS_S = 75.0
+AT_REST_S = 8.0
+
+_NODE_TROUBLES = ("crash", "stop", "start", "start", "start", "pause", "flutter", "database", "database")
+_GROUP_TROUBLES = ("join", "roll", "revoke", "lock")
+_AGENT_TROUBLES = ("crash", "leave", "again", "again", "pause", "part", "blip", "blip")
 
 
 class Simulation:
@@ -35,13 +40,14 @@ class Simulation:
         leader = replace(LeaderSettings(), revoke_deadline_s=6.0)
         self.nodes = [SimulatedNode(self, name, leader) for name in ("n1", "n2", "n3")]
         self.agents: dict[str, SimulatedAgent] = {}
+        self._broken: set[tuple[str, str, int]] = set()
         self._parted: dict[tuple[str, str], float] = {}
         self._made = 0
 
     # --- the network ------------------------------------------------------------------------------------------------
 
     def to_node(self, agent: SimulatedAgent, address: str, message: ToLeader) -> None:
-        """From an agent; where nobody lives, the connection breaks."""
+        """From an agent. A connection breaks once: what is sent after that to where nobody lives is lost silently."""
         if self._is_parted(agent.agent_id, address):
             return
         node = next(n for n in self.nodes if n.address == address)
@@ -49,7 +55,8 @@ class Simulation:
         def deliver() -> None:
             if node.alive:
                 node.hear(agent.agent_id, message)
-            else:
+            elif (broken := (agent.agent_id, address, node.lives)) not in self._broken:
+                self._broken.add(broken)
                 self.world.after(0.001, lambda: agent.lose(address))
 
         self.world.transmit(deliver)
@@ -78,7 +85,10 @@ class Simulation:
 
     def row(self, stream_id: int) -> Row:
         """The lending row as the store has it."""
-        return self.store.rows(1)[stream_id]
+        rows = self.store.rows(1)
+        if stream_id not in rows:
+            raise Violation(f"stream {stream_id} has no row, only {sorted(rows)} have")
+        return rows[stream_id]
 
     def history(self) -> tuple[HistoryRecord, ...]:
         """Everything recorded of the group."""
@@ -86,7 +96,10 @@ class Simulation:
 
     def live_borrowers(self) -> list[str]:
         """The borrowers of all open subscriptions."""
-        return [a.machine.borrowers[h].borrower_id for a in self.agents.values() if a.alive for h in a.open]
+        known = [(a.machine.borrowers, handle) for a in self.agents.values() if a.alive for handle in a.open]
+        if unborn := [handle for borrowers, handle in known if handle not in borrowers]:
+            raise Violation(f"open subscriptions without a borrower: {unborn}")
+        return [borrowers[handle].borrower_id for borrowers, handle in known]
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -105,12 +118,23 @@ class Simulation:
         self._parted.clear()
         self.store.locked.clear()
         self.world.say("world", "--- liveness phase ---")
-        for node in self.nodes:
+        for node in self.nodes[self.world.random.randint(0, 1) :]:  # a dead node may stay dead
             node.start()
         if not any(a.open for a in self.agents.values() if a.alive):
             self._join()
-        self.world.run_until(SAFETY_S + LIVENESS_S)
+        self._come_to_rest()
+        self.world.run_until(self.world.now + AT_REST_S)
         self.checkers.check_end()
+
+    def _come_to_rest(self) -> None:
+        """Go on until everything is as it must be at the end, or for so long that it will never be."""
+        while self.world.now < SAFETY_S + LIVENESS_S:
+            self.world.run_until(self.world.now + 5.0)
+            try:
+                self.checkers.check_end()
+            except Violation:
+                continue
+            return
 
     def _join(self) -> None:
         self._made += 1
@@ -136,14 +160,17 @@ class Simulation:
         node = self.world.random.choice(self.nodes)
         living = [a for a in self.agents.values() if a.alive]
         agent = self.world.random.choice(living) if living else None
-        if agent is None or self.world.chance(0.55):
+        kind = self.world.random.random()
+        if kind < 0.4:
             self._befall_node(node)
+        elif kind < 0.55 or agent is None:
+            self._befall_group()
         else:
             self._befall_agent(agent, node)
 
     def _befall_node(self, node: SimulatedNode) -> None:
         rnd = self.world.random
-        match rnd.choice(["crash", "stop", "start", "start", "start", "pause", "join", "roll", "revoke", "lock"]):
+        match rnd.choice(_NODE_TROUBLES):
             case "crash":
                 self.crashes += node.alive
                 node.crash()
@@ -153,6 +180,16 @@ class Simulation:
                 node.start()
             case "pause":
                 self._pause(node, node.name)
+            case "flutter":
+                node.start()
+                self.world.after(rnd.uniform(0.0, 0.01), node.shut_down)
+            case "database":
+                node.trouble_database(rnd.uniform(1.0, 8.0))
+                self.world.after(rnd.uniform(0.0, 6.0), node.shut_down if self.world.chance(0.5) else node.start)
+
+    def _befall_group(self) -> None:
+        rnd = self.world.random
+        match rnd.choice(_GROUP_TROUBLES):
             case "join":
                 self._join()
             case "roll" if len(self.streams.streams) < 16:
@@ -165,7 +202,7 @@ class Simulation:
                 self._lock_row()
 
     def _befall_agent(self, agent: SimulatedAgent, node: SimulatedNode) -> None:
-        match self.world.random.choice(["crash", "leave", "again", "again", "pause", "part", "blip", "blip"]):
+        match self.world.random.choice(_AGENT_TROUBLES):
             case "crash":
                 self.crashes += 1
                 agent.crash()

@@ -39,11 +39,12 @@ class _Row(dict[Any, Any]):
 def counting() -> Iterator[Counter[Pair]]:
     """Count every look-up in the machines' tables."""
     seen: Counter[Pair] = Counter()
-    modules = {"borrower": borrower_machine, "election": election_machine, "assignment": assignments}
-    with mock.patch.multiple(modules["borrower"], TABLE=_watched("borrower", seen)):
-        with mock.patch.multiple(modules["election"], TABLE=_watched("election", seen)):
-            with mock.patch.multiple(modules["assignment"], TABLE=_watched("assignment", seen)):
-                yield seen
+    with (
+        mock.patch.object(borrower_machine, "TABLE", _watched("borrower", seen)),
+        mock.patch.object(election_machine, "TABLE", _watched("election", seen)),
+        mock.patch.object(assignments, "TABLE", _watched("assignment", seen)),
+    ):
+        yield seen
 
 
 def _watched(machine: str, seen: Counter[Pair]) -> dict[Any, _Row]:

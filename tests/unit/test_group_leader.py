@@ -679,7 +679,7 @@ def test_no_agent_speaks_for_anothers_borrower() -> None:
         bench.sent.clear()
         bench.hear(message, agent="evil")
         assert {to for to, _ in bench.sent} == {"evil"}
-        assert [m.reason for m in bench.heard(Invalidate)][0] in (EndReason.RETRY, EndReason.DONE)
+        assert next(m.reason for m in bench.heard(Invalidate)) in (EndReason.RETRY, EndReason.DONE)
     bench.join(BORROWER, agent="evil", reclaim=(bench.held(1, 50),))
     assert [to for to, m in bench.sent if isinstance(m, Invalidate)] == ["evil"]
     bench.settle()

@@ -1,4 +1,4 @@
-"""Every row of the assignment's table happens for its reason: a story for each pair that can occur, played on a bench."""
+"""Every row of the assignment's table happens for its reason: a story for each pair that can occur, on a bench."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ NEVER = sorted({(s, k) for s in Status for k in Kind} - POSSIBLE, key=str)
 def test_what_cannot_happen_tells_its_story(status: Status, kind: Kind) -> None:
     bench = Bench()
     assignment = Assignment(1, BORROWER, AGENT, 0.0, status, 5)
-    with pytest.raises(AssertionError, match="the table says that this cannot happen.*stream_id=1"):
+    with pytest.raises(AssertionError, match=r"the table says that this cannot happen.*stream_id=1"):
         bench.leader._assignments.happen(assignment, kind, 1.0)
 
 

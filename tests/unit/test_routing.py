@@ -10,12 +10,12 @@ from protocol.errors import InvalidSetting
 from protocol.words import Filter
 from storage.routing import (
     RING,
+    Filled,
     Ring,
     Space,
     StreamInfo,
-    candidate_spaces,
+    candidate_filters,
     hash_key,
-    intersecting_spaces,
     overlap,
     ranges,
     space_of,
@@ -24,10 +24,6 @@ from storage.routing import (
 
 def spaces(*filters: str) -> list[Space]:
     return [Space(index, text, Filter(text), 1) for index, text in enumerate(filters)]
-
-
-def names(found: tuple[Space, ...]) -> set[str]:
-    return {space.name for space in found}
 
 
 def test_the_hash_is_xxh3_64_of_the_key_and_of_the_topic_without_one() -> None:
@@ -71,13 +67,27 @@ def test_without_a_catch_all_a_topic_may_have_no_space() -> None:
     assert space_of("b", spaces("a/#")) is None
 
 
-def test_candidates_are_those_that_intersect_and_are_not_in_the_shadow_of_a_covering_one() -> None:
-    have = spaces("#", "a/#", "a/b/#", "c")
-    assert names(candidate_spaces(Filter("#"), have)) == {"#", "a/#", "a/b/#", "c"}
-    assert names(candidate_spaces(Filter("a/#"), have)) == {"a/#", "a/b/#"}
-    assert names(candidate_spaces(Filter("a/b"), have)) == {"a/b/#"}
-    assert names(candidate_spaces(Filter("+/b"), have)) == {"#", "a/b/#", "a/#"}
-    assert names(intersecting_spaces(Filter("a/b"), have)) == {"#", "a/#", "a/b/#"}
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("#", {"#", "a/#", "a/b/#", "c"}),
+        ("a/#", {"a/#", "a/b/#"}),
+        ("a/b", {"a/b/#"}),
+        ("+/b", {"#", "a/b/#", "a/#"}),
+    ],
+)
+def test_candidates_are_those_that_intersect_and_are_not_in_the_shadow_of_a_covering_one(
+    wanted: str, expected: set[str]
+) -> None:
+    have = [Filter(text) for text in ("#", "a/#", "a/b/#", "c")]
+    assert {found.text for found in candidate_filters(Filter(wanted), have)} == expected
+
+
+def test_a_generation_is_judged_by_the_filter_it_was_filled_under() -> None:
+    every = tuple(Filter(text) for text in ("#", "a/#", "a/b/#", "c"))
+    filled = Filled(every, open=frozenset(every) - {Filter("a/b/#")}, newest=9)
+    assert filled.wanted(Filter("a/b")) == {Filter("#"): False, Filter("a/#"): True, Filter("a/b/#"): False}
+    assert filled.wanted(Filter("d")) == {Filter("#"): True}
 
 
 def test_a_ring_finds_the_stream_at_the_edges_of_its_ranges() -> None:

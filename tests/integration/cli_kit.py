@@ -1,0 +1,169 @@
+"""Runs the command line as real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tests.kit import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT_S = 60.0
+
+QUICK = {
+    "SUBLET_LEASE_S": "3",
+    "SUBLET_RENEW_S": "1",
+    "SUBLET_MARGIN_S": "0.9",
+    "SUBLET_POLL_HOLD_S": "1",
+}
+"""A lease short enough to be waited for, and long enough for a busy machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[Any]:
+        """Stdout, an object per line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def object(self) -> Any:
+        """Stdout, if it is one object."""
+        (found,) = self.lines
+        return found
+
+
+class Running:
+    """A command under way. Its stdout and stderr go to files, so that it never waits for a reader."""
+
+    def __init__(self, argv: Sequence[str], environment: dict[str, str], stdin: int | None) -> None:
+        self._out, self._err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115 - they outlive this
+        self.process = subprocess.Popen(
+            argv,
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=self._out,
+            stderr=self._err,
+        )
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """Its input, if it was started with a pipe."""
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def out(self) -> str:
+        """Its stdout so far."""
+        return _text(self._out)
+
+    @property
+    def err(self) -> str:
+        """Its stderr so far."""
+        return _text(self._err)
+
+    def says(self, text: str) -> None:
+        """Wait until it has said that on stdout or stderr."""
+        eventually(
+            lambda: text in self.out + self.err or self._is_over(), TIMEOUT_S, lambda: self.out[-500:] + self.err
+        )
+        assert text in self.out + self.err, self.out[-500:] + self.err
+
+    def ask(self, number: signal.Signals) -> Answer:
+        """Send a signal, and wait for the end."""
+        self.process.send_signal(number)
+        return self.end()
+
+    def end(self) -> Answer:
+        """Wait for the end."""
+        code = self.process.wait(TIMEOUT_S)
+        return Answer(code, self.out, self.err)
+
+    def kill(self) -> None:
+        """End it, whatever it is doing."""
+        self.process.kill()
+        self.process.wait()
+
+    def _is_over(self) -> bool:
+        return self.process.poll() is not None
+
+
+class Shell:
+    """Commands in one environment, `database` or `data_dir`; those still running when it ends are stopped."""
+
+    def __init__(self, **settings: str) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+        self.environment = clean | QUICK | settings
+        self.directory = REPOSITORY
+        self._running: list[Running] = []
+
+    @staticmethod
+    def argv(*arguments: str) -> list[str]:
+        """A command as a process's arguments."""
+        return [sys.executable, "-m", "sublet.cli", *arguments]
+
+    def start(self, *arguments: str, stdin: int | None = None, program: str | None = None) -> Running:
+        """Begin a command; `program` is a Python text to run instead of the command line itself."""
+        argv = self.argv(*arguments) if program is None else [sys.executable, "-c", program, *arguments]
+        running = Running(argv, self.environment, stdin)
+        self._running.append(running)
+        return running
+
+    def run(self, *arguments: str, stdin: str | bytes = b"") -> Answer:
+        """Run a command to its end."""
+        done = subprocess.run(
+            self.argv(*arguments),
+            cwd=self.directory,
+            env=self.environment,
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def leader(self, name: str, *arguments: str) -> Running:
+        """A leader node that serves."""
+        node = self.start("leader", "--name", name, "--listen", "127.0.0.1:0", *arguments)
+        node.says(f"node {name} serves on")
+        return node
+
+    def stop(self) -> None:
+        """End what runs: nodes last, so that consumers can leave."""
+        for running in reversed(self._running):
+            if running.process.poll() is None:
+                running.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running.process.wait(20)
+                running.kill()
+
+
+@contextlib.contextmanager
+def a_shell(**settings: str) -> Iterator[Shell]:
+    """A `Shell` that leaves nothing running."""
+    shell = Shell(**settings)
+    try:
+        yield shell
+    finally:
+        shell.stop()
+
+
+def _text(file: IO[str]) -> str:
+    """From the beginning, without moving the end at which the process writes."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()

@@ -1,0 +1,223 @@
+"""The command line on its way from messages to consumers: real processes, a real database."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli_kit import Shell, a_shell
+from tests.kit import eventually
+
+GROUP = "$share/billing/#"
+
+
+@pytest.fixture
+def shell(database: str) -> Iterator[Shell]:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        yield shell
+
+
+def described(shell: Shell, group: str = GROUP) -> Any:
+    answer = shell.run("groups", "describe", group, "--json")
+    assert answer.code == 0, answer.err
+    return answer.object
+
+
+def values(text: str) -> list[str]:
+    return [json.loads(line)["value"] for line in text.splitlines()]
+
+
+@pytest.mark.conforms("A9")
+def test_messages_go_from_publish_to_tail_and_consume_on_an_embedded_database(server_home: Path) -> None:
+    with a_shell(SUBLET_DATA_DIR=str(server_home / "data")) as shell:
+        shell.leader("n1")
+        published = shell.run("publish", "orders/eu", "--key", "k", "--json", stdin="one\ntwo\nthree")
+        assert published.code == 0, published.err
+        assert (published.object["read"], published.object["durable"]) == (3, 3)
+        seen = shell.run("tail", "orders/+", "--from", "earliest", "--no-follow")
+        assert seen.out == "orders/eu\tk\tone\norders/eu\tk\ttwo\norders/eu\tk\tthree\n"
+        consumed = shell.run("consume", "$share/g/orders/#", "--start", "earliest", "--max", "3", "--json")
+        assert [(row["value"], row["offset"]) for row in consumed.lines] == [("one", 0), ("two", 1), ("three", 2)]
+        assert consumed.code == 0
+        assert described(shell, "$share/g/orders/#")["lag"] == 0
+
+
+def test_bytes_that_are_no_text_and_headers_go_through_ndjson_unchanged(shell: Shell) -> None:
+    records = [
+        {"key": {"base64": "/wA="}, "value": {"base64": "/w=="}, "headers": [["a", "b"], ["a", None]], "topic": "t/1"},
+        {"value": {"id": 1}, "timestamp": "2026-01-31T12:00:00.000001Z"},
+        {"value": None, "key": "é"},
+    ]
+    text = "\n".join(map(json.dumps, records))
+    assert shell.run("publish", "t/2", "--format", "ndjson", stdin=text).code == 0
+    first = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json")
+    assert shell.run("publish", "--format", "ndjson", stdin=first.out).code == 0
+    rows = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines
+    messages = [{name: row[name] for name in ("topic", "key", "value", "headers", "timestamp")} for row in rows]
+    assert len(messages) == 6
+    for message in messages:
+        assert messages.count(message) == 2
+    by_topic = {(row["topic"], str(row["value"])): row for row in messages}
+    binary = by_topic["t/1", "{'base64': '/w=='}"]
+    assert (binary["key"], binary["headers"]) == ({"base64": "/wA="}, [["a", "b"], ["a", None]])
+    assert by_topic["t/2", '{"id":1}']["timestamp"] == "2026-01-31T12:00:00.000001Z"
+    assert by_topic["t/2", "None"]["key"] == "é"
+
+
+def test_tail_begins_where_it_is_told_and_follows_until_it_has_enough(shell: Shell) -> None:
+    shell.run("publish", "a", "--key", "k", stdin="0\n1\n2\n3\n")
+    offset = shell.run("tail", "a", "--from", "2", "--no-follow", "--json")
+    assert values(offset.out) == ["2", "3"]
+    assert values(shell.run("tail", "a", "--from", "15m", "--no-follow", "--json").out) == ["0", "1", "2", "3"]
+    assert shell.run("tail", "a", "--from", "2999-01-01", "--no-follow").out == ""
+    assert values(shell.run("tail", "a", "--from", "earliest", "--max", "1", "--json").out) == ["0"]
+    following = shell.start("tail", "#", "--from", "3", "--max", "3", "--json")
+    following.says('"value":"3"')
+    shell.run("publish", "a", "--key", "k", stdin="4\n5\n6\n")
+    answer = following.end()
+    assert (answer.code, values(answer.out)) == (0, ["3", "4", "5"])
+
+
+def test_tail_shows_parents_before_children_across_generations(shell: Shell) -> None:
+    following = shell.start("tail", "#", "--from", "earliest", "--json", "--max", "300")
+    for generation, shards in enumerate((4, 1, 7)):
+        assert shell.run("spaces", "reshard", "default", str(shards)).code == 0
+        lines = "\n".join(f'{{"key":"k{n % 5}","value":"{generation * 100 + n:03}"}}' for n in range(100))
+        assert shell.run("publish", "t", "--format", "ndjson", stdin=lines).code == 0
+    for answer in (following.end(), shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json")):
+        assert len(answer.lines) == 300
+        by_key: dict[str, list[str]] = {}
+        for row in answer.lines:
+            by_key.setdefault(row["key"], []).append(row["value"])
+        assert all(found == sorted(found) and len(found) == 60 for found in by_key.values())
+
+
+@pytest.mark.conforms("A2", "A3", "A9")
+def test_describe_tells_who_holds_what_while_consuming_and_that_nothing_is_left_afterwards(shell: Shell) -> None:
+    shell.leader("n1")
+    consumer = shell.start("consume", GROUP, "--name", "worker-1", "--json")
+
+    def held() -> Any:
+        group = described(shell)
+        return group if group["streams_by_status"] == {"held": 16} else None
+
+    group = eventually(held, 30)
+    assert (group["state"], group["leader"]["node"], group["leader"]["alive"]) == ("consuming", "n1", True)
+    (member,) = group["members"]
+    assert (member["session"], len(member["streams"])) == ("worker-1", 16)
+    assert {line["session"] for line in group["streams"]} == {"worker-1"}
+    shell.run("publish", "a", stdin="".join(f"{n}\n" for n in range(500)))
+    eventually(lambda: len(consumer.out.splitlines()) == 500, 30)
+    eventually(lambda: described(shell)["lag"] == 0, 20)
+    answer = consumer.ask(signal.SIGINT)
+    assert answer.code == 130
+    assert sorted(map(int, values(answer.out))) == list(range(500))
+    group = described(shell)
+    assert (group["streams_by_status"], group["lag"], group["state"]) == ({"free": 16}, 0, "no member")
+    assert "worker-1" not in shell.run("groups", "describe", GROUP).out
+    (listed,) = shell.run("groups", "list", "--json").object["groups"]
+    assert (listed["subscription"], listed["lag"]) == (GROUP, 0)
+
+
+@pytest.mark.conforms("A2")
+def test_groups_are_described_without_a_leader(shell: Shell) -> None:
+    node = shell.leader("n1")
+    assert shell.run("consume", GROUP, "--idle-exit", "0.5").code == 0
+    shell.run("publish", "a", stdin="1\n2\n")
+    assert node.ask(signal.SIGTERM).code == 0
+    shell.run("spaces", "reshard", "default", "2")
+    shell.run("publish", "a", stdin="3\n")
+    group = described(shell)
+    assert (group["state"], group["leader"]["alive"], group["lag"]) == ("no leader", False, 3)
+    assert group["streams_by_status"] == {"free": 16, "new": 2}
+    assert "no leader" in shell.run("groups", "describe", GROUP).out
+
+
+def test_two_leaders_share_the_groups_and_one_takes_over_from_the_other(shell: Shell) -> None:
+    nodes = {name: shell.leader(name) for name in ("n1", "n2")}
+    consumer = shell.start("consume", GROUP, "--json")
+    leader = eventually(lambda: (described_or_none(shell) or {}).get("leader"), 30)["node"]
+    shell.run("publish", "a", stdin="1\n")
+    eventually(lambda: values(consumer.out) == ["1"], 30)
+    (other,) = nodes.keys() - {leader}
+    assert nodes[leader].ask(signal.SIGTERM).code == 0
+    shell.run("publish", "a", stdin="2\n")
+    eventually(lambda: values(consumer.out) == ["1", "2"], 30)
+    eventually(lambda: described(shell)["leader"]["node"] == other, 30)
+    assert consumer.ask(signal.SIGTERM).code == 143
+    assert nodes[other].ask(signal.SIGINT).code == 130
+
+
+def described_or_none(shell: Shell) -> Any:
+    answer = shell.run("groups", "describe", GROUP, "--json")
+    return answer.object if answer.code == 0 else None
+
+
+def test_max_acknowledges_exactly_what_was_printed(shell: Shell) -> None:
+    shell.leader("n1")
+    shell.run("publish", "a", stdin="0\n1\n2\n3\n4\n")
+    runs = [shell.run("consume", GROUP, "--start", "earliest", "--max", "2", "--json") for _ in range(2)]
+    assert [values(run.out) for run in runs] == [["0", "1"], ["2", "3"]]
+    assert described(shell)["lag"] == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_publish_keeps_what_it_has_read(shell: Shell, number: signal.Signals, code: int) -> None:
+    publishing = shell.start("publish", "a", "--json", stdin=subprocess.PIPE)
+    publishing.stdin.write(b"".join(b"%d\n" % n for n in range(1000)) + b"half a li")
+    publishing.stdin.flush()
+    shown = ("tail", "#", "--from", "earliest", "--no-follow", "--json")
+    eventually(lambda: len(shell.run(*shown).lines) == 1000, 30)
+    answer = publishing.ask(number)
+    assert answer.code == code, answer.err
+    assert (answer.object["durable"], answer.object["interrupted"]) == (1000, True)
+    assert len(shell.run(*shown).lines) == 1000
+
+
+def test_a_reader_that_leaves_ends_tail_and_consume_quietly(shell: Shell) -> None:
+    shell.leader("n1")
+    shell.run("publish", "a", stdin="0\n1\n2\n")
+    for command in (("tail", "#", "--from", "earliest"), ("consume", GROUP, "--start", "earliest")):
+        with subprocess.Popen(
+            ["sh", "-c", '"$@" | head -1', "sh", *shell.argv(*command)],
+            cwd=shell.directory, env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as running:  # fmt: skip
+            while running.poll() is None:
+                shell.run("publish", "a", stdin="more\n")
+            out, err = running.communicate(timeout=60)
+        assert out.splitlines() == [b"a\t\t0"]
+        assert b"rror" not in err
+        assert b"roken" not in err
+
+
+@pytest.mark.conforms("A9")
+def test_every_command_answers_in_json(shell: Shell) -> None:
+    def answer(*arguments: str) -> Any:
+        done = shell.run(*arguments, "--json")
+        assert done.code == 0, done.err
+        return done.object
+
+    assert answer("migrate") == {"schema": "sublet", "from": "0001", "to": "0001"}
+    created = answer("spaces", "create", "orders", "orders/#", "--shards", "3", "--retention", "7d")
+    assert (created["name"], created["shards"], created["retention_s"]) == ("orders", 3, 7 * 86400)
+    assert answer("spaces", "create", "orders", "orders/#", "--shards", "3", "--retention", "1w") == created
+    assert answer("spaces", "reshard", "orders", "5")["shards"] == 5
+    assert [space["name"] for space in answer("spaces", "list")["spaces"]] == ["default", "orders"]
+    assert answer("groups", "create", "$queue/q/orders/#")["start"] == "latest"
+    assert answer("groups", "list")["groups"][0]["kind"] == "queue"
+    assert answer("publish", "orders/1")["durable"] == 0
+    assert shell.run("--version").out.startswith("sublet ")
+
+
+def test_help_has_examples_and_needs_no_database(shell: Shell) -> None:
+    shell.environment["SUBLET_DATABASE_URL"] = "nonsense"
+    for command in ("publish", "tail", "consume", "leader", "migrate"):
+        answer = shell.run(command, "--help")
+        assert (answer.code, "Example" in answer.out, f"sublet {command}" in answer.out) == (0, True, True)
+        assert "\x1b[" not in answer.out

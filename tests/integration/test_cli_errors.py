@@ -1,0 +1,244 @@
+"""Bad input and missing parts: one clear sentence, the right exit code, no traceback, no secret."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.messages import PROTOCOL_VERSION
+from storage.connect import connect
+from storage.groups.model import NodeRef
+from storage.nodes import register
+from tests.integration.cli_kit import Answer, Shell, a_shell
+
+USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
+
+
+@pytest.fixture
+def shell(database: str) -> Iterator[Shell]:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        yield shell
+
+
+def refused(answer: Answer, code: int, *told: str) -> None:
+    """One sentence that names everything it should."""
+    assert answer.code == code, answer.err
+    assert "Traceback" not in answer.err
+    for text in told:
+        assert text in answer.err, answer.err
+    assert answer.out == ""
+
+
+@pytest.mark.conforms("A9")
+@pytest.mark.parametrize(
+    ("code", "arguments", "told"),
+    [
+        (USAGE, ["publish", "a/+"], "topic 'a/+': a topic has no wildcards"),
+        (USAGE, ["publish", "$SYS/a"], "what begins with $ is reserved"),
+        (USAGE, ["publish"], "sublet publish TOPIC"),
+        (USAGE, ["publish", "a", "--file", "/nowhere"], "/nowhere"),
+        (USAGE, ["tail", "a/#/b"], "filter 'a/#/b': # stands alone in the last level"),
+        (USAGE, ["tail", "a", "--from", "noon"], "--from 'noon': give earliest, latest"),
+        (USAGE, ["tail", "a", "--max", "many"], "many"),
+        (USAGE, ["consume", "orders/#"], "$share/GROUP/FILTER"),
+        (USAGE, ["groups", "describe", "$share//a"], "a group's name is not empty"),
+        (USAGE, ["spaces", "create", "a b", "x/#"], "space name 'a b'"),
+        (USAGE, ["spaces", "create", "a", "x/#", "--retention", "soon"], "duration 'soon'"),
+        (USAGE, ["spaces", "reshard", "default", "0"], "shards 0: must be from 1"),
+        (USAGE, ["leader", "--name", "a b"], "--name 'a b'"),
+        (USAGE, ["leader", "--listen", "7411"], "give HOST:PORT"),
+        (USAGE, ["leeder"], "leeder"),
+        (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are: default"),
+        (NOT_FOUND, ["groups", "describe", "$share/g/#"], "group '$share/g/#': there is no such group"),
+        (CONFLICT, ["spaces", "create", "default", "#", "--shards", "3"], "exists with other settings"),
+        (UNAVAILABLE, ["consume", "$share/g/#", "--idle-exit", "0.2"], "start one with `sublet leader`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_the_reason(shell: Shell, code: int, arguments: list[str], told: str) -> None:
+    answer = shell.run(*arguments)
+    refused(answer, code)
+    assert told in " ".join(answer.err.replace("│", " ").split())
+
+
+@pytest.mark.conforms("E24")
+@pytest.mark.parametrize(
+    ("subscription", "told"),
+    [
+        ("$share/a+b/x", "a group's name has no /, + or #"),
+        ("$share/g", "$share/GROUP/FILTER"),
+        ("$share/" + "g" * 256 + "/x", "at most 255 characters"),
+        ("$share/g/a#", "# stands alone"),
+        ("$share/g/a/b+", "+ stands alone"),
+        ("$share/g/", "it is empty"),
+    ],
+)
+def test_a_malformed_group_or_filter_is_refused_with_the_reason(shell: Shell, subscription: str, told: str) -> None:
+    refused(shell.run("consume", subscription), USAGE, told)
+
+
+@pytest.mark.conforms("E24")
+def test_groups_with_odd_names_do_not_collide(shell: Shell) -> None:
+    names = ["$share/ü☃/a/+/#", "$share/ü☃/a/+", "$share/" + "g" * 255 + "/#", "$queue/ü☃/a/+/#"]
+    for name in names:
+        assert shell.run("groups", "create", name).code == 0
+    listed = shell.run("groups", "list", "--json").object["groups"]
+    assert {group["subscription"] for group in listed} == set(names)
+    assert len({group["group_id"] for group in listed}) == len(names)
+
+
+@pytest.mark.parametrize("layout", ["lines", "ndjson"])
+def test_a_value_over_the_limit_names_its_line_and_what_came_before_is_durable(shell: Shell, layout: str) -> None:
+    lines = ["one", "two", "x" * (1 << 20), "four"]
+    if layout == "ndjson":
+        lines = [f'{{"value":"{line}"}}' for line in lines]
+    answer = shell.run("publish", "a", "--format", layout, "--json", stdin="\n".join(lines))
+    assert answer.code == USAGE
+    assert "line 3 takes" in answer.err
+    assert "the limit is 1048576" in answer.err
+    assert answer.object["durable"] == 2
+    seen = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json")
+    assert [row["value"] for row in seen.lines] == ["one", "two"]
+
+
+@pytest.mark.conforms("X3")
+def test_a_wrong_database_url_is_explained_and_its_password_never_shown() -> None:
+    with a_shell() as shell:
+        for url, code, told in (
+            ("postgresql://me:s3cret-pw@127.0.0.1:1/x", UNAVAILABLE, "cannot connect to postgresql://me:***@127.0.0.1:1/x"),
+            ("postgresql://me:s3cret-pw@127.0.0.1:port/x", USAGE, "is malformed"),
+            ("postgresql://me:s3cret-pw@no.such.host.invalid/x", UNAVAILABLE, "Correct the host"),
+        ):  # fmt: skip
+            for command in (["groups", "list", "--debug"], ["publish", "a"], ["leader", "--migrate"]):
+                answer = shell.run(*command, "--database-url", url)
+                assert (answer.code, told in answer.err) == (code, True), answer.err
+                assert "s3cret-pw" not in answer.err + answer.out
+
+
+def test_a_given_database_is_not_migrated_unasked_and_a_newer_one_is_refused(empty_database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=empty_database) as shell:
+        for command in (["publish", "a"], ["leader", "--listen", "127.0.0.1:0"], ["groups", "list"]):
+            refused(shell.run(*command), CONFLICT, "has no sublet tables", "Run `sublet migrate`")
+        assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": None, "to": "0001"}
+        assert shell.run("publish", "a", stdin="x").code == 0
+        for version, told in (("0000", "older than this program"), ("9999", "newer than this program")):
+            with connect(empty_database) as conn:
+                conn.execute("update alembic_version set version_num = %s", (version,))
+            refused(shell.run("tail", "#"), CONFLICT, f"is at version {version}", told)
+        refused(shell.run("migrate"), CONFLICT, "Upgrade sublet here")
+
+
+def test_leader_migrates_when_it_is_asked_to(empty_database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=empty_database) as shell:
+        shell.leader("n1", "--migrate")
+        assert shell.run("groups", "list", "--json").object == {"groups": []}
+
+
+def test_a_second_node_of_a_name_waits_for_the_lease_and_is_refused_if_that_was_renewed(
+    shell: Shell, database: str
+) -> None:
+    first = shell.leader("n1")
+    answer = shell.run("leader", "--name", "n1", "--listen", "127.0.0.1:0")
+    refused(answer, CONFLICT, "Waiting for its lease to end", "choose another --name")
+    first.process.kill()
+    second = shell.leader("n1")
+    second.says("Waiting for its lease to end")
+    assert second.ask(signal.SIGTERM).code == 0
+
+
+def test_consumers_and_nodes_of_different_protocol_versions_refuse_each_other_by_name(
+    shell: Shell, database: str
+) -> None:
+    with connect(database) as conn:
+        register(conn, NodeRef("n9", "i", "127.0.0.1:1"), 60, PROTOCOL_VERSION + 1)
+    versions = (f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release")
+    refused(shell.run("consume", "$share/g/#"), CONFLICT, *versions)
+    program = (
+        "import protocol.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
+        "from sublet.cli import main\nmain()"
+    )
+    node = shell.start("leader", "--name", "n1", "--listen", "127.0.0.1:0", "--json", program=program)
+    node.says("serves on")
+    address = node.out.split()[-1].rstrip('"}')
+    refused(shell.run("consume", "$share/g/#", "--nodes", address), 1, *versions)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as somebody else")
+def test_a_data_directory_that_the_servers_user_cannot_enter_names_the_directory_that_bars_it() -> None:
+    with tempfile.TemporaryDirectory() as closed, a_shell(SUBLET_DATA_DIR=f"{closed}/data") as shell:
+        assert Path(closed).stat().st_mode & 0o077 == 0
+        refused(shell.run("spaces", "list"), USAGE, f"cannot enter {closed}", "chmod o+x", "--data-dir")
+
+
+def test_a_database_and_a_data_directory_at_once_are_refused(shell: Shell, database: str) -> None:
+    answer = shell.run("spaces", "list", "--database-url", database, "--data-dir", "/tmp/somewhere")
+    refused(answer, USAGE, "Give one of them")
+
+
+@pytest.mark.conforms("X2")
+def test_a_node_listens_beyond_this_machine_only_when_told_that_it_is_insecure(shell: Shell) -> None:
+    for address in ("0.0.0.0:0", "[::]:0"):
+        refused(
+            shell.run("leader", "--name", "n1", "--listen", address),
+            USAGE,
+            f"address '{address}' can be reached from other machines",
+            "--insecure",
+        )
+    node = shell.start("leader", "--name", "n1", "--listen", "0.0.0.0:0", "--insecure")
+    node.says("serves on 0.0.0.0:")
+
+
+@pytest.mark.conforms("E2")
+def test_an_undeclared_queue_is_named_and_a_declared_one_keeps_what_came_before_its_first_consumer(
+    shell: Shell,
+) -> None:
+    shell.leader("n1")
+    queue = "$queue/mail/out/#"
+    refused(shell.run("consume", queue), NOT_FOUND, f"{queue}: a queue", f"sublet groups create '{queue}'")
+    assert shell.run("groups", "create", queue).code == 0
+    assert shell.run("groups", "create", queue).code == 0
+    refused(shell.run("groups", "create", queue, "--start", "earliest"), CONFLICT, "started at latest")
+    assert shell.run("publish", "out/1", stdin="kept\n").code == 0
+    answer = shell.run("consume", queue, "--max", "1", "--json")
+    assert (answer.code, answer.object["value"]) == (0, "kept")
+
+
+@pytest.mark.parametrize("given", [signal.SIGINT, signal.SIGTERM])
+def test_a_follower_ends_cleanly_when_asked(shell: Shell, given: signal.Signals) -> None:
+    shell.run("publish", "a", stdin="x\n")
+    following = shell.start("tail", "#", "--from", "earliest")
+    following.says("x")
+    answer = following.ask(given)
+    assert (answer.code, answer.err) == (128 + given, "")
+
+
+def test_a_consumer_without_a_leader_says_what_it_waits_for_and_leaves_at_once(shell: Shell) -> None:
+    consumer = shell.start("consume", "$share/g/#")
+    consumer.says("start one with `sublet leader`")
+    answer = consumer.ask(signal.SIGINT)
+    assert answer.code == 130
+    assert "0 messages consumed" in answer.err
+
+
+def test_a_port_that_is_taken_is_refused(shell: Shell) -> None:
+    node = shell.leader("n1", "--json")
+    address = node.out.split()[-1].rstrip('"}')
+    refused(shell.run("leader", "--name", "n2", "--listen", address), USAGE, f"cannot listen on {address}")
+
+
+def test_debug_shows_where_an_error_happened(shell: Shell) -> None:
+    answer = shell.run("publish", "a/+", "--debug")
+    assert "Traceback" in answer.err
+    assert answer.code == USAGE
+
+
+def test_without_the_libraries_of_the_command_line_it_says_what_to_install() -> None:
+    with a_shell() as shell:
+        program = "import sys; sys.modules['typer'] = None\nfrom sublet.cli import main\nmain()"
+        running = shell.start("groups", "list", program=program)
+        answer = running.end()
+        assert (answer.code, "pip install 'sublet[leader]'" in answer.err) == (1, True)

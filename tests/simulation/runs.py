@@ -1,0 +1,101 @@
+"""Many seeds over a few processes, and what they amounted to."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tests.simulation.simulation import Simulation
+from tests.simulation.tally import TABLES, Pair, counting
+
+CHUNK = 20
+
+
+@dataclass(slots=True)
+class Figures:
+    """What some seeds amounted to. `failures`: (seed, what went wrong)."""
+
+    seeds: int = 0
+    moves: int = 0
+    still: list[int] = field(default_factory=list)
+    with_crash: int = 0
+    repeats: int = 0
+    virtual_s: float = 0.0
+    took_s: float = 0.0
+    failures: list[tuple[int, str]] = field(default_factory=list)
+    pairs: Counter[Pair] = field(default_factory=Counter)
+
+    def add(self, other: Figures) -> None:
+        """Both together; the time taken is not added, for they may have run side by side."""
+        self.seeds += other.seeds
+        self.moves += other.moves
+        self.still += other.still
+        self.with_crash += other.with_crash
+        self.repeats += other.repeats
+        self.virtual_s += other.virtual_s
+        self.failures += other.failures
+        self.pairs += other.pairs
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds in {self.took_s:.0f} s: {self.virtual_s / 3600:.1f} virtual hours, "
+            f"{self.moves / max(self.seeds, 1):.1f} moves a seed, {self.with_crash / max(self.seeds, 1):.0%} of the "
+            f"seeds with a crash, {self.repeats} repeated deliveries, all explained by reported forced moves, "
+            f"{len(self.pairs)} of {len(all_pairs())} pairs of the tables; {len(self.failures)} failures"
+        )
+
+
+def all_pairs() -> set[Pair]:
+    """Every (machine, status, kind) there is."""
+    return {(name, status, kind) for name, table in TABLES.items() for status, row in table.items() for kind in row}
+
+
+def run_seeds(seeds: Sequence[int], processes: int = 2, shown: Callable[[Figures], None] | None = None) -> Figures:
+    """Run them all; `shown` is called now and then with the figures so far."""
+    started, figures = time.monotonic(), Figures()
+    chunks = [tuple(seeds[i : i + CHUNK]) for i in range(0, len(seeds), CHUNK)]
+    for some in _results(chunks, processes):
+        figures.add(some)
+        figures.took_s = time.monotonic() - started
+        if shown is not None:
+            shown(figures)
+    return figures
+
+
+def _results(chunks: Sequence[tuple[int, ...]], processes: int) -> Iterator[Figures]:
+    if processes == 1:
+        yield from map(_run_some, chunks)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(_run_some, chunks)
+
+
+def _run_some(seeds: Sequence[int]) -> Figures:
+    figures = Figures()
+    gc.disable()  # a run makes no garbage in cycles worth looking for
+    with counting() as pairs:
+        for seed in seeds:
+            _run_one(seed, figures)
+    gc.collect()
+    figures.pairs = Counter({pair: count for pair, count in pairs.items() if isinstance(pair[2], Enum)})
+    return figures
+
+
+def _run_one(seed: int, figures: Figures) -> None:
+    simulation = Simulation(seed)
+    try:
+        simulation.run()
+    except Exception as wrong:  # noqa: BLE001 whatever it is, the other seeds run on, and this one is named
+        figures.failures.append((seed, f"{type(wrong).__name__}: {wrong}"))
+    figures.seeds += 1
+    figures.moves += simulation.checkers.moves
+    if not simulation.checkers.moves:
+        figures.still.append(seed)
+    figures.with_crash += simulation.crashes > 0
+    figures.repeats += simulation.checkers.repeats
+    figures.virtual_s += simulation.world.now

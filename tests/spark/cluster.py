@@ -1,0 +1,64 @@
+"""A standalone Spark cluster out of the wheel: a master and workers as processes, each worker a host of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from borrower.spark.java import java_home
+from tests.kit import eventually
+from tests.spark.session import CACHE
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+"""Spark starts no second attempt of a task on the host that runs the first: loopback has many addresses."""
+
+
+@contextmanager
+def a_cluster(directory: Path) -> Iterator[str]:
+    """A master, and a worker of one core on each host; the master's URL."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        log = directory / "master.log"
+        arguments = ["--host", HOSTS[0], "--port", "0", "--webui-port", "0"]
+        processes.append(_launch("master.Master", arguments, log))
+        url = eventually(lambda: _found(log, "Starting Spark master at "), 60, log.read_text)
+        for host in HOSTS:
+            log = directory / f"worker-{host}.log"
+            arguments = ["--host", host, "--port", "0", "--webui-port", "0", "--cores", "1", "--memory", "1g"]
+            processes.append(_launch("worker.Worker", [*arguments, "--work-dir", str(directory / host), url], log))
+            eventually(lambda log=log: _found(log, "Successfully registered with master "), 60, log.read_text)
+        yield url
+    finally:
+        for process in processes:
+            _kill_all(process)
+
+
+def _launch(role: str, arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    # The executors' environment is the application's, not that of the test.
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    settings = {"JAVA_HOME": str(java_home(CACHE)), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": HOSTS[0]}
+    with log.open("wb") as output:
+        command = [home / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", *arguments]
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**clean, **settings})
+
+
+def _found(log: Path, words: str) -> str | None:
+    """What follows these words in the log."""
+    text = log.read_text(errors="replace")
+    return text.partition(words)[2].split()[0] if words in text and text.endswith("\n") else None
+
+
+def _kill_all(process: subprocess.Popen[bytes]) -> None:
+    """The process and what it has started."""
+    with_children = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for one in with_children:
+        one.kill()
+    process.wait()

@@ -1,0 +1,45 @@
+"""How the tests start Spark: quickly, quietly, and with Python workers that find the tests' modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from borrower.spark.java import java_home
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".cache"
+SITE_CUSTOMIZE = """
+# The installed pyspark, compiled once, instead of the zip that every Python worker would compile anew.
+import sys
+sys.path[:] = [path for path in sys.path if not path.endswith(("/pyspark.zip", "-src.zip"))]
+"""
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
+    "spark.log.level": "OFF",
+}
+
+
+def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Any:
+    """A session of this process, its environment changed for Spark's workers; `settings` come on top of `SETTINGS`."""
+    place = Path(tempfile.mkdtemp(prefix="sublet-site-"))
+    (place / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
+    os.environ["JAVA_HOME"] = str(java_home(CACHE))
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(place), str(ROOT)))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName("sublet tests")
+    for key, value in {**SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

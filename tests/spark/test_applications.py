@@ -1,0 +1,125 @@
+"""Spark applications that stop, die and speculate: each a driver process of its own, killed for real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from borrower.settings import BorrowerSettings
+from borrower.spark.executors import Consumption, consume
+from leader.settings import LeaderSettings
+from tests.kit import eventually
+from tests.kit_nodes import Process
+from tests.spark.cluster import a_cluster
+from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
+from tests.spark.work import Recorder
+
+pytestmark = pytest.mark.spark
+
+EVICTION_S = LeaderSettings().scaled(SPEED).eviction_s
+
+
+def application(stage: Stage, tasks: int, *more: str, pause_s: float = 0.02) -> Process:
+    """Another Spark application in the same group."""
+    arguments = (stage.url, ALL, str(stage.records), str(tasks), str(pause_s), *more)
+    process = Process("tests.spark.driver", *arguments, log=stage.records.parent / "driver.log", speed=SPEED)
+    stage.fleet.consumers["driver"] = process
+    return process
+
+
+def here(spark: Any, stage: Stage) -> Consumption:
+    """This process's application, one task; its sessions are called `here`."""
+    recorder = Recorder(str(stage.records), 0.02)
+    settings = BorrowerSettings().scaled(SPEED)
+    return consume(
+        spark, ALL, recorder, tasks=1, url=stage.url, name="here", settings=settings, on_attempt=recorder.begin
+    )
+
+
+def shares(stage: Stage) -> tuple[int, int]:
+    """(streams held here, streams held by the other application)."""
+    held = stage.holders()
+    mine = sum(count for session, count in held.items() if session and session.startswith("here"))
+    return mine, sum(held.values()) - mine
+
+
+def kill_everything(process: Process) -> None:
+    """A machine that is gone: driver, JVM and Python workers, none with time for a last word."""
+    everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for one in everybody:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.suspend()
+    for one in everybody:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
+@pytest.mark.conforms("E26")
+def test_of_two_applications_one_stops_or_loses_its_driver_and_the_other_takes_all_at_once(
+    spark: Any, stage: Stage
+) -> None:
+    stage.serve("n1")
+    other = application(stage, 1)
+    eventually(lambda: shares(stage) == (0, 16), WAIT_S, other.output)
+    with here(spark, stage):
+        eventually(lambda: shares(stage) == (8, 8), WAIT_S, lambda: str(stage.holders()))
+        stage.publish(2_000)
+    eventually(lambda: shares(stage) == (0, 16), WAIT_S, lambda: str(stage.holders()))
+    with here(spark, stage):
+        eventually(lambda: shares(stage) == (8, 8), WAIT_S, lambda: str(stage.holders()))
+        stage.publish(2_000, 2_000)
+        other.kill()
+        eventually(lambda: shares(stage) == (16, 0), WAIT_S, lambda: str(stage.holders()))
+        assert not any(line.forced for line in stage.history()), "it was evicted instead of handing over"
+        eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+    stage.verdict()
+
+
+@pytest.mark.conforms("E10", "E26")
+def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any, stage: Stage) -> None:
+    stage.serve("n1")
+    other = application(stage, 1)
+    eventually(lambda: shares(stage) == (0, 16), WAIT_S, other.output)
+    with here(spark, stage):
+        eventually(lambda: shares(stage) == (8, 8), WAIT_S, lambda: str(stage.holders()))
+        stage.publish(4_000)
+        kill_everything(other)
+        stage.publish(1_000, 4_000)
+        eventually(lambda: shares(stage) == (16, 0), WAIT_S, lambda: str(stage.holders()))
+        eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+    stage.verdict()
+    assert len([line for line in stage.history() if line.forced]) == 8
+    assert {line.reason for line in stage.history() if line.forced} == {"evicted: unheard of"}
+
+
+@pytest.mark.conforms("E25")
+def test_a_speculative_attempt_is_another_session_and_nothing_is_done_twice(stage: Stage, tmp_path: Path) -> None:
+    stage.serve("n1")
+    settings = {
+        "spark.speculation": "true",
+        "spark.speculation.task.duration.threshold": "1s",
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        "spark.task.maxFailures": "1000",
+    }
+    with a_cluster(tmp_path) as master:
+        driver = application(stage, 1, master, json.dumps(settings), pause_s=0.01)
+        eventually(lambda: sorted(stage.holders().values()) == [8, 8], 2 * WAIT_S, driver.output)
+        stage.publish(4_000)
+        eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+        driver.signal(signal.SIGTERM)
+        eventually(lambda: "drained" in driver.output(), WAIT_S, driver.output)
+        assert stage.holders() == {}
+        driver.stop()
+    attempts = stage.attempts()
+    assert len(attempts) == 2
+    assert {attempt.partition for attempt in attempts} == {0}
+    assert len({attempt.session for attempt in attempts}) == 2
+    assert all(attempt.lines for attempt in attempts)
+    assert stage.verdict().explained == []

@@ -1,0 +1,614 @@
+"""A node: the first subscriber's flow, who waits, who is sent elsewhere, and how it lets go of what it leads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from leader.node_events import (
+    Claimed,
+    ClaimLeadership,
+    Commit,
+    Heard,
+    Load,
+    Loaded,
+    NodeEvent,
+    NodeOutcome,
+    NotWritten,
+    Open,
+    Opened,
+    Released,
+    ReleaseLeaderships,
+    Renewed,
+    RenewLeaderships,
+    Request,
+    RevokeWanted,
+    Shutdown,
+    Tick,
+    Written,
+)
+from leader.node_machine import Node
+from leader.settings import LeaderSettings
+from protocol.errors import UndeclaredQueue
+from protocol.messages import (
+    Disconnect,
+    EndReason,
+    Grant,
+    Invalidate,
+    LeaderConnectResponse,
+    LeaderWanted,
+    Ping,
+    PingResponse,
+    Revoke,
+    StreamProgress,
+    ToBorrower,
+    ToLeader,
+    UpdateProgress,
+)
+from protocol.words import Subscription
+from storage.groups.memory import MemoryGroups
+from storage.groups.memory_streams import MemoryStreams
+from storage.groups.model import NodeRef, Start
+
+SUBSCRIPTION = "$share/g/#"
+SETTINGS = LeaderSettings()
+M = TypeVar("M", bound=ToBorrower)
+R = TypeVar("R", bound=Request)
+
+
+class Play:
+    """A node and the memory twin; requests wait until `answer` executes the first of them."""
+
+    def __init__(self, name: str = "n1", store: MemoryGroups | None = None) -> None:
+        self.now = 0.0
+        if store is None:
+            streams = MemoryStreams()
+            streams.add_space(shards=2)
+            for stream_id in streams.streams:
+                streams.append(stream_id, 100)
+            store = MemoryGroups(streams, lambda: 1_700_000_000_000_000 + round(self.now * 1_000_000))
+        self.store = store
+        self.ref = NodeRef(name, f"{name}#1", f"{name}:1")
+        self.machine = Node(self.ref, SETTINGS)
+        self.requests: list[Request] = []
+        self.sent: list[tuple[str, ToBorrower]] = []
+        self.stories: list[str] = []
+        self.last = NodeOutcome()
+
+    def do(self, event: NodeEvent, at: float | None = None) -> NodeOutcome:
+        """One event."""
+        self.now = self.now if at is None else at
+        self.last = self.machine.decide(event, self.now)
+        self.requests += self.last.requests
+        self.sent += self.last.sends
+        self.stories += self.last.stories
+        return self.last
+
+    def hear(self, message: ToLeader, agent: str = "a") -> None:
+        """A message from an agent."""
+        self.do(Heard(agent, message))
+
+    def want(self, borrower_id: str = "a/1", **wanted: object) -> None:
+        """Somebody asks for the leader."""
+        agent = borrower_id.partition("/")[0]
+        message = LeaderWanted(borrower_id, agent, SUBSCRIPTION, start="earliest")
+        self.hear(replace(message, **wanted), agent)  # type: ignore[arg-type]
+
+    def answer(self) -> None:
+        """Execute the first request that waits."""
+        self.do(self.execute(self.requests.pop(0)))
+
+    def execute(self, request: Request) -> NodeEvent:
+        """What the database says."""
+        store = self.store
+        match request:
+            case Open(group_id=int(group_id)):
+                group = store.find_group(group_id)
+                return Opened(request, group, "gone", final=group is None)
+            case Open():
+                try:
+                    return Opened(request, store.open_group(request.subscription, request.start))
+                except UndeclaredQueue as problem:
+                    return Opened(request, None, str(problem), final=True)
+            case ClaimLeadership():
+                return Claimed(request, store.claim(request.leadership_id, self.ref, SETTINGS.lease_s))
+            case RenewLeaderships():
+                return Renewed(request, store.renew(self.ref, request.terms, SETTINGS.lease_s))
+            case ReleaseLeaderships():
+                return Released(request, store.release(self.ref, request.terms))
+            case Load():
+                if store.find_group(request.group.group_id) is None:
+                    return Loaded(request, None, deleted=True)
+                return Loaded(request, store.load(request.group.group_id, request.term))
+            case Commit():
+                return Written(request, store.commit(request.batch))
+
+    def settle(self) -> None:
+        """Execute until nothing waits."""
+        while self.requests:
+            self.answer()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, waking when it wants to, answering at once."""
+        end = self.now + seconds
+        while self.now < end:
+            wake = self.last.wake_at if self.last.wake_at is not None else end
+            self.do(Tick(), min(end, max(wake, self.now + 0.0005)))
+            self.settle()
+
+    def lent(self) -> None:
+        """A first subscriber has its streams."""
+        self.want()
+        self.settle()
+        self.pass_time(0.3)
+        for stream_id, row in self.store.rows(1).items():
+            self.progress(stream_id, 0, row.grant_id)
+        self.settle()
+        self.sent.clear()
+
+    def progress(self, stream_id: int, position: int, grant_id: int | None = None, *, final: bool = False) -> None:
+        """The first subscriber reports."""
+        grant = self.store.rows(1)[stream_id].grant_id if grant_id is None else grant_id
+        term = self.machine.leaders[1].term if 1 in self.machine.leaders else 0
+        self.hear(UpdateProgress("a/1", term, (StreamProgress(stream_id, grant, position, final),)))
+
+    def heard(self, kind: type[M]) -> list[M]:
+        """Messages of one type sent since the last look at any."""
+        found = [m for _, m in self.sent if isinstance(m, kind)]
+        self.sent.clear()
+        return found
+
+    def waiting(self, kind: type[R]) -> list[R]:
+        """Requests of one type that wait."""
+        return [r for r in self.requests if isinstance(r, kind)]
+
+
+# --- finding and making leaders ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E1")
+def test_a_first_subscriber_makes_a_leader_appear() -> None:
+    play = Play()
+    play.want()
+    assert play.requests == [Open(Subscription.parse(SUBSCRIPTION), Start.EARLIEST)]
+    play.answer()
+    assert play.requests == [ClaimLeadership(1, 0.0)]
+    play.answer()
+    assert [type(r) for r in play.requests] == [Load]
+    assert play.sent == []
+    play.answer()
+    assert [type(m) for _, m in play.sent] == [LeaderConnectResponse]
+    play.settle()
+    play.pass_time(0.3)
+    assert {g.stream_id for g in play.heard(Grant)} == {1, 2}
+
+
+def test_whoever_asks_meanwhile_waits_and_is_admitted_once() -> None:
+    play = Play()
+    for borrower_id in ("a/1", "b/1", "a/1"):
+        play.want(borrower_id)
+    assert len(play.waiting(Open)) == 1
+    play.settle()
+    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["a/1", "b/1"]
+    play.want("c/1")
+    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["c/1"], "at once: the leader is here"
+
+
+def test_one_that_left_before_a_leader_was_found_is_not_admitted() -> None:
+    play = Play()
+    play.want("a/1")
+    play.want("b/1")
+    play.hear(Disconnect("a/1", 0, ()))
+    play.sent.clear()
+    play.settle()
+    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["b/1"]
+
+
+@pytest.mark.conforms("E12")
+def test_where_another_node_leads_the_answer_is_its_address() -> None:
+    first = Play()
+    first.want("a/1")
+    first.settle()
+    second = Play("n2", first.store)
+    second.want("b/1")
+    second.settle()
+    assert second.sent == [("b", LeaderConnectResponse("b/1", 0, 1, "n1:1"))]
+    assert second.machine.leaders == {}
+
+
+def test_a_database_that_does_not_answer_leaves_them_waiting_until_they_ask_again() -> None:
+    play = Play()
+    play.want()
+    [request] = play.waiting(Open)
+    play.requests.clear()
+    play.do(Opened(request, None, "the database did not answer"))
+    assert play.sent == []
+    play.want()
+    play.settle()
+    assert len(play.heard(LeaderConnectResponse)) == 1
+
+
+def test_rows_that_could_not_be_loaded_give_the_claim_back() -> None:
+    play = Play()
+    play.want()
+    play.answer()
+    play.answer()
+    [request] = play.waiting(Load)
+    play.requests.clear()
+    play.do(Loaded(request, None))
+    assert len(play.waiting(ReleaseLeaderships)) == 1
+    play.settle()
+    play.want()
+    play.now = 1.0
+    play.settle()
+    assert len(play.heard(LeaderConnectResponse)) == 1
+
+
+@pytest.mark.conforms("E2")
+def test_an_undeclared_queue_is_refused_by_name_and_a_declared_one_is_not() -> None:
+    play = Play()
+    play.want(subscription="$queue/g/#")
+    play.settle()
+    [told] = play.heard(Invalidate)
+    assert told.reason is EndReason.DENIED
+    assert "declared before it is used" in told.detail
+    play.store.declare_group(Subscription.parse("$queue/g/#"))
+    play.want("b/1", subscription="$queue/g/#")
+    play.settle()
+    assert len(play.heard(LeaderConnectResponse)) == 1
+
+
+@pytest.mark.conforms("E24", "R11")
+@pytest.mark.parametrize(
+    "subscription", ["", "x", "$share/g", "$share//#", "$share/g+/#", "$share/g/a#", "$share/g/\0"]
+)
+def test_a_malformed_subscription_is_denied_with_the_reason(subscription: str) -> None:
+    play = Play()
+    play.want(subscription=subscription)
+    [told] = play.heard(Invalidate)
+    assert told.reason is EndReason.DENIED
+    assert told.detail
+    assert play.requests == []
+
+
+def test_an_unknown_start_is_denied() -> None:
+    play = Play()
+    play.want(start="yesterday")
+    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.DENIED]
+
+
+@pytest.mark.conforms("E10")
+def test_a_borrower_that_no_leader_here_knows_is_told_so() -> None:
+    play = Play()
+    play.hear(Ping(("a/1", "a/2"), 1.0))
+    play.hear(UpdateProgress("a/3", 5, (StreamProgress(1, 1, 1),)))
+    play.hear(Disconnect("a/4", 5, (StreamProgress(1, 1, 1),)))
+    told = play.heard(Invalidate)
+    assert [(m.borrower_id, m.term, m.reason) for m in told] == [(f"a/{n}", 0, EndReason.RETRY) for n in range(1, 5)]
+
+
+@pytest.mark.conforms("E10", "X4")
+def test_agents_that_use_each_others_borrower_ids_do_not_meet() -> None:
+    play = Play()
+    play.lent()
+    evil = LeaderWanted("a/1", "evil", "$share/other/#")
+    play.hear(evil, "evil")
+    play.settle()
+    play.sent.clear()
+    play.hear(Ping(("a/1",), 1.0), "a")
+    assert [m.term for m in play.heard(PingResponse)] == [play.machine.leaders[1].term]
+    play.hear(Ping(("a/1",), 1.0), "third")
+    assert [type(m) for to, m in play.sent if to == "third"] == [Invalidate]
+
+
+# --- deleted groups ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E23")
+def test_a_member_of_a_deleted_group_does_not_create_it_again() -> None:
+    play = Play()
+    play.want(group_id=9)
+    assert play.requests == [Open(Subscription.parse(SUBSCRIPTION), Start.EARLIEST, 9)]
+    play.settle()
+    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.DELETED]
+    assert play.store.find_group(1) is None
+    play.want("b/1")
+    play.settle()
+    assert len(play.heard(LeaderConnectResponse)) == 1
+
+
+@pytest.mark.conforms("E23")
+def test_members_of_a_deleted_group_and_new_subscribers_are_told_apart() -> None:
+    play = Play()
+    play.lent()
+    play.store.delete_group(Subscription.parse(SUBSCRIPTION))
+    play.progress(1, 5, 1)
+    play.pass_time(4.0)
+    assert play.machine.leaders == {}
+    play.sent.clear()
+    play.want("a/2", group_id=1, predecessor="a/1")
+    play.want("b/1")
+    play.pass_time(2.0)
+    assert [(m.borrower_id, m.reason) for m in play.heard(Invalidate)] == [("a/2", EndReason.DELETED)]
+    assert set(play.machine.leaders) == {2}
+    play.want("c/1", group_id=1)
+    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.DELETED]
+
+
+@pytest.mark.conforms("E23")
+def test_one_that_knows_a_newer_life_of_the_group_is_not_told_deleted() -> None:
+    play = Play()
+    play.lent()
+    play.want("b/1", group_id=2)
+    assert play.sent == []
+
+
+@pytest.mark.conforms("X4")
+def test_a_group_id_of_another_subscription_leads_nowhere() -> None:
+    play = Play()
+    play.store.open_group(Subscription.parse("$share/secret/#"))
+    play.want(group_id=1)
+    play.settle()
+    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.DELETED]
+    assert play.machine.leaders == {}
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def test_writes_leave_one_commit_at_a_time_and_what_comes_meanwhile_is_the_next() -> None:
+    play = Play()
+    play.lent()
+    play.progress(1, 5)
+    for position in (6, 7):
+        play.progress(1, position)
+    play.progress(2, 9)
+    [first] = play.waiting(Commit)
+    assert [e.stream_id for w in first.batch for e in w.entries] == [1]
+    play.answer()
+    [second] = play.waiting(Commit)
+    assert sorted((e.stream_id, e.position) for w in second.batch for e in w.entries) == [(1, 7), (2, 9)]  # type: ignore[union-attr]
+
+
+def test_writes_of_all_groups_leave_in_one_commit() -> None:
+    play = Play()
+    play.lent()
+    play.want("b/1", subscription="$share/other/#")
+    play.settle()
+    play.progress(1, 5)
+    play.do(Tick(), play.now + SETTINGS.debounce_s)
+    play.answer()
+    [commit] = play.waiting(Commit)
+    assert {w.group_id for w in commit.batch} <= {1, 2}
+    play.settle()
+    assert set(play.machine.leaders) == {1, 2}
+
+
+def test_a_commit_that_certainly_failed_is_written_again() -> None:
+    play = Play()
+    play.lent()
+    play.progress(1, 5)
+    [commit] = play.waiting(Commit)
+    play.requests.clear()
+    play.do(NotWritten(commit, unknown=False))
+    play.pass_time(SETTINGS.resend_s + 0.1)
+    assert play.store.rows(1)[1].position == 5
+    assert 1 in play.machine.leaders
+
+
+@pytest.mark.conforms("E13")
+def test_after_a_commit_whose_outcome_is_unknown_it_steps_down() -> None:
+    play = Play()
+    play.lent()
+    play.progress(1, 5)
+    [commit] = play.waiting(Commit)
+    play.requests.clear()
+    play.do(NotWritten(commit, unknown=True))
+    assert play.machine.leaders == {}
+    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.RETRY]
+    assert len(play.waiting(ReleaseLeaderships)) == 1
+    play.settle()
+    play.want("a/2", group_id=1, predecessor="a/1")
+    play.settle()
+    assert 1 in play.machine.leaders, "under a new term, from the rows as they are"
+
+
+@pytest.mark.conforms("E13")
+def test_an_answer_to_a_leader_of_the_past_is_not_given_to_its_successor() -> None:
+    play = Play()
+    play.lent()
+    play.progress(1, 5)
+    [commit] = play.waiting(Commit)
+    play.requests.clear()
+    answer = play.execute(commit)
+    play.do(Tick(), SETTINGS.lease_s + 1)
+    play.settle()
+    play.want("b/1")
+    play.settle()
+    leader = play.machine.leaders[1]
+    play.do(answer)
+    assert play.machine.leaders[1] is leader
+    assert play.stories == []
+
+
+@pytest.mark.conforms("E13")
+def test_a_deposed_leader_steps_down_and_says_so() -> None:
+    play = Play()
+    play.lent()
+    first = play.machine.leaders[1].term
+    play.store.release(play.ref, {1: first})
+    play.store.claim(1, NodeRef("n2", "n2#1", "n2:1"), 10.0)
+    play.progress(1, 5)
+    play.settle()
+    assert play.machine.leaders == {}
+    assert [(m.borrower_id, m.reason) for m in play.heard(Invalidate)][:1] == [("a/1", EndReason.RETRY)]
+    assert play.store.look([1])[1].node.name == "n2", "its successor's claim is untouched"
+
+
+@pytest.mark.conforms("E13")
+def test_a_leader_outside_its_trust_window_answers_nothing() -> None:
+    play = Play()
+    play.lent()
+    play.now = SETTINGS.lease_s
+    play.hear(Ping(("a/1",), play.now))
+    assert play.heard(PingResponse) == []
+
+
+@pytest.mark.conforms("E13")
+def test_an_answer_that_comes_when_the_trust_is_over_is_not_lost_on_a_leader_that_goes_on() -> None:
+    """The process slept; the commit's answer is handled first, then a renewal that would have kept the trust."""
+    play = Play()
+    play.lent()
+    play.do(Tick(), 3.0)
+    [renewal] = play.waiting(RenewLeaderships)
+    renewed = play.execute(renewal)
+    play.requests.clear()
+    play.progress(1, 5)
+    [commit] = play.waiting(Commit)
+    play.requests.clear()
+    written = play.execute(commit)
+    play.do(written, 9.5)
+    play.do(renewed, 9.5)
+    leader = play.machine.leaders.get(1)
+    assert leader is None or not leader.pending()
+
+
+def test_a_rule_of_its_own_that_a_leader_breaks_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    play.lent()
+    play.want("b/1", subscription="$share/other/#")
+    play.settle()
+
+    def broken(*_: object) -> None:
+        raise AssertionError("the story")
+
+    monkeypatch.setattr(play.machine.leaders[1], "decide", broken)
+    play.progress(1, 5)
+    assert "the story" in play.stories[0]
+    assert set(play.machine.leaders) == {2}
+    assert [m.borrower_id for m in play.heard(Invalidate)] == ["a/1"]
+
+
+def test_a_revoke_is_given_to_the_leader_and_elsewhere_ignored() -> None:
+    play = Play()
+    play.lent()
+    play.do(RevokeWanted(1, (1,), "operator"))
+    play.do(RevokeWanted(9, (1,), "operator"))
+    assert [m.stream_id for m in play.heard(Revoke)] == [1]
+
+
+# --- letting go -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E15")
+def test_a_shutdown_writes_what_is_under_way_then_releases_then_lets_the_borrowers_go() -> None:
+    play = Play()
+    play.lent()
+    play.progress(1, 5, final=True)
+    play.do(Shutdown(play.now + 5.0))
+    assert play.waiting(ReleaseLeaderships) == []
+    assert play.heard(Invalidate) == []
+    play.answer()
+    while play.waiting(Commit):
+        play.answer()
+    assert len(play.waiting(ReleaseLeaderships)) == 1
+    assert [m.borrower_id for m in play.heard(Invalidate)] == ["a/1"]
+    assert not play.last.stopped
+    play.answer()
+    assert play.last.stopped
+    assert play.store.rows(1)[1].position == 5
+    assert play.store.look([1])[1].remaining_s <= 0
+
+
+@pytest.mark.conforms("E15")
+def test_a_shutdown_under_steady_progress_does_not_wait_until_its_last_moment() -> None:
+    play = Play()
+    play.lent()
+    play.do(Shutdown(play.now + 5.0))
+    position, began = 0, play.now
+    while not play.last.stopped:
+        position += 1
+        play.now += 0.01
+        for _ in range(2):
+            play.progress(1, position)
+        if play.requests:
+            play.answer()
+        assert play.now < began + 1.0
+    assert play.store.look([1])[1].remaining_s <= 0
+
+
+@pytest.mark.conforms("E8", "E15")
+def test_last_words_are_still_written_during_a_shutdown() -> None:
+    play = Play()
+    play.lent()
+    play.progress(1, 3)
+    play.do(Shutdown(play.now + 5.0))
+    play.progress(2, 7, final=True)
+    play.settle()
+    assert play.store.rows(1)[2].position == 7
+    assert ("release", 7, False) in [(h.event, h.position, h.forced) for h in play.store.history(1)]
+
+
+@pytest.mark.conforms("E15")
+def test_a_stopping_node_begins_nothing_new() -> None:
+    play = Play()
+    play.want("a/1")
+    [request] = play.waiting(Open)
+    play.requests.clear()
+    play.do(Shutdown(play.now + 5.0))
+    play.do(play.execute(request))
+    play.want("b/1")
+    assert play.requests == []
+    assert play.last.stopped
+
+
+@pytest.mark.conforms("E15")
+def test_a_shutdown_does_not_wait_for_a_database_that_is_not_there() -> None:
+    play = Play()
+    play.lent()
+    play.progress(1, 5)
+    play.do(Shutdown(play.now + 5.0))
+    play.requests.clear()
+    end = play.now + 5.0
+    play.do(Tick(), end)
+    assert len(play.waiting(ReleaseLeaderships)) == 1
+    assert not play.last.stopped
+    play.do(Tick(), end + SETTINGS.margin_s)
+    assert play.last.stopped
+
+
+@pytest.mark.conforms("E22")
+def test_an_idle_groups_leader_frees_its_claim_and_one_that_comes_in_that_moment_is_served() -> None:
+    play = Play()
+    play.lent()
+    play.hear(Disconnect("a/1", play.machine.leaders[1].term, ()))
+    play.settle()
+    while 1 in play.machine.leaders:
+        play.do(Tick(), play.last.wake_at)
+        if not play.waiting(ReleaseLeaderships):
+            play.settle()
+    assert play.now >= SETTINGS.idle_stop_s
+    play.want("b/1")
+    play.sent.clear()
+    play.settle()
+    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["b/1"]
+
+
+def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
+    first = Play()
+    first.want("a/1")
+    first.settle()
+    second = Play("n2", first.store)
+    for number in range(50):
+        second.want(f"b/{number}", subscription=f"$share/g{number}/#", group_id=1000)
+    second.want("b/1")
+    second.settle()
+    first.now = second.now
+    second.do(Tick(), SETTINGS.idle_stop_s + 1)
+    second.settle()
+    second.do(Tick(), second.now + 1.0)
+    registry = second.machine.registry
+    assert (registry._known, registry._by_id, registry._home) == ({}, {}, {})
+    assert not second.machine.election.busy()

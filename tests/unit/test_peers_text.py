@@ -1,0 +1,104 @@
+"""Text that a peer sends and Postgres would refuse: malformed for its sender, whatever field it stands in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from protocol import codec
+from protocol import sublet_pb2 as pb
+from protocol.codec import MalformedMessage
+from protocol.session import wire
+from protocol.session.values import Malformed, Subscribe
+
+WANTED = pb.LeaderWanted(
+    borrower_id="b", agent="a", subscription="$share/g/a", weight=1.0, start="latest", session="s", predecessor="p"
+)
+TO_LEADER = [
+    pb.ToLeader(leader_wanted=WANTED),
+    pb.ToLeader(ping=pb.Ping(borrower_ids=["b"])),
+    pb.ToLeader(update_progress=pb.UpdateProgress(borrower_id="b")),
+    pb.ToLeader(revoke_finished=pb.RevokeFinished(borrower_id="b")),
+    pb.ToLeader(disconnect=pb.Disconnect(borrower_id="b")),
+]
+TO_BORROWER = [
+    pb.ToBorrower(leader_connect_response=pb.LeaderConnectResponse(borrower_id="b", address="a:1")),
+    pb.ToBorrower(ping_response=pb.PingResponse(borrower_id="b")),
+    pb.ToBorrower(grant=pb.Grant(borrower_id="b", hash_last=1, filter="#")),
+    pb.ToBorrower(revoke=pb.Revoke(borrower_id="b")),
+    pb.ToBorrower(revoked=pb.Revoked(borrower_id="b", reason=pb.REVOKED_SAVED)),
+    pb.ToBorrower(progress_saved=pb.ProgressSaved(borrower_id="b")),
+    pb.ToBorrower(invalidate=pb.Invalidate(borrower_id="b", reason=pb.END_RETRY, detail="why")),
+]
+
+
+def with_nul(message: Any) -> Iterator[tuple[str, Any]]:
+    """(field, the message with a NUL in that field and no other change), for each text in it."""
+    kind = message.WhichOneof("message")
+    for field in getattr(message, kind).DESCRIPTOR.fields:
+        if field.type == FieldDescriptor.TYPE_STRING:
+            hostile = type(message).FromString(message.SerializeToString())
+            body = getattr(hostile, kind)
+            if isinstance(getattr(body, field.name), str):
+                setattr(body, field.name, "a\0b")
+            else:
+                getattr(body, field.name)[:] = ["a\0b"]
+            yield field.name, hostile
+
+
+def kinds(messages: list[Any]) -> set[str]:
+    return {message.WhichOneof("message") for message in messages}
+
+
+def test_every_message_is_tried() -> None:
+    assert kinds(TO_LEADER) == {field.name for field in pb.ToLeader.DESCRIPTOR.oneofs[0].fields}
+    assert kinds(TO_BORROWER) == {field.name for field in pb.ToBorrower.DESCRIPTOR.oneofs[0].fields}
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize("message", TO_LEADER, ids=lambda message: message.WhichOneof("message"))
+def test_a_nul_to_a_leader_is_malformed_and_names_its_field(message: Message) -> None:
+    codec.decode_to_leader(message)
+    hostile = dict(with_nul(message))
+    assert hostile
+    for name, each in hostile.items():
+        with pytest.raises(MalformedMessage, match=f"{name.removesuffix('s')}.*NUL"):
+            codec.decode_to_leader(each)
+        refused = wire.decode_command(pb.Command(message=each))
+        assert isinstance(refused, Malformed)
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize("message", TO_BORROWER, ids=lambda message: message.WhichOneof("message"))
+def test_a_nul_to_a_borrower_is_malformed(message: Message) -> None:
+    codec.decode_to_borrower(message)
+    hostile = dict(with_nul(message))
+    assert hostile
+    for name, each in hostile.items():
+        with pytest.raises(MalformedMessage, match=f"{name}.*NUL"):
+            codec.decode_to_borrower(each)
+
+
+@pytest.mark.conforms("X4")
+def test_a_nul_in_a_subject_or_a_subscriber_is_malformed() -> None:
+    good, bad = (
+        wire.decode_command(pb.Command(subscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key=key))) for key in ("k", "k\0")
+    )
+    assert isinstance(good, Subscribe)
+    assert isinstance(bad, Malformed)
+    with pytest.raises(MalformedMessage, match="NUL"):
+        wire.check_subscriber_id("a\0b")
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    "text", [b"\xed\xa0\x80", b"\xff", b"\xc0\x80"], ids=["surrogate", "not UTF-8", "overlong NUL"]
+)
+def test_what_is_not_utf_8_is_no_message_at_all(text: bytes) -> None:
+    spelled = pb.Ping(borrower_ids=["abc"[: len(text)]]).SerializeToString().replace(b"abc"[: len(text)], text)
+    with pytest.raises(DecodeError):
+        pb.Ping.FromString(spelled)
