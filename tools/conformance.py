@@ -27,7 +27,7 @@ _SECTION = re.compile(r"## (.+)")
 _REQUIREMENT = re.compile(r"- ([A-Z]+[0-9]+) +(\S.*)")
 
 
-class InvalidMarker(Exception):  # noqa: N818 - named like the project's own errors
+class InvalidMarker(Exception):
     """A marker, or the list of requirements, that cannot be what was meant: says where and why."""
 
 

@@ -261,7 +261,7 @@ def _tail(database: str, stream: int, finished: threading.Event, seen: list[dict
             position = page.position
 
 
-class _Regret(Exception):  # noqa: N818
+class _Regret(Exception):
     """The writer rolls back."""
 
 

@@ -14,7 +14,7 @@ LISTS = Path("tools/mutations/lists")
 _KEYS = {"name", "ids", "file", "find", "replace", "tests"}
 
 
-class InvalidList(Exception):  # noqa: N818 - named like the project's own errors
+class InvalidList(Exception):
     """An entry that cannot be planted: says which, what is wrong and what to do."""
 
 
