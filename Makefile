@@ -21,11 +21,14 @@ demo: $(READY) ## see groups share work, move it and lose nothing, on a Postgres
 test: $(READY) ## run the tests (ARGS are pytest's: make test ARGS="-k embedded -x")
 	$(BIN)/pytest $(ARGS)
 
-check: $(READY) ## ruff, mypy --strict and the import contracts
+check: $(READY) ## ruff, mypy --strict, the import contracts, and whether the generated pages are current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.settings_doc --check
+	$(BIN)/python -m tools.protocol_doc --check
+	$(BIN)/python -m tools.conformance --check
 
 format: $(READY) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

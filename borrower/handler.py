@@ -36,6 +36,17 @@ class Lent:
         """Worth reading now."""
         return not (self.stopping or self.over) and (self.head is None or self.head > self.read)
 
+    def take(self, start: int, end: int, head: int) -> bool:
+        """Move on behind what lies at [start, end) of a stream that ends at `head`.
+
+        Only the direct successor of what was taken last is accepted. A repeat, and what lies further on, is to be
+        discarded: False, and nothing has changed.
+        """
+        if self.over or start != self.read or not start <= end <= head:
+            return False
+        self.read, self.head = end, head
+        return True
+
     def progress(self) -> Progressed:
         """What to report; final once it was told to stop and nothing is outstanding."""
         final = self.stopping and self.outstanding == 0
@@ -97,18 +108,16 @@ class Handler:
         for stream_id, head in heads:
             lent = self._lent.get(stream_id)
             if lent is not None:
-                lent.head = head
+                lent.head = max(head, lent.read)
 
     def skipped(self, lent: Lent, position: int) -> None:
         """Nothing for this subscription up to `position`."""
-        lent.read = position
         if lent.outstanding == 0:
             lent.acknowledged = position
             self._report(lent.progress())
 
-    def given(self, lent: Lent, position: int) -> None:
-        """A batch that ends before `position` was given to the user."""
-        lent.read = position
+    def given(self, lent: Lent) -> None:
+        """A batch of what was taken last was given to the user."""
         lent.outstanding += 1
 
     def acknowledged(self, lent: Lent, position: int) -> None:

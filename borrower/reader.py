@@ -1,4 +1,8 @@
-"""Reads blocks straight from the log, and gets over a database that is away for a while."""
+"""Reads blocks straight from the log, and gets over a database that is away for a while.
+
+What is read of a stream is one sequence: each page says where it begins, and is taken only if that is where the last
+one taken ended.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,12 @@ class Reader:
         self._away = False
 
     def page(self, lent: Lent) -> message_log.Page | None:
-        """The messages at and after what was read; None while the database is away. Raises `Gone`."""
-        return self._attempt(
+        """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
+
+        None while the database is away, and where what came is not the direct successor: it is discarded. Raises
+        `Gone`.
+        """
+        page = self._attempt(
             lambda connection: message_log.since(
                 connection,
                 lent.stream_id,
@@ -38,6 +46,7 @@ class Reader:
                 limit_bytes=self._batch_bytes,
             )
         )
+        return page if page is not None and lent.take(page.start, page.position, page.head) else None
 
     def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """(stream, head) of each, as they are now; empty while the database is away."""

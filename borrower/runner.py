@@ -30,6 +30,9 @@ TRUST_WAIT_S = 0.1
 class Source(Protocol):
     """What the runner needs of a `Session`, which must not acknowledge by itself."""
 
+    @property
+    def closed(self) -> bool: ...
+
     def next_batch(self, timeout_s: float | None = None) -> Batch | None: ...
 
     def wait(self, timeout_s: float) -> None: ...
@@ -132,10 +135,11 @@ class _Runner:
 
     def _await_trust(self, batch: Batch) -> None:
         """A user call begins only while nobody else can have been given the stream. Raises `_Lost` if somebody was."""
-        while not batch.lost and not self._session.may_go_on(batch):
+        while not (batch.lost or self._session.closed):
+            if self._session.may_go_on(batch):
+                return
             self._session.wait(TRUST_WAIT_S)
-        if batch.lost:
-            raise _Lost
+        raise _Lost
 
     def _narrow(self, batch: Batch, first: int, last: int, error: Exception) -> None:
         """Rows [first, last) failed together: do what can be done, in order, up to the one record that cannot."""

@@ -21,6 +21,7 @@ from typing import Self
 import pyarrow as pa
 
 from borrower.agent import AgentThread
+from borrower.arguments import check_arguments
 from borrower.batch import Batch
 from borrower.handler import Handler, Lent
 from borrower.inbox import Inbox
@@ -51,8 +52,8 @@ class Session:
     or `earliest`. `batch_bytes`: about how large a batch may be. `auto_ack`: acknowledge a batch when the next is
     asked for; else call `batch.ack()`.
 
-    Raises `InvalidSubscription`, `DatabaseUnreachable`, `SchemaMismatch`; while iterating `SubscriptionEnded` when the
-    group will not lend to it any more, and `Gone` for a position older than retention.
+    Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`; while iterating
+    `SubscriptionEnded` when the group will not lend to it any more, and `Gone` for a position older than retention.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Session:
         data_dir: Path | str | None = None,
         settings: BorrowerSettings | None = None,
     ) -> None:
+        check_arguments(weight=weight, start=start, batch_bytes=batch_bytes)
         self.subscription = str(Subscription.parse(subscription))
         self.settings = settings or BorrowerSettings.from_env()
         self._auto_ack = auto_ack
@@ -137,18 +139,29 @@ class Session:
         self._draining = True
         self._inbox.wake()
 
+    def leave(self) -> None:
+        """Begin to hand over now, also in the middle of a batch, and let the iteration end. From any thread.
+
+        A batch acknowledged within the unsubscribe timeout counts; one that is not will be delivered again.
+        """
+        self.drain()
+        self._leave()
+
     def held(self) -> dict[int, int]:
         """{stream: next offset to deliver} of the streams this session holds now."""
         return self._handler.streams()
 
-    def close(self) -> None:
+    def close(self, *, broken_off: bool = False) -> None:
         """Leave the group and wait until the last progress is durable, within the unsubscribe timeout and a lease.
 
-        Batches not acknowledged are given up: their messages will be delivered again. Closing again has no effect.
+        Batches not acknowledged are given up: their messages will be delivered again. `broken_off`: they were being
+        worked on, and the group's history is to say so; that takes the whole unsubscribe timeout. Closing again has no
+        effect.
         """
         deadline = time.monotonic() + self.settings.unsubscribe_timeout_s + self.settings.farewell_s + 1.0
         if not self.closed:
-            self._handler.give_up()
+            if not broken_off:
+                self._handler.give_up()
             self._leave()
         while not self.closed and time.monotonic() < deadline:
             with contextlib.suppress(SubscriptionEnded):
@@ -189,9 +202,8 @@ class Session:
             first, page = lent.read, self._reader.page(lent)
             if page is None:
                 return None
-            lent.head = page.head
             if page.batches:
-                self._handler.given(lent, page.position)
+                self._handler.given(lent)
                 table = pa.Table.from_batches(page.batches)
                 handler = self._handler
                 return Batch(table, first, page.position, lent, handler.acknowledged, handler.progressed)

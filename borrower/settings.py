@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, fields, replace
 
@@ -30,7 +31,7 @@ class BorrowerSettings:
     def check(self) -> BorrowerSettings:
         """Itself, or `InvalidSetting` naming both values and the rule they break."""
         for field in fields(self):
-            if getattr(self, field.name) <= 0:
+            if not 0 < getattr(self, field.name) < math.inf:
                 raise InvalidSetting(
                     f"{field.name} is {getattr(self, field.name)}: it must be a positive number of seconds."
                 )

@@ -8,27 +8,11 @@ import queue
 import random
 import threading
 from collections.abc import Callable
-from typing import assert_never
 
-from leader.node_events import (
-    Claimed,
-    ClaimLeadership,
-    Commit,
-    Load,
-    Loaded,
-    NodeEvent,
-    NotWritten,
-    Open,
-    Opened,
-    Released,
-    ReleaseLeaderships,
-    Renewed,
-    RenewLeaderships,
-    Request,
-    Written,
-)
+from leader.node_events import NodeEvent, RenewLeaderships, Request
+from leader.requests import execute, failed
 from leader.settings import LeaderSettings
-from protocol.errors import LostLeadership, SubletError, UndeclaredQueue
+from protocol.errors import SubletError
 from storage.connect import UnknownOutcome
 from storage.groups.model import NodeRef
 from storage.groups.store import GroupStore
@@ -65,67 +49,15 @@ class DatabaseWorker:
 
     def _work(self) -> None:
         while (request := self._queue.get()[2]) is not None:
-            try:
-                event = self._execute(request)
-            except SubletError as error:
-                log.warning("%s failed: %s", type(request).__name__, error)
-                event = _failed(request, unknown=isinstance(error, UnknownOutcome))
-            except Exception:
-                log.exception("%s failed", type(request).__name__)
-                event = _failed(request, unknown=True)
-            self._answer(event)
+            self._answer(self._execute(request))
 
     def _execute(self, request: Request) -> NodeEvent:
-        store, lease_s = self._store, self._settings.lease_s
-        match request:
-            case Open():
-                return self._open(request)
-            case ClaimLeadership():
-                claim = store.claim(request.leadership_id, self._ref, lease_s)
-                return Claimed(request, claim, random.uniform(0, JITTER_S))
-            case RenewLeaderships():
-                return Renewed(request, store.renew(self._ref, request.terms, lease_s))
-            case ReleaseLeaderships():
-                return Released(request, store.release(self._ref, request.terms))
-            case Load():
-                return self._load(request)
-            case Commit():
-                return Written(request, store.commit(request.batch))
-            case _:
-                assert_never(request)
-
-    def _open(self, request: Open) -> Opened:
-        if request.group_id is not None:
-            group = self._store.find_group(request.group_id)
-            return Opened(request, group, f"group {request.group_id} is deleted", final=group is None)
+        jitter_s = random.uniform(0, JITTER_S)
         try:
-            return Opened(request, self._store.open_group(request.subscription, request.start))
-        except UndeclaredQueue as problem:
-            return Opened(request, None, str(problem), final=True)
-
-    def _load(self, request: Load) -> Loaded:
-        if self._store.find_group(request.group.group_id) is None:
-            return Loaded(request, None, deleted=True)
-        try:
-            return Loaded(request, self._store.load(request.group.group_id, request.term))
-        except LostLeadership:
-            return Loaded(request, None)
-
-
-def _failed(request: Request, unknown: bool) -> NodeEvent:
-    """What the machine is told where the database did not answer."""
-    match request:
-        case Open():
-            return Opened(request, None, "the database did not answer")
-        case ClaimLeadership():
-            return Claimed(request, None, random.uniform(0, JITTER_S))
-        case RenewLeaderships():
-            return Renewed(request, None)
-        case ReleaseLeaderships():
-            return Released(request, None)
-        case Load():
-            return Loaded(request, None)
-        case Commit():
-            return NotWritten(request, unknown)
-        case _:
-            assert_never(request)
+            return execute(request, self._store, self._ref, self._settings.lease_s, jitter_s)
+        except SubletError as error:
+            log.warning("%s failed: %s", type(request).__name__, error)
+            return failed(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s)
+        except Exception:
+            log.exception("%s failed", type(request).__name__)
+            return failed(request, unknown=True, jitter_s=jitter_s)

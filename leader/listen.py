@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 
 from protocol.errors import InvalidSetting
+
+_ADDRESS = re.compile(r"(\[(?P<ipv6>[^][\s/]+)]|(?P<host>[^][\s/:]+)):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +25,18 @@ class Listen:
 
         Raises `InvalidSetting` naming the address, the rule and the remedy.
         """
-        host, _, port = text.rpartition(":")
-        host = host.strip("[]")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise InvalidSetting(f"address {text!r}: give HOST:PORT, such as 127.0.0.1:7411, with a port up to 65535.")
+        found = _ADDRESS.fullmatch(text)
+        if found is None or int(found["port"]) > 65535:
+            raise InvalidSetting(
+                f"address {text!r}: give HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411, with a port up to 65535."
+            )
+        host = found["ipv6"] or found["host"]
         if not insecure and not _is_loopback(host):
             raise InvalidSetting(
                 f"address {text!r} can be reached from other machines, and this node neither encrypts nor asks who "
                 "calls. Listen on 127.0.0.1, or pass --insecure on a network where everybody may consume and disturb."
             )
-        return cls(host, int(port))
+        return cls(host, int(found["port"]))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -41,6 +46,6 @@ def _is_loopback(host: str) -> bool:
     """True only if every address of the name is: a name can mean several."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise InvalidSetting(f"host {host!r} cannot be resolved ({error}). Give an address of this machine.") from None
     return all(ipaddress.ip_address(str(info[4][0]).split("%")[0]).is_loopback for info in found)

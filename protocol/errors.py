@@ -110,7 +110,8 @@ class Gone(SubletError):
         self.stream_id, self.offset, self.oldest = stream_id, offset, oldest
         where = "nothing of it is left" if oldest is None else f"oldest is {oldest}"
         super().__init__(
-            f"stream {stream_id}: offset {offset} is gone, {where}. Start from the oldest, or lengthen the space's retention."
+            f"stream {stream_id}: offset {offset} is gone, {where}. "
+            "Start from the oldest, or lengthen the space's retention."
         )
 
 

@@ -41,6 +41,7 @@ _REMEDIES = (
     ("starting up", "Wait until the server has recovered, then try again"),
     ("shutting down", "Wait until the server is back, then try again"),
     ("could not translate host", "Correct the host in the URL"),
+    ("failed to resolve host", "Correct the host in the URL"),
 )
 
 
@@ -169,13 +170,20 @@ def _conninfo(url: str, schema: str, application_name: str, timeouts_s: dict[str
 
 def _parse(url: str) -> dict[str, Any]:
     try:
-        return dict(conninfo_to_dict(url))
+        given = dict(conninfo_to_dict(url))
     except psycopg.ProgrammingError as error:
-        reason = _without_values(str(error).strip())
-        raise InvalidSetting(
-            f"database URL {redact(url)!r} is malformed ({reason}). Write it as {_SHAPE}; for SQLAlchemy's "
-            "postgresql+psycopg://, drop the +psycopg."
-        ) from None
+        raise _malformed(url, _without_values(str(error).strip())) from None
+    for port in str(given.get("port") or "").split(","):
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise _malformed(url, f"port {port!r} is not a number from 1 to 65535")
+    return given
+
+
+def _malformed(url: str, reason: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"database URL {redact(url)!r} is malformed ({reason}). Write it as {_SHAPE}; for SQLAlchemy's "
+        "postgresql+psycopg://, drop the +psycopg."
+    )
 
 
 def _without_values(reason: str) -> str:

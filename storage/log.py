@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final
 
 import psycopg
@@ -88,12 +89,13 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one read found: batches in `DELIVERED_SCHEMA`, and `position`, the offset up to which it looked.
+    """What one read found: batches in `DELIVERED_SCHEMA`, and where it looked: from `start` up to before `position`.
 
     `head` and `closed` are the stream's at that instant. Batches may be fewer than blocks, where the filter skipped.
     """
 
     batches: tuple[pa.RecordBatch, ...]
+    start: int
     position: int
     head: int
     closed: bool
@@ -164,8 +166,11 @@ def since(
         raise _no_stream(stream_id)
     head, closed, gone, first_end, count = rows[0][:5]
     _check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
-    batches = [batch for row in rows if (batch := _batch(stream_id, offset, filter, row[3:])) is not None]
-    return Page(tuple(batches), offset if first_end is None else rows[-1][3], head, closed)
+    if first_end is None:
+        return Page((), offset, offset, head, closed)
+    blocks = _consecutive([row[3:] for row in rows])
+    batches = [batch for row in blocks if (batch := _batch(stream_id, offset, filter, row)) is not None]
+    return Page(tuple(batches), offset, blocks[-1][0], head, closed)
 
 
 def heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Head]:
@@ -256,6 +261,14 @@ def _check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: i
         raise Gone(stream_id, offset, None)
     if oldest is not None and oldest > offset:
         raise Gone(stream_id, offset, oldest)
+
+
+def _consecutive(blocks: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Those that follow directly on one another; what lies behind a hole is left to the next read, which names it."""
+    for index, (before, (end_offset, count, *_)) in enumerate(pairwise(blocks), start=1):
+        if end_offset - count != before[0]:
+            return blocks[:index]
+    return blocks
 
 
 def _batch(stream_id: int, offset: int, filter: Filter, row: tuple[Any, ...]) -> pa.RecordBatch | None:

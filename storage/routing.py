@@ -21,6 +21,9 @@ RING = 1 << 64
 
 MAX_SHARDS = 4096
 
+_ARC = RING // MAX_SHARDS
+_ARC_SHIFT = _ARC.bit_length() - 1
+
 HashRange = tuple[int, int]
 
 
@@ -122,6 +125,7 @@ class Ring:
         ends = [stream.hash_to for stream in self.streams]
         if not ends or self._starts != [0, *ends[:-1]] or ends[-1] != RING:
             raise ValueError(f"the open streams do not tile the ring: {self.streams}")
+        self._by_arc = self._arcs()
 
     def index(self, hashed: int) -> int:
         """The index in `streams` of the one whose range contains the hash."""
@@ -133,5 +137,15 @@ class Ring:
 
     def stream_ids(self, hashes: Iterable[int]) -> list[int]:
         """`stream_id` of each."""
+        if self._by_arc:
+            by_arc, shift = self._by_arc, _ARC_SHIFT
+            return [by_arc[hashed >> shift] for hashed in hashes]
         ids, starts = self._ids, self._starts
         return [ids[bisect_right(starts, hashed) - 1] for hashed in hashes]
+
+    def _arcs(self) -> list[int]:
+        """The stream of each of `MAX_SHARDS` equal arcs of the ring, if none is cut: looking up is then no search."""
+        if any(start % _ARC for start in self._starts):
+            return []
+        cuts = pairwise([*self._starts, RING])
+        return [id for id, (start, end) in zip(self._ids, cuts, strict=True) for _ in range((end - start) // _ARC)]

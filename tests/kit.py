@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def eventually(
-    fact: Callable[[], T], timeout_s: float = 10.0, message: str | Callable[[], str] = "", every_s: float = 0.01
+    fact: Callable[[], T | None], timeout_s: float = 10.0, message: str | Callable[[], str] = "", every_s: float = 0.01
 ) -> T:
     """Poll until `fact()` is true, and return what it returned; fail after `timeout_s`.
 
@@ -36,6 +38,12 @@ def eventually(
                 f"not true within {timeout_s:g} s: {said or fact!r} (last value: {value!r})"
             ) from failure
         time.sleep(every_s)
+
+
+def for_root(test: Callable[P, None]) -> Callable[P, None]:
+    """A test about a server that root starts, which runs as somebody else. For other users there is nothing to see:
+    it is not collected."""
+    return test if os.geteuid() == 0 else cast("Callable[P, None]", None)
 
 
 def server_directory() -> Path:

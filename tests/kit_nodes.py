@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from borrower.settings import BorrowerSettings
 from leader.settings import LeaderSettings
@@ -127,6 +128,6 @@ class Fleet:
 
 def _read(consumer: str, record: Path) -> Iterator[Delivered]:
     for line in record.read_text().splitlines(keepends=True):
-        fields = json.loads(line) if line.endswith("\n") else {"torn": True}
+        fields: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"torn": True}
         if "stream" in fields:
             yield Delivered(consumer, fields["stream"], fields["grant"], tuple(fields["offsets"]), fields["at"])

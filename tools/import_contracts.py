@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from importlinter import Contract, ContractCheck, fields, output
 
@@ -17,12 +18,12 @@ class DirectImports(Contract):
 
     type_name = "direct"
 
-    importers = fields.ListField(subfield=fields.StringField())
-    except_importers = fields.ListField(subfield=fields.StringField(), required=False, default=[])
-    imported = fields.ListField(subfield=fields.StringField())
-    except_imported = fields.ListField(subfield=fields.StringField(), required=False, default=[])
+    importers: Any = fields.ListField(subfield=fields.StringField())
+    except_importers: Any = fields.ListField(subfield=fields.StringField(), required=False, default=[])
+    imported: Any = fields.ListField(subfield=fields.StringField())
+    except_imported: Any = fields.ListField(subfield=fields.StringField(), required=False, default=[])
 
-    def check(self, graph, verbose):
+    def check(self, graph: Any, verbose: bool) -> ContractCheck:
         """List the imports that break the rule, with their lines."""
         broken = []
         for importer in sorted(graph.modules):
@@ -34,7 +35,7 @@ class DirectImports(Contract):
                     broken.append((importer, imported, [detail["line_number"] for detail in details]))
         return ContractCheck(kept=not broken, metadata={"broken": broken})
 
-    def render_broken_contract(self, check):
+    def render_broken_contract(self, check: ContractCheck) -> None:
         """One line per import."""
         for importer, imported, lines in check.metadata["broken"]:
             output.print_error(f"{importer} imports {imported} (line {', '.join(map(str, lines))})")

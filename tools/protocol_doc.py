@@ -53,7 +53,7 @@ def diagram(moves: dict[Any, Any]) -> Iterator[str]:
     """A mermaid state diagram."""
     yield from ("```mermaid", "stateDiagram-v2")
     for status, following in moves.items():
-        for other in sorted(following, key=lambda s: list(type(s)).index(s)):
+        for other in sorted(following, key=list(moves).index):
             yield f"    {status.value} --> {other.value}"
     yield "```"
 
@@ -80,11 +80,10 @@ def sections() -> dict[str, list[str]]:
 def render(page: str) -> str:
     """The page with every section's lines put between its markers."""
     for name, lines in sections().items():
-        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if not pattern.search(page):
+        found = re.search(rf"<!-- begin {name} -->\n(.*?)<!-- end {name} -->", page, re.DOTALL)
+        if found is None:
             raise SystemExit(f"{PAGE}: the markers of section {name!r} are missing: put them back.")
-        text = "\n".join(lines)
-        page = pattern.sub(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page)
+        page = "\n".join([page[: found.start(1)].rstrip("\n"), *lines, page[found.end(1) :]])
     return page
 
 

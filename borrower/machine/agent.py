@@ -246,6 +246,7 @@ class Agent:
         def rank(node: str) -> tuple[float, bytes]:
             failed_at = self._failed_at.get(node, float("-inf"))
             lately = failed_at if failed_at > now - SUSPECT_S else float("-inf")
-            return (-lately, hashlib.blake2b(f"{node} {subscription}".encode(errors="surrogatepass"), digest_size=8).digest())
+            mixed = f"{node} {subscription}".encode(errors="surrogatepass")
+            return (-lately, hashlib.blake2b(mixed, digest_size=8).digest())
 
         return max(self._nodes, key=rank)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import warnings
 from typing import Any
 
-from protocol.errors import InvalidSetting
+from protocol.errors import InvalidSetting, Unavailable
 
 ENOUGH_FAILURES = 100
 ADVISED_FAILURES = 1000
@@ -18,10 +19,17 @@ class SparkSettingsWarning(UserWarning):
     """Spark will run the tasks, but not for ever, or not all of them."""
 
 
-def check(spark: Any, tasks: int) -> None:
-    """Raise `InvalidSetting` for what cannot work, warn about what works only for a while."""
-    if tasks < 1:
-        raise InvalidSetting(f"tasks is {tasks}: at least one task must consume.")
+def check(spark: Any, fn: object, tasks: int) -> None:
+    """Raise `InvalidSetting` or `Unavailable` for what cannot work, warn about what works only for a while."""
+    if not (hasattr(spark, "conf") and hasattr(spark, "range")):
+        raise InvalidSetting(
+            f"spark is {_shown(spark)}: a SparkSession is needed. SparkSession.builder.getOrCreate() makes one."
+        )
+    if not callable(fn):
+        raise InvalidSetting(f"fn is {_shown(fn)}: a function of one batch is needed, def work(batch).")
+    if not isinstance(tasks, int) or tasks < 1:
+        raise InvalidSetting(f"tasks is {tasks!r}: it must be a whole number, and at least one task must consume.")
+    _check_installed()
     master = setting(spark, "spark.master", "")
     _check_failures(spark, master)
     _check_slots(spark, master, tasks)
@@ -44,6 +52,19 @@ def context(spark: Any) -> Any | None:
         return spark.sparkContext
     except Exception:  # noqa: BLE001 Spark Connect has its own ways to say that there is none
         return None
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _check_installed() -> None:
+    """Spark's mapInArrow asks for pandas, and says so only when the job is under way."""
+    if importlib.util.find_spec("pandas") is None:
+        raise Unavailable(
+            "pandas is not installed, and Spark starts no Python tasks on Arrow without it. Run "
+            "`pip install 'sublet[spark]'`, here and where the executors run."
+        )
 
 
 def _check_failures(spark: Any, master: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from borrower.arguments import check_arguments
 from borrower.runner import Policy, UserFunction
 from borrower.settings import BorrowerSettings
 from borrower.spark import checks
@@ -67,10 +68,11 @@ def consume(
     before its session begins, to open what `fn` needs. `driver_host`: under which address the executors reach the
     driver (default: Spark's own).
 
-    Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`; warns
+    Raises `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.
     """
-    checks.check(spark, tasks)
+    checks.check(spark, fn, tasks)
+    check_arguments(weight=weight, start=start, batch_bytes=batch_bytes)
     parsed = Subscription.parse(subscription)
     with contextlib.ExitStack() as opened:
         database = opened.enter_context(open_database(url, data_dir))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from borrower.spark.java import java_home
+from protocol.errors import Unavailable
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -25,8 +27,10 @@ _ATTEMPTS = 1000
 def local_session(name: str, slots: int, cache_dir: Path | str = ".cache") -> Any:
     """A SparkSession with that many task slots in one JVM; Java comes from `java_home(cache_dir)`.
 
-    Raises `Unavailable` where there is no Java and none can be had.
+    Raises `Unavailable` where there is no Spark, or no Java and none can be had.
     """
+    if importlib.util.find_spec("pyspark") is None:
+        raise Unavailable("pyspark is not installed. Run `pip install 'sublet[spark]'`.")
     os.environ["JAVA_HOME"] = str(java_home(cache_dir))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession

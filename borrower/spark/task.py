@@ -5,17 +5,14 @@ Nothing here may load grpc before `run` is called, in the worker that stays.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pickle
-import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from psycopg.conninfo import conninfo_to_dict
@@ -23,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from borrower.runner import Policy, Summary, UserFunction
 from borrower.runner import run as run_function
 from borrower.settings import BorrowerSettings
+from borrower.spark.ending import Ending
 from borrower.spark.failures import pack
 from borrower.spark.reports import Report
 from protocol.errors import InvalidSetting, Unavailable
@@ -35,6 +33,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 """Between two attempts to open a session while the database is away."""
+CALL_SHARE = 0.8
+"""How much of the unsubscribe timeout a running call gets when the process must end; the rest is for the hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +77,20 @@ class Work:
 
 
 def run(work: Work) -> TaskSummary:
-    """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
-
-    SIGTERM and SIGHUP (the executor dies, the driver is gone) raise SystemExit, also in the user's function: the
-    session hands its streams over, and the attempt ends.
-    """
-    attempt = _this_attempt(work)
+    """What Spark calls in the task's process."""
     if work.schema is not None:
         os.environ["SUBLET_SCHEMA"] = work.schema
-    with _signals_exit():
-        return _Task(work, attempt).run()
+    return run_attempt(work, _this_attempt(work))
+
+
+def run_attempt(work: Work, attempt: Attempt) -> TaskSummary:
+    """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
+
+    SystemExit if the process was told to end meanwhile: see `ending`.
+    """
+    task = _Task(work, attempt)
+    with Ending(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
+        return task.run(ending)
 
 
 def _this_attempt(work: Work) -> Attempt:
@@ -107,21 +111,30 @@ class _Task:
         self._session: Session | None = None
         self._draining = threading.Event()
 
-    def run(self) -> TaskSummary:
+    def run(self, ending: Ending) -> TaskSummary:
         from borrower.spark.link import DriverLink
 
         work = self._work
         with DriverLink(work.driver, work.token, self._attempt.session, self._report, self._drain) as link:
             try:
-                self._consume()
+                with ending.calls():
+                    self._consume()
             except Exception as error:
                 log.exception("task %s ends", self._attempt.session)
-                self._failure = pack(error)
+                if ending.told is None:  # else it may be no more than the end of its process: Spark tries it again
+                    self._failure = pack(error)
                 link.tell()
             finally:
-                self._release()
+                self._release(ending.cut)
                 self._state = "ended"
         return TaskSummary(self._attempt, self._summary, self._failure)
+
+    def leave(self) -> None:
+        """The process is told to end: hand over within the unsubscribe timeout. Called on the network thread."""
+        log.info("task %s leaves: its process is told to end", self._attempt.session)
+        self._draining.set()
+        if (session := self._session) is not None:
+            session.leave()
 
     def _consume(self) -> None:
         _check_socket(self._work)
@@ -160,10 +173,10 @@ class _Task:
             return self._session
         return None
 
-    def _release(self) -> None:
+    def _release(self, broken_off: bool) -> None:
         session, self._session = self._session, None
         if session is not None:
-            session.close()
+            session.close(broken_off=broken_off)
 
     # --- called by the link -----------------------------------------------------------------------------------------
 
@@ -188,27 +201,6 @@ class _Task:
             0 if session is None else len(session.held()),
             self._failure,
         )
-
-
-@contextlib.contextmanager
-def _signals_exit() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, once; further ones must not disturb the hand-over."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        for one in numbers:
-            signal.signal(one, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_socket(work: Work) -> None:

@@ -180,7 +180,9 @@ with line as (
          case when line.status = 'finished' then 0
               when line.status = 'blocked' or line.position > s.head then null
               when n.state = 'gone' and line.position < s.head then null
-              else s.head - line.position end as lag
+              else s.head - line.position end as lag,
+         case when n.state = 'gone' and line.status <> 'finished' then greatest(s.head - line.position, 0)
+              else 0 end as gone_messages
     from line join stream s using (stream_id) join generation n using (generation_id)
 )
 """
@@ -204,7 +206,7 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
           order by b.end_offset limit 1))::float8 end as age_s,
        borrower_id, agent, session,
        case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
-       grant_id, lost_messages
+       grant_id, lost_messages + gone_messages as lost_messages
   from seen join space p using (space_id) order by stream_id"""
 )
 

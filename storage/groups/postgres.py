@@ -14,6 +14,7 @@ from storage.groups import births, leadership, rows
 from storage.groups.channel import Channel, Connection, RolledBack
 from storage.groups.commits import busy_result, write_batch
 from storage.groups.model import Claim, Group, GroupResult, GroupWrites, HistoryRecord, Lending, NodeRef, Start
+from storage.groups.quiet import Quiet
 from storage.groups.refusals import check_batch, lost, same_start, undeclared
 from storage.groups.rows import FACTS, ROW
 from storage.groups.rules import lending
@@ -58,6 +59,7 @@ class PostgresGroups:
 
         self._channel = Channel(from_url if isinstance(database, str) else database)
         self._clock = clock
+        self._quiet = Quiet()
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
@@ -121,7 +123,8 @@ class PostgresGroups:
         try:
             return attempt(wait=True)
         except RolledBack as error:
-            _log.warning("renewing the leases that can be had at once: %s", error)
+            if (before := self._quiet.ask("renew")) is not None:
+                _log.warning("renewing the leases that can be had at once%s: %s", _again(before), error)
             return attempt(wait=False)
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
@@ -153,7 +156,8 @@ class PostgresGroups:
         try:
             return self._channel.write(lambda connection: write_batch(connection, batch, now_us))
         except (RolledBack, psycopg.Error) as error:
-            _log.warning("writing %d groups one by one: %s", len(batch), error)
+            if (before := self._quiet.ask("commit")) is not None:
+                _log.warning("writing %d groups one by one%s: %s", len(batch), _again(before), error)
         results: list[GroupResult] = []
         try:
             for writes in batch:
@@ -168,7 +172,8 @@ class PostgresGroups:
         try:
             return self._channel.write(lambda connection: write_batch(connection, (writes,), now_us))[0]
         except (RolledBack, psycopg.Error):
-            _log.exception("group %d was not written", writes.group_id)
+            if (before := self._quiet.ask(writes.group_id)) is not None:
+                _log.exception("group %d was not written%s", writes.group_id, _again(before))
             return busy_result(writes)
 
     # --- small parts --------------------------------------------------------------------------------------------
@@ -187,3 +192,8 @@ class PostgresGroups:
             group = created or self._live(subscription)
             if group is not None:
                 return group
+
+
+def _again(before: int) -> str:
+    """What a log line says of those that were kept back before it."""
+    return f" (and {before} times before this, unsaid)" if before else ""

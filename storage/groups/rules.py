@@ -277,7 +277,7 @@ def _unreadable(row: Row, stream: StreamFacts) -> str | None:
     if row.position > stream.head:
         return _beyond(row.position, stream)
     if stream.gone and row.position < stream.head:
-        return f"offset {row.position} is gone by retention"
+        return f"offset {row.position} is gone by retention, {stream.head - row.position} messages in all"
     return None
 
 

@@ -9,11 +9,19 @@ What a command needs is imported when it runs: `sublet --help` must not wait for
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
-    """The entry point of `sublet`."""
+    """The entry point of `sublet`. Ctrl-C is clean from the first moment, also while libraries are loaded."""
+    try:
+        _main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _main() -> None:
     try:
         from sublet.cli.app import app
     except ModuleNotFoundError as missing:

@@ -8,6 +8,7 @@ import typer
 
 from sublet._version import __version__
 from sublet.cli import consume, demo, groups, leader, publish, spaces, tail
+from sublet.cli.command import EXIT_CODES
 
 _HELP = """Durable shared subscriptions for Spark, on nothing but Postgres.
 
@@ -20,11 +21,13 @@ Begin with a leader, some messages and a consumer; without a database given, the
   sublet consume '$share/billing/orders/#' --start earliest
   sublet groups describe '$share/billing/orders/#'
 
-Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable, 130 interrupted.
+`sublet COMMAND --help` says more of each.
 """
 
 app = typer.Typer(
     help=_HELP,
+    epilog=EXIT_CODES,
+    rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

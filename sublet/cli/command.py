@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from storage.database import Database
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
+EXIT_CODES = """\b
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable,
+130 interrupted by Ctrl-C, 143 by SIGTERM."""
 _ENDINGS = {"deleted": 3, "fenced": 4}
 
 DatabaseUrl = Annotated[
@@ -37,7 +40,6 @@ DatabaseUrl = Annotated[
         metavar="URL",
         help="Postgres to use: postgresql://USER@HOST/DATABASE. Default: $SUBLET_DATABASE_URL (which, unlike an "
         "option, other users of this machine cannot see), else the embedded server of --data-dir.",
-        rich_help_panel="Common options",
     ),
 ]
 DataDir = Annotated[
@@ -46,18 +48,15 @@ DataDir = Annotated[
         metavar="DIR",
         help="Directory of an embedded Postgres, started when needed and shared by all that name it. "
         "Default: $SUBLET_DATA_DIR, else ./.sublet.",
-        rich_help_panel="Common options",
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Answer in JSON, for programs.", rich_help_panel="Common options"),
+    typer.Option("--json", help="Answer in JSON, for programs."),
 ]
 Debug = Annotated[
     bool,
-    typer.Option(
-        "--debug", help="Log what happens, and show the traceback of an error.", rich_help_panel="Common options"
-    ),
+    typer.Option("--debug", help="Log what happens, and show the traceback of an error."),
 ]
 COMMON = {
     "database_url": (DatabaseUrl, None),
@@ -68,9 +67,11 @@ COMMON = {
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: like Ctrl-C, from somebody else."""
+    """SIGTERM, or the terminal has gone (SIGHUP): like Ctrl-C, from somebody else."""
 
-    number = signal.SIGTERM
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 class Cli(Output):
@@ -97,6 +98,13 @@ class Cli(Output):
             yield connection
 
 
+def command_group(app: typer.Typer, name: str, help: str) -> typer.Typer:
+    """Make a group of commands, `sublet NAME ...`, below `app`."""
+    made = typer.Typer(help=help, epilog=EXIT_CODES, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(made, name=name)
+    return made
+
+
 def register(app: typer.Typer, name: str | None = None, **settings: Any) -> Callable[[Callable[..., int | None]], None]:
     """Make a function a command of `app`. It returns its exit code; None is 0."""
 
@@ -115,7 +123,7 @@ def register(app: typer.Typer, name: str | None = None, **settings: Any) -> Call
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         command.__name__, command.__doc__ = function.__name__, function.__doc__
-        app.command(name, **settings)(command)
+        app.command(name, epilog=EXIT_CODES, **settings)(command)
 
     return add
 
@@ -127,7 +135,9 @@ def run(cli: Cli, command: Callable[[], int | None]) -> int:
         format="%(asctime)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _terminate)
     try:
         return command() or 0
     except BrokenPipeError:
@@ -160,7 +170,7 @@ def explained(error: Exception) -> tuple[str, int]:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+    raise Terminated(number)
 
 
 def _forget_stdout() -> None:

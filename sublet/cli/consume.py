@@ -15,6 +15,7 @@ from protocol.errors import ProtocolMismatch, Unavailable
 from protocol.messages import PROTOCOL_VERSION
 from protocol.words import Subscription
 from storage.groups.model import Start
+from sublet.cli import values
 from sublet.cli.command import Cli, register
 from sublet.cli.printer import Printer
 
@@ -36,8 +37,10 @@ def add_to(app: typer.Typer) -> None:
 
 def consume(
     cli: Cli,
-    subscription: Annotated[str, typer.Argument(help="$share/GROUP/FILTER or $queue/GROUP/FILTER. Quote it.")],
-    max_messages: Annotated[int | None, typer.Option("--max", min=0, metavar="N", help="End after N messages.")] = None,
+    subscription: Annotated[
+        str, typer.Argument(metavar="SUBSCRIPTION", help="$share/GROUP/FILTER or $queue/GROUP/FILTER. Quote it.")
+    ],
+    max_messages: Annotated[str | None, typer.Option("--max", metavar="N", help="End after N messages.")] = None,
     start: Annotated[
         Start, typer.Option(help="Where the group begins if this consumer is its first: what is there, or what comes.")
     ] = Start.LATEST,
@@ -47,9 +50,11 @@ def consume(
             metavar="HOST:PORT", help="A leader node to ask, instead of those listed in the database. Repeatable."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="A name for this consumer, shown by `groups describe`.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A name for this consumer, shown by `groups describe`.")
+    ] = None,
     idle_exit: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="End when no message has come for so long.")
+        str | None, typer.Option(metavar="SECONDS", help="End when no message has come for so long.")
     ] = None,
 ) -> int:
     """Consume messages as a member of a group, and print them.
@@ -68,14 +73,15 @@ def consume(
     from borrower.session import Session
 
     wanted = Subscription.parse(subscription)
-    printer = Printer(cli, max_messages)
+    printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
+    patience_s = None if idle_exit is None else values.number_of_seconds("--idle-exit", idle_exit)
     with cli.database() as database:
         _check(database.url, wanted, asks_listed_nodes=not nodes)
         with (
             Session(str(wanted), database.url, nodes=nodes, name=name, start=start, auto_ack=False) as session,
             _drained_by_signals(session) as asked,
         ):
-            for batch in _batches(cli, session, printer, idle_exit, database.url):
+            for batch in _batches(cli, session, printer, patience_s, database.url):
                 written = printer.show(batch.table, batch.grant_id)
                 batch.ack(None if written == len(batch) else _after(batch, written))
                 if printer.full:

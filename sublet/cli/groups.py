@@ -9,7 +9,7 @@ import typer
 
 from protocol.words import Subscription
 from storage.groups.model import Start
-from sublet.cli.command import Cli, register
+from sublet.cli.command import Cli, command_group, register
 
 if TYPE_CHECKING:
     from storage.groups.overview import Overview
@@ -19,11 +19,10 @@ GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The grou
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    groups = typer.Typer(help="Groups: who consumes what, and how far behind.", no_args_is_help=True)
+    groups = command_group(app, "groups", "Groups: who consumes what, and how far behind.")
     register(groups, "list")(list_)
     register(groups, "describe")(describe)
     register(groups, "create")(create)
-    app.add_typer(groups, name="groups")
 
 
 def list_(cli: Cli) -> None:
@@ -49,11 +48,11 @@ def list_(cli: Cli) -> None:
 
 
 def describe(cli: Cli, subscription: GroupName) -> None:
-    """Show one group: leader, members, and each stream's owner, position and lag.
+    """Show a group: its leader, members, streams and lag.
 
-    Lag counts messages between the group's position and the stream's end, other topics' included. It is unknown,
-    shown as ?, where a stream is blocked or its messages are gone. A member that holds no stream (a standby) is known
-    to the leader only, and not shown.
+    Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
+    end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. A member
+    that holds no stream (a standby) is known to the leader only, and not shown.
 
     Example:
 
@@ -95,9 +94,9 @@ def create(
         Start, typer.Option(help="Where it begins: with what is stored, or with what comes.")
     ] = Start.LATEST,
 ) -> None:
-    """Create a group before it has consumers. A $queue group must be: it keeps messages for consumers to come.
+    """Create a group before it has consumers.
 
-    Creating the same group again changes nothing.
+    A $queue group must be: it keeps messages for consumers to come. Creating the same group again changes nothing.
 
     Example:
 

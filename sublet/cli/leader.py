@@ -27,7 +27,8 @@ def add_to(app: typer.Typer) -> None:
 def leader(
     cli: Cli,
     name: Annotated[
-        str | None, typer.Option(help="This node's name; no other running node may have it. Default: the host's.")
+        str | None,
+        typer.Option(metavar="NAME", help="This node's name; no other running node may have it. Default: the host's."),
     ] = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where consumers reach it; port 0: any free one.")
@@ -39,11 +40,11 @@ def leader(
         bool, typer.Option("--migrate", help="Bring the database to this program's version first.")
     ] = False,
 ) -> int:
-    """Run a leader node: it lends streams to consumers and writes down how far they are.
+    """Run a leader node, which lends streams to consumers.
 
-    Run one or several, anywhere near the database: each group is led by one of them, and when that one stops or dies
-    another takes over. Ctrl-C and SIGTERM hand over first. Times are settings, such as SUBLET_LEASE_S: see
-    docs/settings.md.
+    It writes down how far they are. Run one or several, anywhere near the database: each group is led by one of them,
+    and when that one stops or dies another takes over. Ctrl-C and SIGTERM hand over first; after SIGTERM the exit code
+    is 0. Times are settings, such as SUBLET_LEASE_S: see docs/settings.md.
 
     Examples:
 
@@ -67,7 +68,7 @@ def leader(
 
 
 def migrate(cli: Cli) -> None:
-    """Bring a database to this program's version, creating its tables if there are none.
+    """Create a database's tables, or bring them up to date.
 
     An embedded database does that by itself. Nothing is lost, and running it again changes nothing.
 

@@ -47,10 +47,14 @@ def add_to(app: typer.Typer) -> None:
 def publish(
     cli: Cli,
     topic: Annotated[
-        str | None, typer.Argument(help="Where to, such as orders/eu. NDJSON records may name their own.")
+        str | None,
+        typer.Argument(metavar="TOPIC", help="Where to, such as orders/eu. NDJSON records may name their own."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, readable=True, help="Read this file instead of stdin.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, readable=True, help="Read this file instead of stdin."
+        ),
     ] = None,
     layout: Annotated[
         Layout,
@@ -60,7 +64,8 @@ def publish(
         ),
     ] = Layout.LINES,
     key: Annotated[
-        str | None, typer.Option(help="Key of messages that bring none. Messages of one key keep their order.")
+        str | None,
+        typer.Option(metavar="KEY", help="Key of messages that bring none. Messages of one key keep their order."),
     ] = None,
 ) -> int:
     """Publish messages: one per line of stdin or of a file.

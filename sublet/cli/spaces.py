@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli import values
-from sublet.cli.command import Cli, register
+from sublet.cli.command import Cli, command_group, register
 
 if TYPE_CHECKING:
     from storage.routing import Space
@@ -22,9 +22,12 @@ class Compression(StrEnum):
     ZSTD = "zstd"
 
 
-Name = Annotated[str, typer.Argument(help="The space's name, such as orders.")]
-Filter = Annotated[str, typer.Argument(help="Which topics: + is one level, # the rest. Quote it.")]
-Shards = Annotated[int, typer.Option(help="How many streams: at most so many consumers of a group can share the work.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, such as orders.")]
+Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
+Shards = Annotated[
+    str,
+    typer.Option(metavar="N", help="How many streams: at most so many consumers of a group can share the work."),
+]
 Retention = Annotated[
     str | None,
     typer.Option(metavar="DURATION", help="Keep messages for so long, 7d say. Default: for ever."),
@@ -40,21 +43,17 @@ Rollover = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    spaces = typer.Typer(
-        help="Spaces: parts of the topic tree with their own number of streams, retention and compression.",
-        no_args_is_help=True,
-    )
+    spaces = command_group(app, "spaces", "Spaces: parts of the topic tree with streams of their own.")
     register(spaces, "create")(create)
     register(spaces, "list")(list_)
     register(spaces, "reshard")(reshard)
-    app.add_typer(spaces, name="spaces")
 
 
 def create(
     cli: Cli,
     name: Name,
     filter: Filter,
-    shards: Shards = 16,
+    shards: Shards = "16",
     retention: Retention = None,
     rollover: Rollover = None,
     compression: Annotated[Compression, typer.Option(help="How messages are stored.")] = Compression.NONE,
@@ -76,7 +75,7 @@ def create(
             connection,
             name,
             filter,
-            shards=shards,
+            shards=values.whole("--shards", shards),
             retention_s=None if retention is None else values.seconds(retention),
             rollover_s=None if rollover is None else values.seconds(rollover),
             compression=compression,
@@ -99,7 +98,9 @@ def list_(cli: Cli) -> None:
     cli.table(("SPACE", "FILTER", "SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION"), rows)
 
 
-def reshard(cli: Cli, name: Name, shards: Annotated[int, typer.Argument(help="The new number of streams.")]) -> None:
+def reshard(
+    cli: Cli, name: Name, shards: Annotated[str, typer.Argument(metavar="SHARDS", help="The new number of streams.")]
+) -> None:
     """Give a space another number of streams.
 
     The old streams are closed and new ones opened; publishers and consumers follow by themselves, and the order of
@@ -112,8 +113,9 @@ def reshard(cli: Cli, name: Name, shards: Annotated[int, typer.Argument(help="Th
     """
     from storage.spaces import reshard as change
 
+    wanted = values.whole("SHARDS", shards)
     with cli.connection() as connection:
-        space = change(connection, name, shards)
+        space = change(connection, name, wanted)
     _answer(cli, space, f"The space {space.name} has {space.shards} streams.")
 
 

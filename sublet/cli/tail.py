@@ -24,7 +24,9 @@ def add_to(app: typer.Typer) -> None:
 
 def tail(
     cli: Cli,
-    filter: Annotated[str, typer.Argument(help="Which topics: + is one level, # the rest. Quote it.")],
+    filter: Annotated[
+        str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")
+    ],
     start: Annotated[
         str,
         typer.Option(
@@ -37,7 +39,7 @@ def tail(
     follow: Annotated[
         bool, typer.Option(help="Go on with what is published from now on, or end where the log ends.")
     ] = True,
-    max_messages: Annotated[int | None, typer.Option("--max", min=0, metavar="N", help="End after N messages.")] = None,
+    max_messages: Annotated[str | None, typer.Option("--max", metavar="N", help="End after N messages.")] = None,
 ) -> None:
     """Show messages whose topics match a filter.
 
@@ -54,7 +56,7 @@ def tail(
     from storage.tail import Tail
 
     begin, wanted = values.begin(start), Filter.parse(filter)
-    printer = Printer(cli, max_messages)
+    printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
     wait_s = 0.0
     with cli.connection() as connection:
         reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))

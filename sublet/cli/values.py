@@ -102,6 +102,24 @@ def seconds(text: str) -> int:
     return int(found[1]) * _UNITS[found[2] or "s"]
 
 
+def whole(what: str, text: str, least: int = 0) -> int:
+    """A whole number. Raises `UsageError`."""
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise UsageError(f"{what} {text!r}: give a whole number of at least {least}.")
+    return int(text)
+
+
+def number_of_seconds(what: str, text: str) -> float:
+    """Seconds, fractions too. Raises `UsageError`."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise UsageError(f"{what} {text!r}: give a number of seconds, such as 10 or 0.5.")
+    return found
+
+
 def begin(text: str) -> str | int | datetime:
     """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
     if text in ("earliest", "latest"):

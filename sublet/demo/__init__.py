@@ -1,7 +1,8 @@
 """`sublet demo`: a group of Spark tasks shares 336 776 flights while one of them, and its leader, are killed.
 
 `flights` has the data, `application` is the Spark application (a process of its own), `work` what its tasks do with a
-batch, `stage` starts everything and kills some of it, `check` compares what the tasks recorded with the source and
+batch, `stage` starts everything and kills some of it (`processes` ends it, whatever happens; `story` tells what
+became of a kill), `check` compares what the tasks recorded with the source and
 with the history of lendings, `show` is what one sees. The checker shares nothing with the consumers but their records.
 """
 

@@ -109,7 +109,7 @@ def _explain(
                 findings.explained_duplicates += 1
             repeated[stream, grant].append(offset)
     for (stream, grant), offsets in sorted(repeated.items()):
-        explained = (stream, grant) in forced
+        explained = forced.get((stream, grant), 1 << 62) <= min(offsets)
         findings.duplicate_ranges.append(
             {
                 "stream": stream,

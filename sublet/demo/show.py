@@ -20,9 +20,9 @@ class Show:
     """Bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        self.console = _console(stderr=True)
         self._began = time.monotonic()
-        self._said_at = 0.0
+        self._said_at = self._began
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
 
@@ -52,27 +52,55 @@ class Show:
         if self._progress is not None:
             self._progress.update(self._bars["published"], completed=published)
             self._progress.update(self._bars["consumed"], completed=consumed)
-        if not self.console.is_terminal and self.seconds - self._said_at > _PLAIN_EVERY_S:
-            self._said_at = self.seconds
+        if not self.console.is_terminal and time.monotonic() - self._said_at > _PLAIN_EVERY_S:
+            self._said_at = time.monotonic()
             self.say(f"published {published:,}, consumed {consumed:,}")
 
     def end(self, findings: Findings, holdings: Sequence[dict[str, Any]], moves: Sequence[dict[str, Any]]) -> None:
-        """The tables."""
-        out = Console(highlight=False)
+        """The tables, and the verdict."""
+        out = _console(stderr=False)
         out.print(_holdings(holdings))
         out.print(_totals(findings))
-        repeats = f"{findings.duplicated:,} delivered twice, {findings.explained_duplicates:,} of them explained"
+        forced = sum(1 for one in holdings if one["forced"])
         out.print(
-            f"published {findings.published:,}   consumed {findings.consumed:,}   "
-            f"[bold]lost {findings.lost:,}[/bold]   {repeats}   moves {len(moves)}   {self.seconds:.0f} s"
+            f"published {findings.published:,}, consumed {findings.consumed:,}, [bold]lost {findings.lost:,}[/bold]; "
+            f"{len(moves)} moves of a stream to another worker, {forced} of them forced; {self.seconds:.0f} s"
+        )
+        out.print(
+            f"delivered twice: {findings.duplicated:,}, of which {findings.explained_duplicates:,} are explained by "
+            "forced moves"
         )
         for one in findings.duplicate_ranges:
-            out.print(
-                f"  stream {one['stream']}: {one['messages']} messages in [{one['from']}, {one['to']}) were delivered "
-                f"again after a forced move{'' if one['explained'] else ' [bold red]that explains nothing[/bold red]'}"
-            )
-        verdict = "[green]sound[/green]: nothing lost, every repeat explained, totals as in the file"
-        out.print(verdict if findings.sound else "[bold red]NOT SOUND[/bold red]: see above")
+            out.print(_repeat(one))
+        verdict = "[green]sound[/green]: nothing lost, every repeat explained, totals per carrier as in the file"
+        out.print(verdict if findings.sound else f"[bold red]NOT SOUND[/bold red]: {_wrong(findings)}")
+
+
+def _console(stderr: bool) -> Console:
+    """Elsewhere than on a terminal lines are as long as they are, and tables as wide."""
+    if Console(stderr=stderr).is_terminal:
+        return Console(stderr=stderr, highlight=False)
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=120)
+
+
+def _repeat(one: dict[str, Any]) -> str:
+    where = f"  stream {one['stream']}: {one['messages']:,} messages in [{one['from']:,}, {one['to']:,}) again, "
+    if one["explained"]:
+        return where + "after a forced move: their worker died before it reported them"
+    return where + "[bold red]and no forced move explains them[/bold red]"
+
+
+def _wrong(findings: Findings) -> str:
+    """What keeps the findings from being sound."""
+    unexplained = findings.duplicated - findings.explained_duplicates
+    carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
+    told = (
+        (findings.lost, f"{findings.lost:,} messages are lost"),
+        (unexplained, f"{unexplained:,} repeats are not explained"),
+        (findings.misplaced, f"{findings.misplaced:,} messages are not where they were published"),
+        (carriers, f"totals differ for {', '.join(carriers)}"),
+    )
+    return "; ".join(text for wrong, text in told if wrong)
 
 
 def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:

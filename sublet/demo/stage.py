@@ -7,27 +7,28 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from protocol.errors import Unavailable
+from protocol.errors import DataDirectoryUnusable, Unavailable, UsageError
 from storage.database import open_database
 from storage.groups.model import HistoryRecord
 from storage.groups.overview import Overview
 from storage.publish import Publisher
 from sublet.demo import check, flights
 from sublet.demo.holdings import holdings, process_of
+from sublet.demo.processes import Children
 from sublet.demo.show import Show
 from sublet.demo.sight import Sight, busiest, consumed, holders
+from sublet.demo.story import Story
 
 TASKS = 4
 NODES = ("demo-1", "demo-2")
@@ -42,16 +43,46 @@ LIMIT_S = 170.0
 def run(as_json: bool, keep: str | None) -> int:
     """The whole demo; its exit code."""
     show = Show()
-    home = Path(keep) if keep else Path(tempfile.mkdtemp(prefix="sublet-demo-"))
-    home.mkdir(parents=True, exist_ok=True)
-    home.chmod(0o755)
+    home = _empty(Path(keep)) if keep else _temporary()
     try:
         with open_database(None, home / "postgres") as database:
             show.say("Postgres is up, embedded")
-            return _Stage(database.url, home, show).play(as_json)
+            environment = {**os.environ, "SUBLET_DATABASE_URL": database.url}
+            with Children(home, environment) as processes:
+                return _Stage(database.url, home, show, processes, Story(show.say)).play(as_json)
+    except DataDirectoryUnusable as error:
+        raise DataDirectoryUnusable(str(error).replace("--data-dir, SUBLET_DATA_DIR", "--keep")) from None
+    except KeyboardInterrupt:
+        show.say("interrupted: everything that was started has ended")
+        raise
     finally:
         if not keep:
             shutil.rmtree(home, ignore_errors=True)
+
+
+def _temporary() -> Path:
+    """A directory that Postgres's user can enter too, should it be another."""
+    home = Path(tempfile.mkdtemp(prefix="sublet-demo-"))
+    home.chmod(0o755)
+    return home
+
+
+def _empty(directory: Path) -> Path:
+    """Make it if need be. Raises `UsageError` if something is in it, or if it cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        found = sorted(entry.name for entry in directory.iterdir())
+    except OSError as error:
+        raise UsageError(
+            f"--keep {str(directory)!r}: {error.strerror}. Name a directory that can be written."
+        ) from None
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise UsageError(
+            f"--keep {str(directory)!r}: it holds {', '.join(found[:3])}{more}, and the demo's records need a "
+            "directory to themselves. Name one that is new or empty."
+        )
+    return directory
 
 
 @dataclass(slots=True)
@@ -61,26 +92,25 @@ class _Stage:
     url: str
     home: Path
     show: Show
+    processes: Children
+    story: Story
     published: int = 0
-    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     failure: BaseException | None = None
 
     def play(self, as_json: bool) -> int:
         records = self.home / "records"
         records.mkdir()
-        records.chmod(0o777)
         source = flights.load()
         self.show.say(f"{source.num_rows:,} flights loaded")
-        with self._ending_processes(), Sight(self.url) as sight:
+        with Sight(self.url) as sight:
             for name in NODES:
-                self._start(name, "sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
+                self.processes.start(name, "sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
             arguments = (self.url, str(records), str(TASKS), str(SECONDS_PER_MESSAGE))
-            application = self._start("application", "sublet.demo.application", *arguments)
+            application = self.processes.start("application", "sublet.demo.application", *arguments)
             self.show.say(f"leader nodes {' and '.join(NODES)} and a Spark application with {TASKS} tasks are starting")
             self._until(lambda: len(holders(sight.look())) == TASKS, "the tasks to share the streams")
             self.show.say(f"{TASKS} tasks share {len(sight.look().streams)} streams")
-            threading.Thread(target=self._publish, args=(source,), name="publisher", daemon=True).start()
-            with self.show.bars(source.num_rows):
+            with self._publishing(source), self.show.bars(source.num_rows):
                 self._watch(sight, source.num_rows)
             self.show.say("everything is consumed; draining the application")
             application.communicate(timeout=60)
@@ -91,7 +121,19 @@ class _Stage:
 
     # --- the play ---------------------------------------------------------------------------------------------------
 
-    def _publish(self, source: pa.Table) -> None:
+    @contextlib.contextmanager
+    def _publishing(self, source: pa.Table) -> Iterator[None]:
+        """Publish meanwhile; no more of it afterwards."""
+        over = threading.Event()
+        publisher = threading.Thread(target=self._publish, args=(source, over), name="publisher", daemon=True)
+        publisher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            publisher.join(5.0)
+
+    def _publish(self, source: pa.Table, over: threading.Event) -> None:
         """All flights in the file's order, a tenth of a second's worth at a time."""
         published = source.select(["topic", "key", "value"])
         step = max(1, round(source.num_rows / PUBLISH_S / 10))
@@ -103,7 +145,8 @@ class _Stage:
                     publisher.flush()
                     self.published = min(first + step, source.num_rows)
                     ahead = began + self.published / source.num_rows * PUBLISH_S - time.monotonic()
-                    time.sleep(max(0.0, ahead))
+                    if over.wait(max(0.0, ahead)):
+                        break
         except BaseException as error:  # noqa: BLE001 it is raised where somebody sees it
             self.failure = error
 
@@ -118,6 +161,7 @@ class _Stage:
             seen = sight.look()
             done_so_far = consumed(seen)
             self.show.update(self.published, done_so_far)
+            self.story.saw(seen)
             if acts and done_so_far >= acts[0][0] * total and acts[0][1](seen):
                 acts.pop(0)
             return done_so_far == total
@@ -134,7 +178,10 @@ class _Stage:
             return False
         os.kill(process, signal.SIGKILL)
         held = ", ".join(str(stream) for stream in sorted(streams))
-        self.show.say(f"[red]killed[/red] worker {process}, a task's Python process, which held streams {held}")
+        self.show.say(
+            f"[red]killed[/red] worker {process}, a task's Python process, which had work left in streams {held}"
+        )
+        self.story.killed(agent, streams)
         return True
 
     def _kill_leader(self, seen: Overview) -> bool:
@@ -145,50 +192,21 @@ class _Stage:
         self.show.say(f"[red]killed[/red] {seen.leader.node}, the node that leads the group")
         return True
 
-    # --- processes --------------------------------------------------------------------------------------------------
-
-    def _start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
-        log = (self.home / f"{name}.log").open("w")
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "SUBLET_DATABASE_URL": self.url},
-        )
-        return self.processes[name]
-
-    @contextlib.contextmanager
-    def _ending_processes(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            for process in self.processes.values():
-                process.terminate()
-            for process in self.processes.values():
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
-                process.kill()
-
     def _until(self, fact: Callable[[], bool], what: str) -> None:
         """Wait for a fact, unless the application dies, the publisher fails or the time is over."""
         while not fact():
             if self.failure is not None:
                 raise self.failure
             if self.processes["application"].poll() is not None:
-                raise Unavailable(f"the Spark application ended by itself:\n{self._tail('application')}")
+                raise Unavailable(f"the Spark application ended by itself:\n{self.processes.log('application')}")
             if self.show.seconds > LIMIT_S:
-                raise Unavailable(f"waited too long for {what}:\n{self._tail('application')}")
+                raise Unavailable(f"waited too long for {what}:\n{self.processes.log('application')}")
             time.sleep(0.1)
-
-    def _tail(self, name: str) -> str:
-        return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-30:])
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _report(self, findings: check.Findings, history: Sequence[HistoryRecord], as_json: bool) -> None:
-        held = holdings(history)
+        held = holdings(history, round((time.time() - self.show.seconds) * 1e6))
         moves = [one for one in held if one["moved_from"] is not None]
         if not as_json:
             self.show.end(findings, held, moves)

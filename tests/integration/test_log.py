@@ -132,7 +132,9 @@ def test_since_is_what_lies_later_in_order_paged(conn: psycopg.Connection[Any], 
 def test_since_the_latest_is_empty_and_says_where_it_looked(conn: psycopg.Connection[Any], stream: int) -> None:
     put(conn, stream, b"a", b"b")
     page = since(conn, stream, 2)
-    assert (page.batches, page.position, page.head, page.closed, page.finished) == ((), 2, 2, False, False)
+    assert (page.batches, page.start, page.position, page.head) == ((), 2, 2, 2)
+    assert not page.closed
+    assert not page.finished
     rollover(conn, "default")
     assert since(conn, stream, 2).finished
     assert since(conn, stream, 0, limit_blocks=0).position == 2, "at least one block is read"
@@ -147,6 +149,23 @@ def test_since_before_the_oldest_is_gone_and_names_the_oldest(conn: psycopg.Conn
         since(conn, stream, 1)
     assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (stream, 1, 2)
     assert values(read(conn, stream, 2)) == [b"c"]
+
+
+@pytest.mark.conforms("P2", "P3")
+@pytest.mark.parametrize("filter", ["#", "t", "other"])
+def test_a_page_ends_before_a_hole_and_the_next_names_it(
+    conn: psycopg.Connection[Any], stream: int, filter: str
+) -> None:
+    for value in (b"a", b"b", b"c", b"d"):
+        put(conn, stream, value)
+    conn.execute("delete from block where end_offset = 3")
+    page = since(conn, stream, 0, filter=Filter(filter))
+    assert (page.start, page.position, page.head) == (0, 2, 4)
+    assert [row for batch in page.batches for row in batch["value"].to_pylist()] == [b"a", b"b"] * (filter != "other")
+    with pytest.raises(Gone) as gone:
+        since(conn, stream, page.position, filter=Filter(filter))
+    assert (gone.value.offset, gone.value.oldest) == (2, 3)
+    assert values(read(conn, stream, 3)) == [b"d"]
 
 
 @pytest.mark.conforms("P3", "W4")

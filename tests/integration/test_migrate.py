@@ -188,7 +188,7 @@ def test_an_installed_wheel_finds_its_migrations(empty_database: str, tmp_path: 
         [sys.executable, "-m", "pip", "--python", fresh / "bin" / "python", "install", "--quiet", "--no-deps", wheel],
         check=True,
     )
-    for folder in {Path(module.psycopg.__file__).parents[1], Path(pytest.__file__).parents[1]}:
+    for folder in {Path(str(psycopg.__file__)).parents[1], Path(str(pytest.__file__)).parents[1]}:
         with (site / "libraries.pth").open("a") as libraries:
             libraries.write(f"{folder}\n")
     story = (

@@ -90,19 +90,19 @@ def test_each_delivery_has_the_position_of_its_message(database: str, conn: psyc
 @pytest.mark.parametrize("form", ["table", "batch", "mapping"])
 def test_a_batch_arrives_by_columns(database: str, conn: psycopg.Connection[Any], form: str) -> None:
     count = 300
-    columns = {
+    columns: dict[str, Any] = {
         "topic": [f"t/{index % 4}" for index in range(count)],
         "value": [b"%d" % index for index in range(count)],
         "key": [None if index % 3 else b"%d" % (index % 10) for index in range(count)],
         "headers": [{"n": b"%d" % index} if index % 2 else None for index in range(count)],
         "timestamp": [datetime(2026, 1, 1, 0, 0, index % 60, tzinfo=UTC) for index in range(count)],
     }
-    headers = [None if each is None else list(each.items()) for each in columns["headers"]]  # type: ignore[attr-defined]
+    headers = [None if each is None else list(each.items()) for each in columns["headers"]]
     kinds = {"headers": pa.map_(pa.string(), pa.binary())}
     table = pa.table({name: pa.array(each, kinds.get(name)) for name, each in (columns | {"headers": headers}).items()})
     given = {"table": table, "batch": table.combine_chunks().to_batches()[0], "mapping": columns}[form]
     with Publisher(database, block_messages=50) as publisher:
-        spans = publisher.publish_batch(given).result(10)  # type: ignore[arg-type]
+        spans = publisher.publish_batch(given).result(10)
         with pytest.raises(UsageError, match="colour"):
             publisher.publish_batch({"topic": "a", "value": [b""], "colour": ["red"]})
     places = {
@@ -337,14 +337,14 @@ def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, 
     publisher.publish("t", b"x").result(20)
     name = conn.info.dbname
     with psycopg.connect(database.replace(name, "postgres"), autocommit=True) as admin:
-        admin.execute(f"alter database {name} with allow_connections false")  # type: ignore[arg-type]
+        admin.execute(f"alter database {name} with allow_connections false")
         eventually(lambda: _cut(conn))
         delivery = publisher.publish("t", b"x")
         with pytest.raises((DatabaseUnreachable, SubletError)):
             delivery.result(20)
         with pytest.raises((DatabaseUnreachable, SubletError)):
             publisher.flush(20)
-        admin.execute(f"alter database {name} with allow_connections true")  # type: ignore[arg-type]
+        admin.execute(f"alter database {name} with allow_connections true")
     publisher.publish("t", b"y").result(20)
     publisher.close()
     assert b"y" in values(conn)

@@ -92,6 +92,7 @@ def test_one_spaces_retention_takes_its_old_generations_and_no_others(conn: psyc
     assert retain(conn) == []
 
 
+@pytest.mark.conforms("W4")
 def test_what_is_young_or_open_stays(conn: psycopg.Connection[Any]) -> None:
     stream_id = stream_of(conn, "eu")
     put(conn, stream_id, b"x", topic="eu/1")

@@ -60,6 +60,31 @@ def test_a_batch_that_the_agent_gave_up_waiting_for_is_executed_to_its_end_once(
     run(test)
 
 
+@pytest.mark.conforms("R2")
+def test_a_repeated_batch_is_answered_only_once_the_first_is_executed() -> None:
+    async def test() -> None:
+        async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
+            gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            node.gate = gate
+            stub = sublet_pb2_grpc.SessionStub(channel)
+            batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="a", number=1)
+            batch.commands.add(message=pb.ToLeader(ping=pb.Ping(borrower_ids=["b"], sent_at=1.0)))
+            batch.commands.add()
+            first = asyncio.ensure_future(stub.Commands(batch))
+            await until(lambda: node.batches_inside == 1)
+            again = asyncio.ensure_future(stub.Commands(batch))
+            await until(lambda: node.calls.count("Commands") == 2)
+            for _ in range(20):  # whoever does not wait for the first has been answered by then
+                await stub.Poll(pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="a"))
+            assert not again.done()
+            gate.set_result(None)
+            assert [error.index for error in (await first).errors] == [1]
+            assert (await again).errors == (await first).errors
+            assert [message for _, message in node.received] == [Ping(("b",), 1.0)]
+
+    run(test)
+
+
 @pytest.mark.conforms("R5")
 def test_a_lost_reply_is_given_again_and_seen_once() -> None:
     async def test() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -19,7 +20,7 @@ from storage.publish import Publisher
 from storage.spaces import reshard, rollover
 from tests.deliveries import judge
 from tests.kit import eventually
-from tests.kit_nodes import Fleet
+from tests.kit_nodes import Fleet, Process
 
 ALL = "$share/g/#"
 WAIT_S = 40.0
@@ -104,10 +105,14 @@ def scene(database: str) -> Iterator[Scene]:
     scene.connection.close()
 
 
+def _is_serving(node: Process) -> bool:
+    return "serves on" in node.output()
+
+
 def _serving(fleet: Fleet, *names: str) -> None:
     for name in names:
         node = fleet.node(name)
-        eventually(lambda node=node: "serves on" in node.output(), WAIT_S, node.output)
+        eventually(partial(_is_serving, node), WAIT_S, node.output)
 
 
 def _verdict(fleet: Fleet, scene: Scene):  # type: ignore[no-untyped-def]

@@ -7,6 +7,7 @@ are drawn from those in use, so that they get past the first check.
 from __future__ import annotations
 
 import math
+from typing import Protocol, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from borrower.machine.agent import Agent, Consumed, FromNode, NodeLost, NodesKnown, Subscribe, Tick, Unsubscribe
 from borrower.machine.events import Progressed
 from borrower.settings import BorrowerSettings
-from leader.node_events import Begin, Heard, NotWritten, RevokeWanted, Shutdown
+from leader.node_events import Begin, Commit, Heard, NotWritten, RevokeWanted, Shutdown
+from leader.node_events import Tick as NodeTick
 from protocol.messages import (
     Disconnect,
     EndReason,
@@ -37,6 +39,7 @@ from protocol.messages import (
 from tests.unit.leader_bench import Bench
 from tests.unit.test_node_machine import Play
 
+T = TypeVar("T")
 BIG = 2**63 - 1
 ABSURD = st.sampled_from([0, 1, -1, BIG, -BIG - 1, 1_700_000_000_000_000])
 FLOATS = st.one_of(st.floats(), st.sampled_from([1.0, math.nan, math.inf, -math.inf, 5e-324, 1e308]))
@@ -61,27 +64,33 @@ STREAMS = st.one_of(st.integers(1, 3), ABSURD)
 STARTS = st.sampled_from(["latest", "earliest", "", "yesterday"])
 
 
+class Draw(Protocol):
+    """`st.DrawFn`, or the `draw` of a data object."""
+
+    def __call__(self, strategy: st.SearchStrategy[T], /) -> T: ...
+
+
 class Ids:
     """Draws from what is in use, now and then."""
 
     def __init__(self, grants: list[int], terms: list[int]) -> None:
         self.grants, self.terms = [*grants, 0], [*terms, 0]
 
-    def progress(self, draw: st.DrawFn) -> StreamProgress:
+    def progress(self, draw: Draw) -> StreamProgress:
         return StreamProgress(
             draw(STREAMS), self.grant(draw), draw(st.one_of(ABSURD, st.integers(0, 100))), draw(st.booleans())
         )
 
-    def grant(self, draw: st.DrawFn) -> int:
+    def grant(self, draw: Draw) -> int:
         return draw(st.one_of(st.sampled_from(self.grants), ABSURD))
 
-    def term(self, draw: st.DrawFn) -> int:
+    def term(self, draw: Draw) -> int:
         return draw(st.one_of(st.sampled_from(self.terms), ABSURD))
 
-    def several(self, draw: st.DrawFn) -> tuple[StreamProgress, ...]:
+    def several(self, draw: Draw) -> tuple[StreamProgress, ...]:
         return tuple(self.progress(draw) for _ in range(draw(st.integers(0, 3))))
 
-    def to_leader(self, draw: st.DrawFn) -> LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect:
+    def to_leader(self, draw: Draw) -> LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect:
         """Any message to a leader."""
         who = draw(BORROWERS)
         match draw(st.integers(0, 6)):
@@ -113,7 +122,7 @@ class Ids:
             case _:
                 return Disconnect(who, self.term(draw), self.several(draw))
 
-    def to_borrower(self, draw: st.DrawFn) -> object:
+    def to_borrower(self, draw: Draw) -> object:
         """Any message to a borrower."""
         who, term, stream_id, grant_id = draw(BORROWERS), self.term(draw), draw(STREAMS), self.grant(draw)
         match draw(st.integers(0, 6)):
@@ -173,7 +182,7 @@ def test_a_node_survives_whatever_it_hears(data: st.DataObject) -> None:
         ids = Ids(grants, [leader.term for leader in play.machine.leaders.values()])
         match draw(st.integers(0, 12)):
             case 0:
-                play.do(Tick_(), play.now + draw(st.sampled_from([0.0, 0.3, 1.1, 7.0, 12.0, 61.0])))
+                play.do(NodeTick(), play.now + draw(st.sampled_from([0.0, 0.3, 1.1, 7.0, 12.0, 61.0])))
             case 1 | 2 | 3 | 4 if play.requests:
                 commit = play.requests[0]
                 play.answer()
@@ -189,19 +198,10 @@ def test_a_node_survives_whatever_it_hears(data: st.DataObject) -> None:
     assert play.last.wake_at is None or play.last.wake_at > play.now or play.last.stopped
 
 
-def Tick_() -> object:  # noqa: N802 the node's tick, not the agent's
-    from leader.node_events import Tick as NodeTick
-
-    return NodeTick()
-
-
 def fail_first(play: Play) -> None:
     """The next request, if it is a commit, fails."""
-    from leader.node_events import Commit
-
-    if isinstance(play.requests[0], Commit):
-        request = play.requests.pop(0)
-        assert isinstance(request, Commit)
+    if isinstance(request := play.requests[0], Commit):
+        play.requests.pop(0)
         play.do(NotWritten(request, unknown=True))
 
 

@@ -66,7 +66,7 @@ class SimulatedAgent(Process):
         if self.alive and handle in self.open:
             self.open.discard(handle)
             self.world.say(self.agent_id, f"leaves {handle}")
-            self.awake(lambda: self.alive and self.handle(Unsubscribe(handle)))
+            self._happens(Unsubscribe(handle))
 
     def crash(self) -> None:
         """Gone, in the middle of whatever it did."""
@@ -77,11 +77,20 @@ class SimulatedAgent(Process):
 
     def hear(self, node: str, message: ToBorrower) -> None:
         """A message has come over the network."""
-        self.awake(lambda: self.alive and self.handle(FromNode(node, message)))
+        self._happens(FromNode(node, message))
 
     def lose(self, node: str) -> None:
         """The connection to a node broke."""
-        self.awake(lambda: self.alive and self.handle(NodeLost(node)))
+        self._happens(NodeLost(node))
+
+    def _happens(self, event: AgentEvent) -> None:
+        """Unless it is dead, once it is awake."""
+
+        def if_alive() -> None:
+            if self.alive:
+                self.handle(event)
+
+        self.awake(if_alive)
 
     def handle(self, event: AgentEvent) -> None:
         """Give one event to the machine and do what it says."""
@@ -160,5 +169,6 @@ class SimulatedAgent(Process):
 
     def _report(self, work: Work) -> None:
         if not work.over:
+            self.simulation.checkers.reported(work)
             progress = Progressed(work.stream_id, work.grant_id, work.position, final=work.stopping)
             self.handle(Consumed(work.handle, progress))

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 
 from borrower.machine.agent import Closed
 from protocol.messages import EndReason
-from storage.groups.model import EntryResult, Grant, GroupResult, GroupWrites, Lending, LendingStatus, Verdict
+from storage.groups.model import (
+    Advance,
+    EntryResult,
+    Grant,
+    GroupResult,
+    GroupWrites,
+    Lending,
+    LendingStatus,
+    Reclaim,
+    Release,
+    Seize,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.agents import Work
@@ -43,7 +55,13 @@ class Checkers:
         self._positions: dict[tuple[int, int], int] = {}
         self._grants: dict[tuple[int, int], int] = {}
         self._in_force: dict[tuple[int, int], int] = {}
+        self._had: dict[tuple[int, int], str | None] = {}
         self._holder: dict[tuple[int, int], str] = {}
+        self._reported: dict[tuple[int, int], int] = {}
+
+    def reported(self, work: Work) -> None:
+        """A session says how far it is under this grant."""
+        self._reported[work.stream_id, work.grant_id] = work.position
 
     # --- while it runs ----------------------------------------------------------------------------------------------
 
@@ -78,13 +96,23 @@ class Checkers:
         if isinstance(answer.entry, Grant):
             self._parents_first(answer.entry.stream_id)
             if answer.verdict is Verdict.APPLIED:
-                self._granted(key, row.grant_id)
-        elif answer.verdict is Verdict.APPLIED and self._in_force.get(key) != answer.entry.grant_id:
-            raise Violation(f"{key}: {answer.entry} was applied, but in force is {self._in_force.get(key)}")
+                self._granted(key, row)
+        elif answer.verdict is Verdict.APPLIED:
+            self._under_its_grant(key, answer.entry)
         if row.status is LendingStatus.HELD:
             self._in_force[key] = row.grant_id
         else:
             self._in_force.pop(key, None)
+
+    def _under_its_grant(self, key: tuple[int, int], entry: Advance | Reclaim | Release | Seize) -> None:
+        """What counts under a grant was said under that very grant, and that grant is in force (E10, E17)."""
+        if self._in_force.get(key) != entry.grant_id:
+            raise Violation(f"{key}: {entry} was applied, but in force is {self._in_force.get(key)}")
+        if isinstance(entry, Seize):
+            return
+        reported = self._reported.get((entry.stream_id, entry.grant_id), 0)
+        if entry.position > reported:
+            raise Violation(f"{key}: {entry} was applied, but under that grant nobody is further than {reported}")
 
     def _parents_first(self, stream_id: int) -> None:
         """A leader does not even ask to lend a stream before all its parents are finished (E21)."""
@@ -93,11 +121,15 @@ class Checkers:
             if row is not None and row.status is not LendingStatus.FINISHED:
                 raise Violation(f"stream {stream_id} is to be lent before its parent: {row}")
 
-    def _granted(self, key: tuple[int, int], grant_id: int) -> None:
-        if grant_id <= self._grants.get(key, 0):
-            raise Violation(f"{key}: grant id {grant_id} is not above {self._grants[key]}")
-        self._grants[key] = grant_id
-        self.moves += 1
+    def _granted(self, key: tuple[int, int], row: Lending) -> None:
+        """Grant ids only grow; a stream that somebody else had before has moved."""
+        if row.grant_id <= self._grants.get(key, 0):
+            raise Violation(f"{key}: grant id {row.grant_id} is not above {self._grants[key]}")
+        self._grants[key] = row.grant_id
+        self._reported[row.stream_id, row.grant_id] = row.position
+        before = self._had.get(key)
+        self.moves += before not in (None, row.borrower_id)
+        self._had[key] = row.borrower_id
 
     def call_started(self, agent: str, work: Work, count: int) -> None:
         """A grant has one holder; a call begins only while the row says so; parents come first (E10, E21, E29)."""

@@ -5,31 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from leader.node_events import (
-    Begin,
-    Claimed,
-    ClaimLeadership,
-    Commit,
-    Heard,
-    Load,
-    Loaded,
-    NodeEvent,
-    NotWritten,
-    Open,
-    Opened,
-    Released,
-    ReleaseLeaderships,
-    Renewed,
-    RenewLeaderships,
-    Request,
-    RevokeWanted,
-    Shutdown,
-    Tick,
-    Written,
-)
+from leader.node_events import Begin, Heard, NodeEvent, Request, RevokeWanted, Shutdown, Tick, Written
 from leader.node_machine import Node
+from leader.requests import execute, failed
 from leader.settings import LeaderSettings
-from protocol.errors import LostLeadership
 from protocol.messages import ToLeader
 from storage.groups.model import NodeRef
 from tests.simulation.world import Process, Weather
@@ -108,7 +87,12 @@ class SimulatedNode(Process):
     def _wake(self, delay_s: float) -> None:
         self._wake_count += 1
         mine = self._wake_count
-        self.world.after(delay_s, self._in_this_life(lambda: mine == self._wake_count and self.handle(Tick())))
+
+        def tick() -> None:
+            if mine == self._wake_count:
+                self.handle(Tick())
+
+        self.world.after(delay_s, self._in_this_life(tick))
 
     def _in_this_life(self, happening: Callable[[], object]) -> Callable[[], None]:
         life = self.lives
@@ -124,7 +108,7 @@ class SimulatedNode(Process):
     def _ask_database(self, request: Request) -> None:
         """In order, each after the other; executed even if the node dies meanwhile, as a real one would be."""
         world = self.world
-        there = max(world.now, self._database_free_at) + world.random.uniform(0.001, 0.004)
+        there = max(world.now, self._database_free_at) + world.random.uniform(0.001, 0.004) + self._reluctance()
         back = there + self._slowness() + world.random.uniform(0.0005, 0.002)
         self._database_free_at = back
         replies: list[NodeEvent] = []
@@ -139,6 +123,11 @@ class SimulatedNode(Process):
     def _is_database_bad(self) -> bool:
         return self.world.now < self._database_bad_until and self.world.weather != Weather.calm()
 
+    def _reluctance(self) -> float:
+        """On a bad way also the request takes long, so that a renewal may come too late for its lease."""
+        bad = self._is_database_bad() and self.world.chance(0.5)
+        return self.world.random.uniform(0.0, 4.0) if bad else 0.0
+
     def _slowness(self) -> float:
         """Now and then some seconds; rarely so many that a lease is over before the answer comes."""
         world = self.world
@@ -149,45 +138,8 @@ class SimulatedNode(Process):
     def _execute(self, request: Request, ref: NodeRef) -> NodeEvent:
         failing = self.world.chance(0.3 if self._is_database_bad() else self.world.weather.failing_database)
         executed = not failing or self.world.chance(0.5)
-        answer = self._answer(request, ref) if executed else None
-        return _failure(request, unknown=executed) if failing or answer is None else answer
-
-    def _answer(self, request: Request, ref: NodeRef) -> NodeEvent:
-        store = self.simulation.store
-        match request:
-            case Open(group_id=int(group_id)):
-                return Opened(request, group := store.find_group(group_id), final=group is None)
-            case Open():
-                return Opened(request, store.open_group(request.subscription, request.start))
-            case ClaimLeadership():
-                claim = store.claim(request.leadership_id, ref, self.settings.lease_s)
-                return Claimed(request, claim, self.world.random.uniform(0, 0.3))
-            case RenewLeaderships():
-                return Renewed(request, store.renew(ref, request.terms, self.settings.lease_s))
-            case ReleaseLeaderships():
-                return Released(request, store.release(ref, request.terms))
-            case Load():
-                try:
-                    return Loaded(request, store.load(request.group.group_id, request.term))
-                except LostLeadership:
-                    return Loaded(request, None)
-            case Commit():
-                results = store.commit(request.batch)
-                self.simulation.checkers.committed(request.batch, results)
-                return Written(request, results)
-
-
-def _failure(request: Request, unknown: bool) -> NodeEvent:
-    match request:
-        case Open():
-            return Opened(request, None, "the database did not answer")
-        case ClaimLeadership():
-            return Claimed(request, None)
-        case RenewLeaderships():
-            return Renewed(request, None)
-        case ReleaseLeaderships():
-            return Released(request, None)
-        case Load():
-            return Loaded(request, None)
-        case Commit():
-            return NotWritten(request, unknown)
+        jitter_s = self.world.random.uniform(0, 0.3)
+        answer = execute(request, self.simulation.store, ref, self.settings.lease_s, jitter_s) if executed else None
+        if isinstance(answer, Written):
+            self.simulation.checkers.committed(answer.request.batch, answer.results)
+        return failed(request, unknown=executed) if failing or answer is None else answer

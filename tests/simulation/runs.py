@@ -14,6 +14,8 @@ from tests.simulation.simulation import Simulation
 from tests.simulation.tally import TABLES, Pair, counting
 
 CHUNK = 20
+ENOUGH_FAILURES = 20
+"""So many wrong runs say that the world is broken; the rest would say nothing new."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ def all_pairs() -> set[Pair]:
 
 
 def run_seeds(seeds: Sequence[int], processes: int = 2, shown: Callable[[Figures], None] | None = None) -> Figures:
-    """Run them all; `shown` is called now and then with the figures so far."""
+    """Run them all, or until enough have failed; `shown` is called now and then with the figures so far."""
     started, figures = time.monotonic(), Figures()
     chunks = [tuple(seeds[i : i + CHUNK]) for i in range(0, len(seeds), CHUNK)]
     for some in _results(chunks, processes):
@@ -64,6 +66,8 @@ def run_seeds(seeds: Sequence[int], processes: int = 2, shown: Callable[[Figures
         figures.took_s = time.monotonic() - started
         if shown is not None:
             shown(figures)
+        if len(figures.failures) >= ENOUGH_FAILURES:
+            break
     return figures
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from borrower.settings import BorrowerSettings
 from leader.settings import LeaderSettings
@@ -75,7 +76,7 @@ class Simulation:
         """Most agents notice a broken connection; the others have their timers."""
         for agent in self.agents.values():
             if self.world.chance(0.8):
-                self.world.after(self.world.random.uniform(0.001, 0.1), lambda a=agent: a.lose(address))
+                self.world.after(self.world.random.uniform(0.001, 0.1), partial(agent.lose, address))
 
     def live_addresses(self) -> tuple[str, ...]:
         """What the node directory would say: a crashed node stays in it for a while."""
@@ -123,18 +124,29 @@ class Simulation:
         if not any(a.open for a in self.agents.values() if a.alive):
             self._join()
         self._come_to_rest()
+        self._relieve_a_holder()
+        self._come_to_rest()
         self.world.run_until(self.world.now + AT_REST_S)
         self.checkers.check_end()
 
     def _come_to_rest(self) -> None:
         """Go on until everything is as it must be at the end, or for so long that it will never be."""
-        while self.world.now < SAFETY_S + LIVENESS_S:
+        end = self.world.now + LIVENESS_S
+        while self.world.now < end:
             self.world.run_until(self.world.now + 5.0)
             try:
                 self.checkers.check_end()
             except Violation:
                 continue
             return
+
+    def _relieve_a_holder(self) -> None:
+        """Somebody comes and somebody who holds streams goes, so that streams move in every run."""
+        self._join()
+        rows = [self.row(stream_id) for stream_id in self.streams.streams]
+        leaver = self.agents[self.world.random.choice(sorted({row.agent for row in rows if row.agent}))]
+        for handle in tuple(leaver.open):
+            leaver.leave(handle)
 
     def _join(self) -> None:
         self._made += 1
@@ -184,7 +196,7 @@ class Simulation:
                 node.start()
                 self.world.after(rnd.uniform(0.0, 0.01), node.shut_down)
             case "database":
-                node.trouble_database(rnd.uniform(1.0, 8.0))
+                node.trouble_database(rnd.uniform(1.0, 16.0))
                 self.world.after(rnd.uniform(0.0, 6.0), node.shut_down if self.world.chance(0.5) else node.start)
 
     def _befall_group(self) -> None:

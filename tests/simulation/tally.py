@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from typing import Any
 from unittest import mock
 
-from borrower.machine import borrower as borrower_machine
-from leader.election import machine as election_machine
-from leader.group import assignments
+from borrower.machine.table import TABLE as BORROWER
+from leader.election.table import TABLE as ELECTION
+from leader.group.table import TABLE as ASSIGNMENT
 
 Pair = tuple[str, Enum, Enum]
 """(the machine's name, status, kind of event)."""
 
-TABLES = {
-    "borrower": borrower_machine.TABLE,
-    "election": election_machine.TABLE,
-    "assignment": assignments.TABLE,
+TABLES: dict[str, Mapping[Any, Mapping[Any, Any]]] = {
+    "borrower": BORROWER,
+    "election": ELECTION,
+    "assignment": ASSIGNMENT,
 }
+_READ_BY = {
+    "borrower": "borrower.machine.borrower.TABLE",
+    "election": "leader.election.machine.TABLE",
+    "assignment": "leader.group.assignments.TABLE",
+}
+"""Where each machine looks its table up."""
 
 
 class _Row(dict[Any, Any]):
     """A row that tells what is looked up in it."""
 
-    def __init__(self, row: dict[Any, Any], note: Callable[[Any], None]) -> None:
+    def __init__(self, row: Mapping[Any, Any], note: Callable[[Any], None]) -> None:
         super().__init__(row)
         self._note = note
 
@@ -39,11 +45,9 @@ class _Row(dict[Any, Any]):
 def counting() -> Iterator[Counter[Pair]]:
     """Count every look-up in the machines' tables."""
     seen: Counter[Pair] = Counter()
-    with (
-        mock.patch.object(borrower_machine, "TABLE", _watched("borrower", seen)),
-        mock.patch.object(election_machine, "TABLE", _watched("election", seen)),
-        mock.patch.object(assignments, "TABLE", _watched("assignment", seen)),
-    ):
+    with ExitStack() as stack:
+        for machine, place in _READ_BY.items():
+            stack.enter_context(mock.patch(place, _watched(machine, seen)))
         yield seen
 
 
@@ -54,4 +58,4 @@ def _watched(machine: str, seen: Counter[Pair]) -> dict[Any, _Row]:
 
         return note
 
-    return {status: _Row(dict(row), noting(status)) for status, row in TABLES[machine].items()}
+    return {status: _Row(row, noting(status)) for status, row in TABLES[machine].items()}

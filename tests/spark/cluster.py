@@ -12,7 +12,7 @@ import psutil
 
 from borrower.spark.java import java_home
 from tests.kit import eventually
-from tests.spark.session import CACHE
+from tests.spark.session import CACHE, QUICK_JAVA
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 """Spark starts no second attempt of a task on the host that runs the first: loopback has many addresses."""
@@ -26,12 +26,11 @@ def a_cluster(directory: Path) -> Iterator[str]:
         log = directory / "master.log"
         arguments = ["--host", HOSTS[0], "--port", "0", "--webui-port", "0"]
         processes.append(_launch("master.Master", arguments, log))
-        url = eventually(lambda: _found(log, "Starting Spark master at "), 60, log.read_text)
-        for host in HOSTS:
+        url = _await_words(log, "Starting Spark master at ")
+        for host in HOSTS:  # an application may come before they are there: it waits for them
             log = directory / f"worker-{host}.log"
             arguments = ["--host", host, "--port", "0", "--webui-port", "0", "--cores", "1", "--memory", "1g"]
             processes.append(_launch("worker.Worker", [*arguments, "--work-dir", str(directory / host), url], log))
-            eventually(lambda log=log: _found(log, "Successfully registered with master "), 60, log.read_text)
         yield url
     finally:
         for process in processes:
@@ -41,19 +40,33 @@ def a_cluster(directory: Path) -> Iterator[str]:
 def _launch(role: str, arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
     import pyspark
 
-    home = Path(pyspark.__file__).parent
+    spark_home, java = Path(pyspark.__file__).parent, java_home(CACHE)
     # The executors' environment is the application's, not that of the test.
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
-    settings = {"JAVA_HOME": str(java_home(CACHE)), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": HOSTS[0]}
+    settings = {
+        "JAVA_HOME": str(java),
+        "SPARK_HOME": str(spark_home),
+        "SPARK_LOCAL_IP": HOSTS[0],
+        "SPARK_SCALA_VERSION": "2.13",  # as Spark's own script says, which starts a JVM more to find the rest
+    }
+    command = [str(java / "bin" / "java"), *QUICK_JAVA.split(), "-cp", str(spark_home / "jars" / "*")]
     with log.open("wb") as output:
-        command = [home / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", *arguments]
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**clean, **settings})
+        return subprocess.Popen(
+            [*command, f"org.apache.spark.deploy.{role}", *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**clean, **settings},
+        )
 
 
-def _found(log: Path, words: str) -> str | None:
-    """What follows these words in the log."""
+def _await_words(log: Path, words: str) -> str:
+    """What follows these words in the log, once they are there."""
+    return eventually(lambda: _found(log, words), 60, log.read_text)
+
+
+def _found(log: Path, words: str) -> str:
     text = log.read_text(errors="replace")
-    return text.partition(words)[2].split()[0] if words in text and text.endswith("\n") else None
+    return text.partition(words)[2].split()[0] if words in text and text.endswith("\n") else ""
 
 
 def _kill_all(process: subprocess.Popen[bytes]) -> None:

@@ -18,6 +18,8 @@ SITE_CUSTOMIZE = """
 import sys
 sys.path[:] = [path for path in sys.path if not path.endswith(("/pyspark.zip", "-src.zip"))]
 """
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Starts quickly: a test's JVM does not live long enough for its best compiler to pay."""
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -25,7 +27,8 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
+    "spark.driver.extraJavaOptions": f"{QUICK_JAVA} -Xss8m",
+    "spark.executor.extraJavaOptions": QUICK_JAVA,
     "spark.log.level": "OFF",
 }
 

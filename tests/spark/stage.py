@@ -36,9 +36,8 @@ class Stage:
 
     def serve(self, *names: str) -> None:
         """Start these nodes and wait until they serve."""
-        for name in names:
-            node = self.fleet.node(name)
-            eventually(lambda node=node: "serves on" in node.output(), WAIT_S, node.output)
+        nodes = [self.fleet.node(name) for name in names]
+        eventually(lambda: all("serves on" in node.output() for node in nodes), WAIT_S, lambda: nodes[-1].output())
 
     def publish(self, count: int, first: int = 0) -> None:
         """Numbered messages under many keys in small blocks; durable when it returns."""

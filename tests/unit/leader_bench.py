@@ -30,7 +30,7 @@ SUBSCRIPTION = Subscription.parse("$share/bench/#")
 AGENT, BORROWER = "a", "a/1"
 HEAD = 100
 
-M = TypeVar("M", bound=ToBorrower)
+M = TypeVar("M")
 
 
 class Bench:
@@ -45,7 +45,8 @@ class Bench:
         for stream_id in self.streams.streams:
             self.streams.append(stream_id, HEAD)
         self.group = self.store.open_group(SUBSCRIPTION, Start.EARLIEST)
-        self._lives = 0
+        self._lives, self.term = 0, 0
+        self._ref = NodeRef("n", "n#0", "n:1")
         self.lead()
 
     def lead(self) -> None:
@@ -176,9 +177,9 @@ class Bench:
 
     def heard(self, kind: type[M], agent: str | None = None) -> list[M]:
         """Messages of one type sent (to that agent) since the last look at any."""
-        found = [m for to, m in self.sent if isinstance(m, kind) and agent in (None, to)]
+        said: list[object] = [m for to, m in self.sent if agent in (None, to)]
         self.sent.clear()
-        return found
+        return [m for m in said if isinstance(m, kind)]
 
     def holders(self) -> dict[int, str | None]:
         """Who holds what, by the rows."""

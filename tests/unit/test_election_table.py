@@ -4,14 +4,55 @@ from __future__ import annotations
 
 import pytest
 
-from leader.election import TABLE, Action, Election, Kind, Status
+from leader.election import TABLE, Action, ClaimAnswered, Election, Event, Kind, Outcome, Status, Unwant, Want
+from leader.election.machine import _Entry
+from leader.settings import LeaderSettings
+from storage.groups.model import Claim, NodeRef
 
 PAIRS = [(status, kind) for status in Status for kind in Kind]
+ME, OTHER = NodeRef("me", "me-1", "here:1"), NodeRef("other", "other-1", "there:1")
+OURS = ClaimAnswered(1, 0.0, Claim(1, ME, 100, 10.0))
+THEIRS = ClaimAnswered(1, 0.0, Claim(1, OTHER, 100, 10.0))
+WAYS: dict[Status, tuple[Event, ...]] = {
+    Status.ABSENT: (),
+    Status.CLAIMING: (Want(1),),
+    Status.ABANDONING: (Want(1), Unwant(1)),
+    Status.WAITING: (Want(1), THEIRS),
+    Status.LED: (Want(1), OURS),
+    Status.RELEASING: (Want(1), OURS, Unwant(1)),
+    Status.RETURNING: (Want(1), OURS, Unwant(1), Want(1)),
+}
+"""How each status is come by."""
+
+
+def at(status: Status) -> tuple[Election, _Entry]:
+    """A machine whose leadership 1 has come to that status."""
+    machine = Election(LeaderSettings(), ME.incarnation)
+    for event in WAYS[status]:
+        machine.decide(event, 0.1)
+    entry = machine._entries.setdefault(1, _Entry(1))
+    assert entry.status is status
+    return machine, entry
 
 
 @pytest.mark.parametrize(("status", "kind"), PAIRS, ids=lambda part: part.name.lower())
 def test_every_pair_has_an_answer(status: Status, kind: Kind) -> None:
     assert kind in TABLE[status]
+
+
+@pytest.mark.parametrize(("status", "kind"), PAIRS, ids=lambda part: part.name.lower())
+def test_each_pair_leads_where_the_table_says(status: Status, kind: Kind) -> None:
+    """Also the pairs that no run brings about: what is ignored says nothing, asks for nothing, sets no timer."""
+    machine, entry = at(status)
+    after, action = TABLE[status][kind]
+    before = entry.wake_at
+    machine._happen(entry, kind, 0.2, THEIRS)
+    assert entry.status is after
+    assert (1 in machine._led) == (after is Status.LED)
+    if action is Action.IGNORE:
+        outcome = machine.decide(Want(2), 0.2)
+        assert outcome == Outcome(claims=(2,), wake_at=outcome.wake_at)
+        assert entry.wake_at == before
 
 
 def reachable(start: Status) -> set[Status]:

@@ -8,7 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from google.protobuf import descriptor_pb2
 
 from protocol import sublet_pb2 as pb
@@ -17,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_generated_code_describes_the_proto_file(tmp_path: Path) -> None:
-    pytest.importorskip("grpc_tools")
     target = tmp_path / "set"
     command = ["-m", "grpc_tools.protoc", f"--proto_path={ROOT}", f"--descriptor_set_out={target}"]
     subprocess.run([sys.executable, *command, "protocol/sublet.proto"], check=True, timeout=60)

@@ -23,6 +23,7 @@ from protocol.messages import (
     UpdateProgress,
 )
 from storage.groups.model import Advance, LendingStatus, Release
+from storage.groups.model import Grant as GrantEntry
 from tests.unit.leader_bench import BORROWER, HEAD, Bench
 
 # --- joining and sharing ----------------------------------------------------------------------------------------------
@@ -125,6 +126,18 @@ def test_standby_takes_over_at_once_when_an_owner_leaves() -> None:
     bench.sent.clear()
     bench.pass_time(bench.settings.debounce_s + 0.01)
     assert [(g.borrower_id, g.stream_id, g.position) for g in bench.heard(Grant)] == [(standby, 1, 42)]
+
+
+@pytest.mark.conforms("E20")
+def test_standby_takes_over_as_soon_as_a_slow_write_has_set_the_stream_free() -> None:
+    bench = Bench()
+    bench.joined(BORROWER, "b/1")
+    bench.confirm()
+    standby = ({BORROWER, "b/1"} - {str(bench.holders()[1])}).pop()
+    bench.leave(bench.said(42), borrower_id=str(bench.holders()[1]))
+    bench.tick(bench.settings.debounce_s + 0.01)
+    bench.commit()
+    assert [(e.borrower_id, e.stream_id) for e in bench.entries if isinstance(e, GrantEntry)] == [(standby, 1)]
 
 
 @pytest.mark.conforms("E20")
@@ -458,6 +471,9 @@ def test_a_locked_row_is_written_again_soon_and_holds_nobody_up() -> None:
     bench.progress(6, 2)
     bench.settle()
     assert [(m.stream_id, m.position) for m in bench.heard(ProgressSaved)] == [(2, 6)]
+    bench.progress(7, 2)
+    bench.settle()
+    assert [(m.stream_id, m.position) for m in bench.heard(ProgressSaved)] == [(2, 7)]
     bench.pass_time(0.5, BORROWER)
     assert bench.row(1).position == 0
     bench.store.locked.clear()

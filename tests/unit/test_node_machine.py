@@ -8,7 +8,6 @@ from typing import TypeVar
 import pytest
 
 from leader.node_events import (
-    Claimed,
     ClaimLeadership,
     Commit,
     Heard,
@@ -19,19 +18,16 @@ from leader.node_events import (
     NotWritten,
     Open,
     Opened,
-    Released,
     ReleaseLeaderships,
-    Renewed,
     RenewLeaderships,
     Request,
     RevokeWanted,
     Shutdown,
     Tick,
-    Written,
 )
 from leader.node_machine import Node
+from leader.requests import execute
 from leader.settings import LeaderSettings
-from protocol.errors import UndeclaredQueue
 from protocol.messages import (
     Disconnect,
     EndReason,
@@ -54,8 +50,8 @@ from storage.groups.model import NodeRef, Start
 
 SUBSCRIPTION = "$share/g/#"
 SETTINGS = LeaderSettings()
-M = TypeVar("M", bound=ToBorrower)
-R = TypeVar("R", bound=Request)
+M = TypeVar("M")
+R = TypeVar("R")
 
 
 class Play:
@@ -96,34 +92,13 @@ class Play:
         message = LeaderWanted(borrower_id, agent, SUBSCRIPTION, start="earliest")
         self.hear(replace(message, **wanted), agent)  # type: ignore[arg-type]
 
-    def answer(self) -> None:
+    def answer(self) -> NodeOutcome:
         """Execute the first request that waits."""
-        self.do(self.execute(self.requests.pop(0)))
+        return self.do(self.execute(self.requests.pop(0)))
 
     def execute(self, request: Request) -> NodeEvent:
         """What the database says."""
-        store = self.store
-        match request:
-            case Open(group_id=int(group_id)):
-                group = store.find_group(group_id)
-                return Opened(request, group, "gone", final=group is None)
-            case Open():
-                try:
-                    return Opened(request, store.open_group(request.subscription, request.start))
-                except UndeclaredQueue as problem:
-                    return Opened(request, None, str(problem), final=True)
-            case ClaimLeadership():
-                return Claimed(request, store.claim(request.leadership_id, self.ref, SETTINGS.lease_s))
-            case RenewLeaderships():
-                return Renewed(request, store.renew(self.ref, request.terms, SETTINGS.lease_s))
-            case ReleaseLeaderships():
-                return Released(request, store.release(self.ref, request.terms))
-            case Load():
-                if store.find_group(request.group.group_id) is None:
-                    return Loaded(request, None, deleted=True)
-                return Loaded(request, store.load(request.group.group_id, request.term))
-            case Commit():
-                return Written(request, store.commit(request.batch))
+        return execute(request, self.store, self.ref, SETTINGS.lease_s)
 
     def settle(self) -> None:
         """Execute until nothing waits."""
@@ -156,9 +131,9 @@ class Play:
 
     def heard(self, kind: type[M]) -> list[M]:
         """Messages of one type sent since the last look at any."""
-        found = [m for _, m in self.sent if isinstance(m, kind)]
+        said: list[object] = [m for _, m in self.sent]
         self.sent.clear()
-        return found
+        return [m for m in said if isinstance(m, kind)]
 
     def waiting(self, kind: type[R]) -> list[R]:
         """Requests of one type that wait."""
@@ -516,8 +491,7 @@ def test_a_shutdown_writes_what_is_under_way_then_releases_then_lets_the_borrowe
     assert len(play.waiting(ReleaseLeaderships)) == 1
     assert [m.borrower_id for m in play.heard(Invalidate)] == ["a/1"]
     assert not play.last.stopped
-    play.answer()
-    assert play.last.stopped
+    assert play.answer().stopped
     assert play.store.rows(1)[1].position == 5
     assert play.store.look([1])[1].remaining_s <= 0
 

@@ -90,12 +90,13 @@ def test_a_generation_is_judged_by_the_filter_it_was_filled_under() -> None:
     assert filled.wanted(Filter("d")) == {Filter("#"): True}
 
 
-def test_a_ring_finds_the_stream_at_the_edges_of_its_ranges() -> None:
-    cut = ranges(3)
+@pytest.mark.parametrize("shards", [1, 3, 4, 4096])
+def test_a_ring_finds_the_stream_at_the_edges_of_its_ranges(shards: int) -> None:
+    cut = ranges(shards)
     ring = Ring([StreamInfo(index, 1, 1, low, high, 0, False) for index, (low, high) in enumerate(cut)][::-1])
-    for index, (low, high) in enumerate(cut):
-        assert ring.stream_id(low) == index
-        assert ring.stream_id(high - 1) == index
+    edges = {edge: index for index, (low, high) in enumerate(cut) for edge in (low, high - 1)}
+    assert [ring.stream_id(edge) for edge in edges] == list(edges.values())
+    assert ring.stream_ids(edges) == list(edges.values())
 
 
 def test_a_ring_with_a_hole_is_our_own_broken_rule() -> None:

@@ -270,6 +270,7 @@ def test_a_gap_is_delivered_and_followed() -> None:
     assert harness.poll_ok(news(1, 0), gap, news(3, 2))[0] == Deliver((news(1, 0), gap, news(3, 2)))
 
 
+@pytest.mark.conforms("P2")
 def test_a_message_missing_without_a_gap_ends_the_life() -> None:
     harness = connected()
     lost = harness.poll_ok(news(3, 2))[0]

@@ -1,0 +1,108 @@
+"""The demo's processes: started apart from the terminal's Ctrl-C, and ended with all that they have started.
+
+Each leads a session of its own, so that Ctrl-C reaches the demo alone, which then ends them in order. Who belongs to a
+session is read from /proc: Spark's Java and its Python workers change their process groups, but not their session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+GRACE_S = 10.0
+"""What they have for ending by themselves; then they are killed."""
+
+
+class Children:
+    """Processes by name, each with a log file in `home`; all are gone when the context ends."""
+
+    def __init__(self, home: Path, environment: dict[str, str]) -> None:
+        self._home, self._environment = home, environment
+        self._started: dict[str, subprocess.Popen[str]] = {}
+
+    def __getitem__(self, name: str) -> subprocess.Popen[str]:
+        return self._started[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
+        """Run a Python module; its input is a pipe, its output goes to the log."""
+        with (self._home / f"{name}.log").open("w") as log:
+            self._started[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=self._environment,
+                start_new_session=True,
+            )
+        return self._started[name]
+
+    def log(self, name: str, lines: int = 30) -> str:
+        """The end of what it said."""
+        return "\n".join((self._home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+
+    def end(self) -> None:
+        """Ask them to end, the last one first, so that consumers find a leader to hand over to.
+
+        What has not ended within `GRACE_S` is killed, workers and all. Ctrl-C in the meantime changes nothing.
+        """
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._end()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _end(self) -> None:
+        for process in reversed(self._started.values()):
+            process.terminate()
+            if not _within(GRACE_S, partial(_is_over, process)):
+                for pid in _alive(process):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def _alive(leader: subprocess.Popen[str]) -> list[int]:
+    """Who lives of its session. It has to be reaped here, or it would stay a zombie."""
+    leader.poll()
+    return [pid for pid, session in _sessions() if session == leader.pid]
+
+
+def _is_over(leader: subprocess.Popen[str]) -> bool:
+    return not _alive(leader)
+
+
+def _sessions() -> Iterator[tuple[int, int]]:
+    """(process, session) of all that live."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, _, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                if state not in "ZX":
+                    yield int(entry.name), int(session)
+
+
+def _within(seconds: float, fact: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not fact():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,239 @@
+"""Attempts of tasks as executors run them, on a real node and Postgres: long calls, ends in the middle of a call."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from borrower.runner import Policy, run
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from leader.settings import LeaderSettings
+from protocol.errors import UserFunctionFailed
+from protocol.words import Subscription
+from storage.connect import connect
+from storage.groups.model import HistoryRecord
+from storage.groups.postgres import PostgresGroups
+from storage.publish import Publisher
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Delivered, Fleet, Process
+
+ALL = "$share/g/#"
+WAIT_S = 40.0
+LEADER, BORROWER = LeaderSettings().scaled(SPEED), BorrowerSettings().scaled(SPEED)
+
+
+class Place:
+    """A node, attempts that it lends to, and what the database says of them."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url, self.directory = url, directory
+        self.fleet = Fleet(url, directory)
+        self.store = PostgresGroups(url)
+        self.connection = connect(url)
+
+    def serve(self) -> None:
+        """Start the node."""
+        node = self.fleet.node("n1")
+        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+
+    def attempt(self, name: str, work: str, seconds: float) -> Process:
+        """Start one, and wait until it holds all that there is."""
+        arguments = (self.url, ALL, str(self.record(name)), work, str(seconds))
+        process = Process("tests.processes.attempt", *arguments, log=self.directory / f"{name}.log", speed=SPEED)
+        self.fleet.consumers[name] = process
+        eventually(lambda: len(self.grants()) == 16, WAIT_S, process.output)
+        return process
+
+    def publish(self, count: int = 1) -> None:
+        """As many messages as are asked for, each a block and so a batch of its own."""
+        with Publisher(self.url, block_messages=1) as publisher:
+            for number in range(count):
+                publisher.publish("t", str(number).encode(), key=b"k%d" % number)
+
+    def working(self, name: str) -> Delivered:
+        """The first thing that it has begun to work on."""
+        return eventually(lambda: self.fleet.delivered(name), WAIT_S)[0]
+
+    def done(self, name: str) -> int:
+        """How often its function has returned."""
+        return self.record(name).read_text().count('{"done": true}\n')
+
+    def grants(self) -> dict[int, int]:
+        """{stream: grant id} of all that is held."""
+        found = self.connection.execute("select stream_id, grant_id from lending where status = 'held'")
+        return dict(found.fetchall())
+
+    def progress(self) -> dict[int, int]:
+        """{stream: durable position} of all that has moved."""
+        found = self.connection.execute("select stream_id, position from lending where position > 0")
+        return dict(found.fetchall())
+
+    def forced(self) -> list[HistoryRecord]:
+        """The moves that may have something done twice."""
+        group = self.store.open_group(Subscription.parse(ALL))
+        return [line for line in self.store.history(group.group_id) if line.forced]
+
+    def record(self, name: str) -> Path:
+        """Where it writes."""
+        return self.directory / f"{name}.jsonl"
+
+    def close(self) -> None:
+        """End all of it."""
+        self.fleet.close()
+        self.store.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def place(database: str, tmp_path: Path) -> Iterator[Place]:
+    """A place with a node that serves."""
+    place = Place(database, tmp_path)
+    try:
+        place.serve()
+        yield place
+    finally:
+        place.close()
+
+
+# --- long calls -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E28")
+def test_a_call_longer_than_every_timeout_costs_nothing(place: Place) -> None:
+    longest = max(LEADER.eviction_s, LEADER.reclaim_grace_s, LEADER.lease_s, BORROWER.farewell_s, LEADER.poll_hold_s)
+    place.attempt("a", "sleep", 1.5 * longest)
+    before = place.grants()
+    place.publish()
+    place.working("a")
+    eventually(lambda: place.progress(), WAIT_S)
+    assert place.done("a") == 1
+    assert place.grants() == before
+    assert place.forced() == []
+    assert len(place.fleet.delivered()) == 1
+
+
+@pytest.mark.conforms("E28")
+def test_a_call_that_holds_the_interpreter_beyond_the_ping_timeout_costs_nothing(place: Place) -> None:
+    """Up to the eviction time less what may have passed since the last ping: what docs/heartbeats.md promises."""
+    hold_s = (BORROWER.ping_timeout_s + LEADER.eviction_s - BORROWER.ping_s) / 2
+    assert hold_s > BORROWER.ping_timeout_s
+    place.attempt("a", "hold", hold_s)
+    before = place.grants()
+    place.publish()
+    place.working("a")
+    eventually(lambda: place.progress(), WAIT_S)
+    assert place.grants() == before
+    assert place.forced() == []
+    assert len(place.fleet.delivered()) == 1
+
+
+def test_one_that_holds_the_interpreter_longer_is_evicted_and_the_repeat_is_reported(place: Place) -> None:
+    place.attempt("a", "hold", 2 * LEADER.eviction_s)
+    before = place.grants()
+    place.publish()
+    first = place.working("a")
+    again = eventually(lambda: place.fleet.delivered()[1:], WAIT_S)[0]
+    eventually(lambda: place.progress() == {first.stream: 1}, WAIT_S)
+    assert (again.stream, again.offsets) == (first.stream, first.offsets)
+    assert again.grant > first.grant
+    assert {(line.stream_id, line.grant_id) for line in place.forced()} == set(before.items())
+    assert {line.reason for line in place.forced()} == {"evicted: unheard of"}
+
+
+# --- processes that are told to end ---------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E8", "E25")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_told_to_end_finishes_its_call_and_hands_over_exactly(place: Place, number: signal.Signals) -> None:
+    process = place.attempt("a", "sleep", 0.4 * BORROWER.unsubscribe_timeout_s)
+    place.publish(20)
+    place.working("a")
+    process.signal(number)
+    process.signal(signal.SIGTERM)  # Spark may say it twice
+    eventually(lambda: not process.alive, WAIT_S, process.output)
+    delivered = place.fleet.delivered()
+    assert 0 < len(delivered) < 20
+    assert place.done("a") == len(delivered), "a call was cut off"
+    done = {one.stream: 1 + max(one.offsets) for one in delivered}
+    assert place.progress() == done
+    assert place.grants() == {}
+    assert place.forced() == []
+    assert process.stop() == 128 + number, "Spark would take it for finished"
+
+
+@pytest.mark.conforms("E25")
+@pytest.mark.parametrize("work", ["sleep", "dodge"])
+def test_a_call_that_takes_too_long_is_cut_off_and_its_stream_alone_may_repeat(place: Place, work: str) -> None:
+    process = place.attempt("a", work, 3 * BORROWER.unsubscribe_timeout_s)
+    place.publish()
+    stuck = place.working("a")
+    told_at = time.monotonic()
+    process.signal(signal.SIGHUP)
+    eventually(lambda: place.grants() == {}, WAIT_S, process.output)
+    assert time.monotonic() - told_at < 1.5 * BORROWER.unsubscribe_timeout_s
+    assert place.progress() == {}
+    eventually(lambda: not process.alive, WAIT_S, process.output)
+    forced = {(line.stream_id, line.position): line.reason for line in place.forced()}
+    assert forced[stuck.stream, 0] == "left in the middle of a batch"
+    assert len(forced) == (1 if work == "sleep" else 16)
+    assert place.done("a") == (0 if work == "sleep" else 1)
+
+
+# --- functions that raise -------------------------------------------------------------------------------------------
+
+
+def test_a_session_whose_function_keeps_raising_stops_before_the_record_and_the_next_one_begins_there(
+    place: Place,
+) -> None:
+    with Publisher(place.url, block_messages=100) as publisher:
+        for number in range(100):
+            publisher.publish("t", str(number).encode(), key=b"k")
+    done: list[int] = []
+
+    def work(batch: object) -> None:
+        values = [int(value) for value in batch.table.column("value").to_pylist()]  # type: ignore[attr-defined]
+        if 37 in values and not mended:
+            raise ValueError("not 37")
+        done.extend(values)
+
+    mended = False
+    policy = Policy(tries=2, pause_s=0.01, longest_pause_s=0.01)
+    with (
+        pytest.raises(UserFunctionFailed, match=r"offset 37 \(topic 't', key 'k'\): ValueError: not 37") as failed,
+        Session(ALL, place.url, start="earliest", auto_ack=False, settings=BORROWER) as session,
+    ):
+        run(session, work, policy=policy)
+    assert place.progress() == {failed.value.stream_id: 37}
+    assert place.grants() == {}
+    mended = True
+    with Session(ALL, place.url, auto_ack=False, settings=BORROWER) as session:
+        batch = session.next_batch(WAIT_S)
+        assert batch is not None
+        assert batch.first == 37
+        work(batch)
+        batch.ack()
+    assert done == list(range(100))
+    assert place.progress() == {failed.value.stream_id: 100}
+
+
+def test_what_a_loop_raises_leaves_the_session_and_its_batch_is_given_again(place: Place) -> None:
+    place.publish()
+
+    def consume() -> None:
+        with Session(ALL, place.url, start="earliest", settings=BORROWER) as session:
+            for _ in session:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        consume()
+    assert place.progress() == {}
+    with Session(ALL, place.url, settings=BORROWER) as session:
+        batch = session.next_batch(WAIT_S)
+        assert batch is not None
+        assert batch.first == 0

@@ -1,0 +1,263 @@
+"""Bad input in Python: an error by name with value, rule and remedy, before anything is written or joined.
+
+The command line's half is `test_cli_errors.py`; `docs/guarantees.md` says which test is for what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from protocol.errors import (
+    DatabaseUnreachable,
+    DataDirectoryUnusable,
+    InvalidFilter,
+    InvalidSetting,
+    InvalidSubscription,
+    InvalidTopic,
+    SchemaMismatch,
+    SubletError,
+    SubscriptionEnded,
+    UnknownSpace,
+    UsageError,
+    ValueTooLarge,
+)
+from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Filter
+from storage.connect import SCHEMA_VERSION, connect
+from storage.spaces import create_space
+from storage.tail import Tail
+from tests.integration.cli_kit import a_shell
+
+GROUP = "$share/g/#"
+Opener = Callable[[str], Any]
+
+OPENERS: dict[str, Opener] = {
+    "Publisher": sublet.Publisher,
+    "AsyncPublisher": lambda url: asyncio.run(_opened(sublet.AsyncPublisher(url))),
+    "Session": lambda url: sublet.Session(GROUP, url),
+    "AsyncSession": lambda url: asyncio.run(_opened(sublet.AsyncSession(GROUP, url))),
+    "connect": sublet.connect,
+}
+every_door = pytest.mark.parametrize("opens", OPENERS.values(), ids=OPENERS.keys())
+
+
+async def _opened(door: Any) -> None:
+    async with door:
+        pass
+
+
+@contextmanager
+def refused(error: type[SubletError], *told: str) -> Iterator[None]:
+    """Raises this error, whose text has all of that."""
+    with pytest.raises(error) as raised:
+        yield
+    assert type(raised.value) is error
+    for text in told:
+        assert text in str(raised.value)
+
+
+def stored(url: str) -> list[str]:
+    """Every value in the log."""
+    with connect(url) as conn:
+        pages = Tail(conn, Filter.parse("#"), "earliest").pages()
+        return [value.decode() for page in pages for value in page.column("value").to_pylist()]
+
+
+def groups(url: str) -> int:
+    """How many groups there are."""
+    with connect(url) as conn:
+        row = conn.execute("select count(*) from consumer_group where kind <> 'internal'").fetchone()
+        return int(row[0]) if row else 0
+
+
+# --- topics, values, spaces -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topic", "rule"),
+    [
+        ("orders/+/created", "a topic has no wildcards"),
+        ("orders/#", "a topic has no wildcards"),
+        ("$SYS/load", "what begins with $ is reserved"),
+        ("", "is empty"),
+    ],
+)
+def test_a_topic_that_is_none_is_refused_and_nothing_beside_it_is_lost(database: str, topic: str, rule: str) -> None:
+    with sublet.Publisher(database) as publisher:
+        publisher.publish("orders/eu", b"before")
+        with refused(InvalidTopic, repr(topic), rule):
+            publisher.publish(topic, b"bad")
+        with refused(InvalidTopic, repr(topic), rule):
+            publisher.publish_batch({"topic": ["orders/eu", topic], "value": [b"good row of a bad batch", b"bad"]})
+        publisher.publish("orders/eu", b"after")
+    assert stored(database) == ["before", "after"]
+
+
+def test_a_topic_that_is_none_is_refused_in_an_async_publisher(database: str) -> None:
+    async def publish() -> None:
+        async with sublet.AsyncPublisher(database) as publisher:
+            with refused(InvalidTopic, "'orders/+'", "a topic has no wildcards"):
+                await publisher.publish("orders/+", b"bad")
+            await publisher.publish("orders/eu", b"good")
+
+    asyncio.run(publish())
+    assert stored(database) == ["good"]
+
+
+def test_a_value_over_the_limit_is_refused_with_the_limit_and_the_others_arrive(database: str) -> None:
+    with sublet.Publisher(database) as publisher:
+        publisher.publish("a", b"before")
+        with refused(ValueTooLarge, "takes 1048632 bytes", "the limit is 1048576", "raise max_message_bytes"):
+            publisher.publish("a", b"x" * 1048599)
+        with refused(ValueTooLarge, "message 1 of the batch", "1048576"):
+            publisher.publish_batch({"topic": "a", "value": [b"good row of a bad batch", b"x" * 1048599]})
+        publisher.publish("a", b"after")
+    assert stored(database) == ["before", "after"]
+
+
+def test_an_unknown_space_is_refused_with_those_that_exist(database: str) -> None:
+    with connect(database) as conn:
+        create_space(conn, "orders", "orders/#", shards=1)
+    with refused(UnknownSpace, "'odrers'", "There are: default, orders"):
+        sublet.Publisher(database, space="odrers")
+    with (
+        sublet.Publisher(database, space="orders") as publisher,
+        refused(UsageError, "'mails/1'", "space 'default'", "'orders'"),
+    ):
+        publisher.publish("mails/1", b"x")
+    assert stored(database) == []
+
+
+# --- groups and filters ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E24")
+@pytest.mark.parametrize(
+    ("subscription", "error", "rule"),
+    [
+        ("orders/#", InvalidSubscription, "$share/GROUP/FILTER"),
+        ("$share//orders/#", InvalidSubscription, "a group's name is not empty"),
+        ("$share/a+b/orders/#", InvalidSubscription, "a group's name has no /, + or #"),
+        (f"$share/{'g' * 256}/a", InvalidSubscription, "at most 255 characters"),
+        ("$share/g/orders/#/eu", InvalidFilter, "# stands alone in the last level"),
+        ("$share/g/orders+/eu", InvalidFilter, "+ stands alone"),
+    ],
+)
+def test_a_malformed_group_or_filter_is_refused_before_anything_is_joined(
+    database: str, subscription: str, error: type[SubletError], rule: str
+) -> None:
+    with refused(error, rule):
+        sublet.Session(subscription, database)
+    assert groups(database) == 0
+
+
+# --- the database ---------------------------------------------------------------------------------------------------
+
+
+@every_door
+def test_a_malformed_url_is_refused_without_its_password(opens: Opener) -> None:
+    for url in ("postgresql://me:s3cret-pw@db:port/x", "postgresql://me:s3cret-pw@db/x?nonsense=1"):
+        with pytest.raises(InvalidSetting) as raised:
+            opens(url)
+        assert url.replace("s3cret-pw", "***") in str(raised.value)
+        assert "is malformed" in str(raised.value)
+        assert "Write it as postgresql://" in str(raised.value)
+        assert "s3cret-pw" not in str(raised.value)
+
+
+@every_door
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(opens: Opener) -> None:
+    with pytest.raises(DatabaseUnreachable) as raised:
+        opens("postgresql://me:s3cret-pw@127.0.0.1:1/x")
+    assert "cannot connect to postgresql://me:***@127.0.0.1:1/x" in str(raised.value)
+    assert "Start Postgres there, or correct the URL" in str(raised.value)
+    assert "s3cret-pw" not in str(raised.value)
+
+
+@every_door
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        (None, "has no sublet tables, this program needs version 0001. Run `sublet migrate`"),
+        ("0000", "is at version 0000, older than this program's 0001. Run `sublet migrate`"),
+        ("9999", "is at version 9999, newer than this program's 0001. Upgrade sublet here"),
+    ],
+)
+def test_a_database_of_another_version_is_refused_and_not_changed(
+    database: str, opens: Opener, version: str | None, told: str
+) -> None:
+    with connect(database) as conn:
+        conn.execute(
+            "drop table alembic_version" if version is None else f"update alembic_version set version_num = '{version}'"
+        )
+    with refused(SchemaMismatch, told.replace("0001", SCHEMA_VERSION)):
+        opens(database)
+    with connect(database) as conn:
+        row = conn.execute("select to_regclass('alembic_version') is null").fetchone()
+        assert row == (version is None,)
+        assert conn.execute("select count(*) from consumer_group").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "opens",
+    [lambda directory: sublet.connect(data_dir=directory), lambda directory: sublet.Session(GROUP, data_dir=directory)],
+    ids=["connect", "Session"],
+)
+def test_a_data_directory_that_the_servers_user_cannot_enter_is_named(opens: Callable[[Path], Any]) -> None:
+    with a_closed_directory() as closed:
+        with refused(DataDirectoryUnusable, str(closed), "--data-dir"):
+            opens(closed / "data")
+        closed.chmod(0o700)
+        assert list(closed.iterdir()) == []
+
+
+def test_a_data_directory_from_the_environment_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_closed_directory() as closed:
+        monkeypatch.setenv("SUBLET_DATA_DIR", str(closed / "data"))
+        with refused(DataDirectoryUnusable, str(closed), "SUBLET_DATA_DIR"):
+            sublet.Publisher()
+
+
+@contextmanager
+def a_closed_directory() -> Iterator[Path]:
+    """Root's server runs as somebody else, who may not enter what is root's alone; others may not enter this at all."""
+    with tempfile.TemporaryDirectory() as made:
+        closed = Path(made) / "closed"
+        closed.mkdir(mode=0o700)
+        Path(made).chmod(0o755)
+        if os.geteuid() != 0:
+            closed.chmod(0)
+        yield closed
+        closed.chmod(0o700)
+
+
+# --- a peer of another version --------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E30")
+def test_a_node_of_another_protocol_version_ends_the_session_with_both_numbers(database: str) -> None:
+    program = (
+        "import protocol.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
+        "from sublet.cli import main\nmain()"
+    )
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        node = shell.start("leader", "--name", "n1", "--listen", "127.0.0.1:0", program=program)
+        node.says("serves on")
+        (address,) = re.findall(r"127\.0\.0\.1:\d+", node.err)
+        with sublet.Session(GROUP, database, nodes=[address]) as session:
+            with pytest.raises(SubscriptionEnded) as raised:
+                session.next_batch(30)
+            assert session.closed
+        for text in (f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release"):
+            assert text in str(raised.value)
+        assert node.process.poll() is None

@@ -1,0 +1,85 @@
+"""Retention that takes a stream while it is lent: said to its consumer, shown to the operator, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.words import Subscription
+from storage.catalogue import find_space, open_streams
+from storage.connect import connect
+from storage.groups.overview import StreamLine, describe
+from storage.retention import retain
+from storage.spaces import create_space, reshard, rollover
+from tests.integration.log_kit import put, read
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+
+WAIT_S = 40.0
+GROUP = "$share/g/#"
+
+
+@pytest.fixture
+def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database, tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 1)
+        create_space(connection, "eu", "eu/#", shards=1, retention_s=100)
+        yield connection
+
+
+def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
+    space_id = find_space(conn, space).space_id
+    return next(each.stream_id for each in open_streams(conn) if each.space_id == space_id)
+
+
+def lines(conn: psycopg.Connection[Any]) -> dict[int, StreamLine]:
+    return {line.stream_id: line for line in describe(conn, Subscription.parse(GROUP)).streams}
+
+
+@pytest.mark.conforms("W4")
+def test_what_retention_takes_from_under_a_consumer_is_said_blocked_and_counted_and_all_else_goes_on(
+    conn: psycopg.Connection[Any], fleet: Fleet
+) -> None:
+    doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
+    for number in range(10):
+        put(conn, doomed, b"%d" % number, topic="eu/1")
+    node = fleet.node("n1")
+    eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+    slow = fleet.consumer("slow", GROUP, pause_s=1.5)
+    eventually(lambda: fleet.delivered("slow"), WAIT_S, slow.output)
+    put(conn, other, b"kept", topic="us")
+    rollover(conn, "eu")
+    conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
+    assert retain(conn)
+    eventually(lambda: lines(conn)[doomed].status == "blocked", WAIT_S, lambda: str(lines(conn)))
+
+    line = lines(conn)[doomed]
+    assert 0 <= line.position < 10
+    assert (line.lag, line.lost_messages, line.head_state) == (None, 10 - line.position, "gone")
+    (blocked,) = conn.execute(
+        "select reason, position from lending_history where stream_id = %s and event = 'block'", (doomed,)
+    ).fetchall()
+    assert blocked[0].startswith(f"offset {line.position} is gone by retention, {10 - line.position} messages")
+    assert blocked[1] == line.position
+
+    fresh = fleet.consumer("fresh", GROUP)
+    young = stream_of(conn, "eu")
+    put(conn, young, b"held back", topic="eu/1")
+    eventually(lambda: lines(conn)[other].lag == 0, WAIT_S, lambda: str(lines(conn)) + fresh.output())
+    seen = {(each.stream, offset) for each in fleet.delivered() for offset in each.offsets}
+    assert {(other, offset) for offset in range(len(read(conn, other)))} <= seen
+    assert (doomed, 9) not in seen
+    if not slow.alive:
+        assert f"stream {doomed}: offset" in slow.output()
+    assert lines(conn)[young].status != "held", "its key order would be broken: it waits for the operator"

@@ -1,0 +1,20 @@
+"""The programs in README.md, as printed."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def programs() -> list[str]:
+    """Its blocks of Python, in their order."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+def environment(url: str) -> dict[str, str]:
+    """What somebody has who installed sublet and has set SUBLET_DATABASE_URL; output comes at once."""
+    ours = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "SUBLET_DATABASE_URL": url}
+    return {name: text for name, text in os.environ.items() if not name.startswith("SUBLET_")} | ours

@@ -1,0 +1,39 @@
+"""How many seeds are run, which tests there are then, and the one run that they all look at.
+
+`SIM_SEEDS` says how many seeds, `SIM_START` from where. With `SEED=n` there is nothing but that one seed's test.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.simulation.runs import Figures, run_seeds
+
+ENOUGH_FOR_ALL_PAIRS = 1000
+
+SEEDS = int(os.environ.get("SIM_SEEDS", "1000"))
+START = int(os.environ.get("SIM_START", "0"))
+
+if "SEED" in os.environ:
+    collect_ignore = ["test_seeds.py", "test_pairs.py"]
+else:
+    collect_ignore = ["test_one_seed.py", *(["test_pairs.py"] if SEEDS < ENOUGH_FOR_ALL_PAIRS else [])]
+
+
+_FOUND = pytest.StashKey[Figures]()
+
+
+@pytest.fixture(scope="session")
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """What all the seeds together amounted to, which is also shown at the end."""
+    found = request.config.stash[_FOUND] = run_seeds(range(START, START + SEEDS))
+    return found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the figures."""
+    found = terminalreporter.config.stash.get(_FOUND, None)
+    if found is not None:
+        terminalreporter.write_line(f"simulation: {found}")

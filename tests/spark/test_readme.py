@@ -1,0 +1,45 @@
+"""What the README says of Spark, as printed, in an application of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from borrower.spark.java import java_home
+from storage.publish import Publisher
+from tests import kit_nodes
+from tests.readme import environment, programs
+from tests.spark.session import CACHE
+from tests.spark.stage import SPEED, Stage
+
+pytestmark = pytest.mark.spark
+
+
+def test_the_spark_program_consumes_what_is_there(stage: Stage, tmp_path: Path) -> None:
+    _, program = programs()
+    (tmp_path / "spark.py").write_text(program)
+    stage.serve("n1")
+    with Publisher(stage.url) as publisher:
+        for number in range(200):
+            publisher.publish("orders/eu", str(number), key=str(number))
+    # As with an activated virtual environment: its Python is the one that Spark's workers run, too.
+    spark = {"JAVA_HOME": str(java_home(CACHE)), "PYSPARK_PYTHON": sys.executable}
+    with (tmp_path / "said").open("w") as said:
+        done = subprocess.run(
+            [sys.executable, "spark.py"],
+            cwd=tmp_path,
+            env=kit_nodes.environment(SPEED, environment(stage.url)) | spark,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            timeout=100,
+            check=False,
+        )
+    text = (tmp_path / "said").read_text()
+    assert done.returncode == 0, text[-3000:]
+    assert "200 messages consumed" in text
+    assert sum(map(int, re.findall(r"stream \d+: (\d+) messages", text))) == 200

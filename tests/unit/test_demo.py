@@ -1,0 +1,182 @@
+"""The demo's checker finds what is planted, and the demo says in words what it saw."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from storage.groups.model import HistoryRecord
+from storage.groups.overview import Overview
+from sublet.demo import check, flights, stage
+from sublet.demo.check import Attempt, Findings, judge, read_attempts
+from sublet.demo.holdings import holdings
+from sublet.demo.show import Show
+from sublet.demo.story import Story
+
+SOURCE = pa.table({"carrier": ["AA", "AA", "UA", "UA", "UA", "DL"], "distance": [10, 20, 30, 40, 50, 60]})
+HEADS = {1: 4, 2: 2}
+WHOLE = [Attempt("a", 1, 7, (0, 1, 2, 3), (0, 1, 2, 3)), Attempt("b", 2, 8, (0, 1), (4, 5))]
+KILLED = HistoryRecord(0, 1, 1, "seize", "not reclaimed", 7, "b1", "host:41:x", 2, 1, True)
+AGAIN = Attempt("b", 1, 9, (2, 3), (2, 3))
+
+
+def found(attempts: list[Attempt], history: list[HistoryRecord] | None = None) -> Findings:
+    return judge(SOURCE, HEADS, attempts, history or [])
+
+
+def test_everything_once_is_sound() -> None:
+    findings = found(WHOLE)
+    assert findings.sound
+    assert (findings.published, findings.consumed, findings.lost, findings.duplicated) == (6, 6, 0, 0)
+    assert findings.totals == {"AA": (2, 2, 30), "DL": (1, 1, 60), "UA": (3, 3, 120)}
+
+
+def test_a_repeat_after_a_forced_move_is_explained() -> None:
+    findings = found([*WHOLE, AGAIN], [KILLED])
+    assert findings.sound
+    assert (findings.consumed, findings.duplicated, findings.explained_duplicates) == (6, 2, 2)
+    (repeat,) = findings.duplicate_ranges
+    assert repeat == {"stream": 1, "grant": 7, "from": 2, "to": 4, "messages": 2, "explained": True}
+
+
+@pytest.mark.parametrize(
+    ("attempts", "history", "wrong"),
+    [
+        ([WHOLE[0]], [], {"lost": 2}),
+        ([replace(WHOLE[0], offsets=(0, 1, 2), rows=(0, 1, 2)), WHOLE[1]], [], {"lost": 1}),
+        ([replace(WHOLE[0], rows=(0, 1, 2, 2)), WHOLE[1]], [], {"lost": 1, "misplaced": 1}),
+        ([replace(WHOLE[0], rows=(0, 1, 3, 2)), WHOLE[1], AGAIN], [KILLED], {"misplaced": 4}),
+        ([*WHOLE, Attempt("b", 2, 8, (2,), (5,))], [], {"misplaced": 2}),
+        ([*WHOLE, AGAIN], [], {"duplicated": 2, "explained_duplicates": 0}),
+        ([*WHOLE, AGAIN], [replace(KILLED, forced=False)], {"duplicated": 2, "explained_duplicates": 0}),
+        ([*WHOLE, AGAIN], [replace(KILLED, position=3)], {"duplicated": 2, "explained_duplicates": 1}),
+        ([*WHOLE, AGAIN], [replace(KILLED, grant_id=6)], {"duplicated": 2, "explained_duplicates": 0}),
+        ([*WHOLE, AGAIN], [replace(KILLED, stream_id=2)], {"duplicated": 2, "explained_duplicates": 0}),
+        ([WHOLE[0], *WHOLE], [KILLED], {"duplicated": 4, "explained_duplicates": 2}),
+    ],
+    ids=[
+        "a stream was never read", "the last message is missing", "another row came in its place",
+        "two rows changed places", "a message that nobody published", "a repeat without a move",
+        "a repeat after a move that was not forced", "a repeat before the forced move's position",
+        "a forced move of another grant", "a forced move of another stream", "one process had it twice",
+    ],
+)  # fmt: skip
+def test_what_is_planted_is_found(attempts: list[Attempt], history: list[HistoryRecord], wrong: dict[str, int]) -> None:
+    findings = found(attempts, history)
+    assert not findings.sound
+    assert {name: getattr(findings, name) for name in wrong} == wrong
+
+
+def test_totals_that_differ_from_the_file_are_not_sound() -> None:
+    findings = found(WHOLE)
+    findings.totals["UA"] = (3, 2, 80)
+    assert not findings.sound
+
+
+def test_the_torn_last_line_of_a_killed_worker_is_no_delivery(tmp_path: Path) -> None:
+    line = json.dumps({"stream": 1, "grant": 7, "offsets": [0, 1], "rows": [0, 1]})
+    (tmp_path / "41.jsonl").write_text(f"{line}\n{line[:-9]}")
+    (tmp_path / "42.jsonl").write_text("")
+    assert read_attempts(tmp_path) == [Attempt("41", 1, 7, (0, 1), (0, 1))]
+
+
+# --- the exit code and what is said ---------------------------------------------------------------------------------
+
+
+def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Attempt], as_json: bool) -> tuple[int, str]:
+    """The demo with its processes left out: what its end makes of these deliveries."""
+    nothing = SimpleNamespace(streams=[SimpleNamespace(stream_id=s, head=h) for s, h in HEADS.items()])
+    sight = SimpleNamespace(look=lambda: nothing, history=list)
+    said = io.StringIO()
+    processes = SimpleNamespace(start=lambda *_: SimpleNamespace(communicate=lambda timeout: None))
+    monkeypatch.setattr(stage, "Sight", lambda url: contextlib.nullcontext(sight))
+    monkeypatch.setattr(flights, "load", lambda: SOURCE)
+    monkeypatch.setattr(check, "read_attempts", lambda records: attempts)
+    for name in ("_until", "_publish", "_watch"):
+        monkeypatch.setattr(stage._Stage, name, lambda *_: None)
+    with contextlib.redirect_stdout(said):
+        play = stage._Stage("url", tmp_path, Show(), cast("Any", processes), Story(lambda text: None)).play
+        return play(as_json), said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("attempts", "code", "told"),
+    [
+        (WHOLE, 0, "sound: nothing lost, every repeat explained"),
+        (WHOLE[:1], 1, "NOT SOUND: 2 messages are lost; totals differ for DL, UA"),
+        ([*WHOLE, AGAIN], 1, "NOT SOUND: 2 repeats are not explained"),
+    ],
+)
+def test_the_exit_code_is_1_if_anything_is_lost_or_unexplained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Attempt], code: int, told: str
+) -> None:
+    ended, said = played(monkeypatch, tmp_path, attempts, as_json=False)
+    assert ended == code
+    assert told in said
+    (tmp_path / "records").rmdir()
+    ended, said = played(monkeypatch, tmp_path, attempts, as_json=True)
+    answer = json.loads(said)
+    assert ended == code
+    assert answer.keys() >= {"published", "consumed", "lost", "duplicated", "explained_duplicates", "moves", "seconds"}
+    assert {type(answer[name]) for name in ("published", "lost", "moves", "seconds")} == {int}
+
+
+def test_lines_are_not_broken_where_nobody_looks_at_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Show().say("a sentence of the demo, " * 10)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_holding_is_told_in_words() -> None:
+    def record(at_s: float, event: str, reason: str, agent: str | None, position: int, forced: bool) -> HistoryRecord:
+        return HistoryRecord(int(at_s * 1e6), 1, 1, event, reason, 7, "b", agent, position, 1, forced)
+
+    lines = holdings(
+        [
+            record(5, "grant", "allocated", "host:41:x", 0, False),
+            record(9, "seize", "not reclaimed", "host:41:x", 30, True),
+            record(9, "grant", "allocated", "host:42:x", 30, False),
+            record(12, "release", "balance", "host:42:x", 50, False),
+            record(12, "grant", "allocated", "host:43:x", 50, False),
+            record(14, "release", "allocated", "host:43:x", 70, False),
+        ],
+        began_us=5_000_000,
+    )
+    told = [(line["holder"], line["from_s"], line["until_s"], line["to_offset"], line["ended"]) for line in lines]
+    assert told == [
+        ("worker 41", 0.0, 4.0, 30, "taken away: not reclaimed"),
+        ("worker 42", 4.0, 7.0, 50, "handed over for balance"),
+        ("worker 43", 7.0, 9.0, 70, "handed over when it left"),
+    ]
+    assert [line["moved_from"] for line in lines] == [None, "worker 41", "worker 42"]
+
+
+def test_what_became_of_a_kill_is_told_once() -> None:
+    said: list[str] = []
+    story = Story(said.append)
+    see: Callable[..., None] = lambda node, **agents: story.saw(_seen(node, agents))  # noqa: E731
+    see("demo-1", s1="h:41:x", s2="h:42:x")
+    story.killed("h:41:x", [1])
+    see("demo-1", s1="h:41:x", s2="h:42:x")
+    see(None, s1=None, s2="h:42:x")
+    assert said == []
+    see("demo-2", s1="h:42:x", s2="h:42:x")
+    see("demo-2", s1="h:42:x", s2="h:42:x")
+    assert said == [
+        "demo-2 leads the group now; workers that live keep their streams",
+        "what worker 41 held is with worker 42 now",
+    ]
+
+
+def _seen(node: str | None, agents: dict[str, str | None]) -> Overview:
+    leader = None if node is None else SimpleNamespace(node=node)
+    lines = [SimpleNamespace(stream_id=int(name[1:]), agent=agent) for name, agent in agents.items()]
+    return cast("Overview", SimpleNamespace(leader=leader, led=node is not None, streams=lines))

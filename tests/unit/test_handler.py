@@ -1,0 +1,95 @@
+"""What a session knows of its streams: how far each is read and done, and when its last word may be given."""
+
+from __future__ import annotations
+
+import pytest
+
+from borrower.handler import Handler, Lent
+from borrower.machine.events import Install, Progressed, Remove, Stop
+from protocol.messages import Grant, RevokedReason
+
+FROM = 10
+
+
+class Play:
+    """A handler with one stream that is lent from `FROM` on, and what it reported."""
+
+    def __init__(self) -> None:
+        self.reports: list[Progressed] = []
+        self.handler = Handler(self.reports.append)
+        self.lent = self.lend(1)
+
+    def lend(self, grant_id: int) -> Lent:
+        self.handler.take(Install(Grant("b", 1, 7, grant_id, FROM, 1, 0, 1, "#")))
+        found = self.handler.next_to_read(lambda _: True)
+        assert found is not None
+        return found
+
+    def give(self, count: int) -> int:
+        """A batch of so many messages; the offset behind it."""
+        end = self.lent.read + count
+        assert self.lent.take(self.lent.read, end, 1_000)
+        self.handler.given(self.lent)
+        return end
+
+    def last(self) -> tuple[int, bool]:
+        return self.reports[-1].position, self.reports[-1].final
+
+
+@pytest.mark.conforms("E8")
+def test_the_last_word_waits_for_all_that_is_outstanding() -> None:
+    play = Play()
+    first, second = play.give(3), play.give(4)
+    play.handler.take(Stop(7, 1))
+    assert play.reports == []
+    play.handler.acknowledged(play.lent, first)
+    assert play.last() == (first, False)
+    play.handler.acknowledged(play.lent, second)
+    assert play.last() == (second, True)
+
+
+@pytest.mark.conforms("E8")
+def test_a_stream_without_anything_outstanding_has_its_last_word_at_once() -> None:
+    play = Play()
+    play.handler.take(Stop(7, 1))
+    assert play.last() == (FROM, True)
+    assert play.handler.next_to_read(lambda _: True) is None
+
+
+def test_progress_within_a_batch_is_not_final() -> None:
+    play = Play()
+    end = play.give(5)
+    play.handler.take(Stop(7, 1))
+    play.handler.progressed(play.lent, FROM + 2)
+    assert play.last() == (FROM + 2, False)
+    play.handler.acknowledged(play.lent, end)
+    assert play.last() == (end, True)
+
+
+def test_what_is_given_up_is_not_waited_for_and_does_not_count() -> None:
+    play = Play()
+    play.give(5)
+    play.handler.give_up()
+    play.handler.take(Stop(7, 1))
+    assert play.last() == (FROM, True)
+
+
+def test_a_word_about_another_grant_means_nothing_and_a_new_grant_ends_the_old() -> None:
+    play = Play()
+    end = play.give(5)
+    play.handler.take(Stop(7, 2))
+    play.handler.take(Remove(7, 2, RevokedReason.LOST))
+    assert (play.lent.stopping, play.lent.over) == (False, False)
+    old = play.lent
+    play.lent = play.lend(2)
+    assert (old.over, old.lost) == (True, True)
+    play.handler.acknowledged(old, end)
+    assert play.reports == []
+    assert play.handler.streams() == {7: FROM}
+
+
+def test_a_stream_that_was_handed_over_is_over_and_not_lost() -> None:
+    play = Play()
+    play.handler.take(Remove(7, 1, RevokedReason.SAVED))
+    assert (play.lent.over, play.lent.lost) == (True, False)
+    assert play.handler.streams() == {}

@@ -1,0 +1,227 @@
+"""A function that raises: tried again, then stopped with the record named; what did not succeed does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from borrower.batch import Batch
+from borrower.handler import Handler, Lent
+from borrower.machine.events import Install, Progressed, Remove
+from borrower.runner import Policy, Summary, run
+from protocol.errors import InvalidSetting, UserFunctionFailed
+from protocol.messages import Grant, RevokedReason
+
+AT_ONCE = Policy(tries=3, pause_s=0.0, longest_pause_s=0.0)
+FIRST = 100
+
+
+class Source:
+    """A session with these many messages in each of its batches, all of one stream that begins at `FIRST`."""
+
+    def __init__(self, *sizes: int, key: bytes | None = b"k") -> None:
+        self.reports: list[Progressed] = []
+        self.handler = Handler(self.reports.append)
+        self.handler.take(Install(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#")))
+        lent = self.handler.next_to_read(lambda _: True)
+        assert lent is not None
+        self.lent: Lent = lent
+        self.sizes, self.key = list(sizes), key
+        self.waits: list[float] = []
+        self.trusted = True
+        self.closed = False
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        if not self.sizes or self.closed:
+            return None
+        first = self.lent.read
+        end = first + self.sizes.pop(0)
+        assert self.lent.take(first, end, end)
+        self.handler.given(self.lent)
+        offsets = list(range(first, end))
+        table = pa.table({"offset": offsets, "topic": ["t"] * len(offsets), "key": [self.key] * len(offsets)})
+        return Batch(table, first, end, self.lent, self.handler.acknowledged, self.handler.progressed)
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits.append(timeout_s)
+        self.on_wait()
+
+    def may_go_on(self, batch: Batch) -> bool:
+        return self.trusted
+
+    def take_away(self) -> None:
+        """Somebody else has the stream now."""
+        self.handler.take(Remove(7, 1, RevokedReason.LOST))
+
+    @property
+    def acknowledged(self) -> int:
+        """The offset before which all counts as done."""
+        return self.reports[-1].position if self.reports else FIRST
+
+
+class Function:
+    """Raises where one of its messages is among `bad`, for so many calls; remembers every offset it got through."""
+
+    def __init__(self, *bad: int, calls: int = 1 << 30) -> None:
+        self.bad, self.calls = {FIRST + offset for offset in bad}, calls
+        self.done: list[int] = []
+        self.called = 0
+
+    def __call__(self, batch: Batch) -> None:
+        self.called += 1
+        offsets = batch.table.column("offset").to_pylist()
+        if self.bad.intersection(offsets) and self.calls > 0:
+            self.calls -= 1
+            raise ValueError("cannot")
+        self.done.extend(offsets)
+
+
+def test_a_batch_counts_when_the_function_has_returned_and_not_before() -> None:
+    source = Source(3, 2)
+    seen: list[int] = []
+    summary = run(source, lambda batch: seen.append(source.acknowledged))
+    assert seen == [FIRST, FIRST + 3]
+    assert source.acknowledged == FIRST + 5
+    assert summary == Summary(batches=2, messages=5)
+
+
+def test_a_failed_batch_is_tried_again_whole_and_counts_once() -> None:
+    source, function = Source(4), Function(1, calls=2)
+    summary = run(source, function, policy=AT_ONCE)
+    assert function.done == [FIRST, FIRST + 1, FIRST + 2, FIRST + 3]
+    assert summary == Summary(batches=1, messages=4, failures=2)
+    assert len(source.waits) == 2
+
+
+@pytest.mark.parametrize("bad", range(9))
+def test_the_one_bad_record_is_named_and_all_before_it_counts_and_nothing_else(bad: int) -> None:
+    source, function = Source(9, 5), Function(bad)
+    with pytest.raises(UserFunctionFailed, match=f"3 times in a row at stream 7, offset {FIRST + bad} ") as failed:
+        run(source, function, policy=AT_ONCE)
+    assert (failed.value.stream_id, failed.value.offset) == (7, FIRST + bad)
+    assert "(topic 't', key 'k'): ValueError: cannot. Progress ends before this record" in str(failed.value)
+    assert isinstance(failed.value.__cause__, ValueError)
+    assert source.acknowledged == FIRST + bad
+    assert function.done == list(range(FIRST, FIRST + bad)), "each once, in order, and none after the bad one"
+
+
+def test_of_several_bad_records_the_first_is_named() -> None:
+    source = Source(16)
+    with pytest.raises(UserFunctionFailed, match=f"offset {FIRST + 5} "):
+        run(source, Function(13, 5, 6), policy=AT_ONCE)
+    assert source.acknowledged == FIRST + 5
+
+
+def test_a_record_that_is_bad_only_in_company_is_nobodys_fault() -> None:
+    source = Source(8)
+
+    def only_small(batch: Batch) -> None:
+        if len(batch) > 2:
+            raise MemoryError
+
+    summary = run(source, only_small, policy=AT_ONCE)
+    assert source.acknowledged == FIRST + 8
+    assert (summary.batches, summary.messages) == (1, 8)
+
+
+def test_a_single_record_has_all_its_tries() -> None:
+    with_its_batch = AT_ONCE.tries
+    with pytest.raises(UserFunctionFailed):
+        run(Source(2), Function(1, calls=with_its_batch + AT_ONCE.tries), policy=AT_ONCE)
+    source = Source(2)
+    run(source, Function(1, calls=with_its_batch + AT_ONCE.tries - 1), policy=AT_ONCE)
+    assert source.acknowledged == FIRST + 2
+
+
+def test_what_is_taken_away_between_two_tries_is_dropped_and_the_run_goes_on() -> None:
+    source, function = Source(2), Function(0)
+    source.on_wait = source.take_away
+    summary = run(source, function, policy=AT_ONCE)
+    assert summary == Summary(failures=1, lost=1)
+    assert function.called == 1, "no call begins on what somebody else has"
+    assert source.acknowledged == FIRST
+
+
+def test_no_call_begins_without_trust_and_it_goes_on_when_that_is_back() -> None:
+    source, function = Source(2), Function(0, calls=1)
+    source.trusted = False
+
+    def come_back() -> None:
+        assert function.called == 1
+        source.trusted = len(source.waits) > 3
+
+    source.on_wait = come_back
+    run(source, function, policy=AT_ONCE)
+    assert source.acknowledged == FIRST + 2
+
+
+@pytest.mark.timeout(10)
+def test_a_session_that_ends_between_two_tries_ends_the_run() -> None:
+    source, function = Source(2, 2), Function(0)
+    source.trusted = False
+
+    def end() -> None:
+        source.closed = True
+
+    source.on_wait = end
+    assert run(source, function, policy=AT_ONCE) == Summary(failures=1, lost=1)
+
+
+@pytest.mark.parametrize("leaving", [SystemExit(3), KeyboardInterrupt()])
+def test_an_exit_passes_at_once_and_its_batch_does_not_count(leaving: BaseException) -> None:
+    source = Source(1, 1)
+    called = []
+
+    def leave(batch: Batch) -> None:
+        called.append(batch)
+        raise leaving
+
+    with pytest.raises(type(leaving)):
+        run(source, leave, policy=AT_ONCE)
+    assert len(called) == 1
+    assert source.acknowledged == FIRST
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        (None, "key none)"),
+        ("ключ".encode(), "key 'ключ')"),
+        (b"\xff\x00", r"key b'\xff\x00')"),
+        (b"x" * 200, "key '" + "x" * 60 + "'... of 200 bytes)"),
+    ],
+)
+def test_a_key_is_shown_as_text_if_it_is_and_never_at_length(key: bytes | None, shown: str) -> None:
+    with pytest.raises(UserFunctionFailed) as failed:
+        run(Source(1, key=key), Function(0), policy=AT_ONCE)
+    assert shown in str(failed.value)
+
+
+def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:
+    policy = Policy(pause_s=0.2, longest_pause_s=1.0)
+    for tried, longest in ((1, 0.2), (2, 0.4), (3, 0.8), (4, 1.0), (5_000, 1.0)):
+        pauses = {policy.pause(tried) for _ in range(50)}
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"tries": 0}, "tries is 0: a batch must be tried at least once"),
+        ({"pause_s": -1.0}, "pause_s is -1.0 and longest_pause_s is 5.0: neither may be negative"),
+        ({"pause_s": 9.0}, "pause_s is 9.0 and longest_pause_s is 5.0: .* the first must be at most the second"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float], told: str) -> None:
+    with pytest.raises(InvalidSetting, match=told):
+        Policy(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_summary_can_be_read_while_the_run_goes_on() -> None:
+    summary, seen = Summary(), []
+    run(Source(2, 3), lambda batch: seen.append(summary.messages), summary=summary)
+    assert seen == [0, 2]
+    assert summary.messages == 5

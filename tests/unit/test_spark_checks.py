@@ -1,0 +1,148 @@
+"""What is said of Spark's settings and of bad arguments before a task is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any
+
+import pytest
+
+from borrower.arguments import check_arguments
+from borrower.session import Session
+from borrower.spark import checks
+from borrower.spark.checks import SparkSettingsWarning, check
+from borrower.spark.executors import consume
+from borrower.spark.local import local_session
+from protocol.errors import InvalidFilter, InvalidSetting, InvalidSubscription, SubletError, Unavailable
+
+IDLE = "spark.sql.execution.pyspark.udf"
+
+
+class Context:
+    """A cluster's."""
+
+    def __init__(self, cores: int) -> None:
+        self.defaultParallelism = cores
+
+
+class Spark:
+    """A session as far as its settings go; without `cores` it is one of Spark Connect."""
+
+    def __init__(self, master: str, cores: int | None = None, **settings: str) -> None:
+        self.conf = {"spark.master": master, **{key.replace("_", "."): value for key, value in settings.items()}}
+        self._cores = cores
+
+    @property
+    def sparkContext(self) -> Context:  # noqa: N802 Spark's name
+        if self._cores is None:
+            raise RuntimeError("not on Spark Connect")
+        return Context(self._cores)
+
+    def range(self) -> None:
+        """What makes it a session."""
+
+
+def work(batch: Any) -> None:
+    """The user's."""
+
+
+def said(spark: Spark, tasks: int = 1) -> list[str]:
+    """The warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(spark, work, tasks)
+    assert all(warning.category is SparkSettingsWarning for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,4]", "local[*, 99]"])
+def test_a_local_spark_that_does_not_try_again_is_warned_of(master: str) -> None:
+    [warning] = said(Spark(master))
+    assert "ends the whole job" in warning
+    assert ",1000]" in warning
+
+
+def test_a_cluster_that_does_not_try_again_is_warned_of() -> None:
+    [warning] = said(Spark("spark://h:1", 8))
+    assert "4 times" in warning
+    assert "set spark.task.maxFailures=1000" in warning
+    assert said(Spark("spark://h:1", 8, spark_task_maxFailures="1000")) == []
+
+
+def test_more_tasks_than_slots_is_warned_of() -> None:
+    enough = {"spark_task_maxFailures": "1000"}
+    assert said(Spark("local[2,1000]"), 2) == []
+    assert "3 tasks and 2 slots" in said(Spark("local[2,1000]"), 3)[0]
+    assert said(Spark("yarn", 8, **enough), 8) == []
+    assert "8 tasks and 4 slots" in said(Spark("yarn", 8, spark_task_cpus="2", **enough), 8)[0]
+    assert said(Spark("yarn", 8, spark_dynamicAllocation_enabled="true", **enough), 9) == []
+    assert said(Spark("sc://h", None, **enough), 9) == [], "on Spark Connect it cannot be known"
+
+
+def test_an_idle_limit_that_kills_is_refused() -> None:
+    idle = {"spark_task_maxFailures": "1000", f"{IDLE}.idleTimeoutSeconds": "60"}
+    assert said(Spark("yarn", 8, **idle)) == []
+    with pytest.raises(InvalidSetting, match=r"idleTimeoutSeconds is 60 and .* Turn one of them off"):
+        check(Spark("yarn", 8, **idle, **{f"{IDLE}.killOnIdleTimeout": "true"}), work, 1)
+
+
+@pytest.mark.parametrize(
+    ("spark", "fn", "tasks", "told"),
+    [
+        (None, work, 1, r"spark is None: a SparkSession is needed\. SparkSession\.builder"),
+        ("local", work, 1, "spark is a str: a SparkSession is needed"),
+        (Spark("local"), None, 1, "fn is None: a function of one batch is needed"),
+        (Spark("local"), work, 0, "tasks is 0: .* at least one task must consume"),
+        (Spark("local"), work, "4", "tasks is '4': it must be a whole number"),
+    ],
+)
+def test_what_cannot_be_is_refused(spark: Any, fn: Any, tasks: Any, told: str) -> None:
+    with pytest.raises(InvalidSetting, match=told):
+        consume(spark, "$share/g/#", fn, tasks=tasks)
+
+
+@pytest.mark.conforms("E24")
+@pytest.mark.parametrize(
+    ("subscription", "error", "told"),
+    [
+        ("orders/#", InvalidSubscription, r"\$share/GROUP/FILTER"),
+        ("$share/a+b/x", InvalidSubscription, r"group 'a\+b': a group's name has no /, \+ or #"),
+        ("$share/" + "g" * 256 + "/x", InvalidSubscription, "at most 255 characters, this one has 256"),
+        ("$share/g/a#", InvalidFilter, "filter 'a#': # stands alone"),
+    ],
+)
+def test_a_malformed_group_or_filter_is_refused_before_anything_begins(
+    subscription: str, error: type[SubletError], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        consume(Spark("local[2,1000]"), subscription, work, tasks=1)
+    with pytest.raises(error, match=told):
+        Session(subscription)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"weight": 0.0}, "weight is 0.0: it must be above 0 and at most 1e"),
+        ({"weight": float("nan")}, "weight is nan"),
+        ({"weight": float("inf")}, "weight is inf"),
+        ({"start": "yesterday"}, "start is 'yesterday': a group begins at `latest` or `earliest`"),
+        ({"batch_bytes": 0}, "batch_bytes is 0: it must be positive"),
+    ],
+)
+def test_arguments_that_no_node_would_take_are_refused_at_once(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidSetting, match=told):
+        check_arguments(**{"weight": 1.0, "start": "latest", "batch_bytes": 1, **wrong})
+    with pytest.raises(InvalidSetting, match=told):
+        Session("$share/g/#", **wrong)
+    with pytest.raises(InvalidSetting, match=told):
+        consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **wrong)
+
+
+def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match=r"pandas is not installed.*pip install 'sublet\[spark\]'"):
+        checks.check(Spark("local[2,1000]"), work, 1)
+    with pytest.raises(Unavailable, match=r"pyspark is not installed.*pip install 'sublet\[spark\]'"):
+        local_session("x", 1)
