@@ -13,7 +13,7 @@ REMEMBERED = 10_000
 
 
 class Quiet:
-    """Who asks before each telling. `clock` is in seconds. Not thread-safe beyond what a log needs: a race tells twice."""
+    """Whom a log asks before it tells. `clock` is in seconds. A race of threads may tell a story twice."""
 
     def __init__(self, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock

@@ -211,7 +211,7 @@ def test_a_standby_takes_over_when_an_owner_leaves(fleet: Fleet, scene: Scene) -
     for name in ("a", "b", "c"):
         fleet.consumer(name, ALL)
     eventually(lambda: scene.shares() == [1, 1], WAIT_S)
-    owner = next(d.consumer for d in reversed(fleet.delivered()))
+    owner = eventually(lambda: [d.consumer for d in fleet.delivered()], WAIT_S)[-1]
     assert fleet.consumers[owner].stop() == 0
     eventually(lambda: scene.shares() == [1, 1], WAIT_S)
     scene.publish(200, 200)

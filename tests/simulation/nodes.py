@@ -29,7 +29,7 @@ class SimulatedNode(Process):
         self.lives = 0
         self._wake_count = 0
         self._database_free_at = 0.0
-        self._database_bad_until = 0.0
+        self._database_bad_until = self._deaf_until = self._dumb_until = 0.0
         self.machine = self._new_machine()
 
     def _new_machine(self) -> Node:
@@ -108,8 +108,12 @@ class SimulatedNode(Process):
     def _ask_database(self, request: Request) -> None:
         """In order, each after the other; executed even if the node dies meanwhile, as a real one would be."""
         world = self.world
-        there = max(world.now, self._database_free_at) + world.random.uniform(0.001, 0.004) + self._reluctance()
+        there = max(world.now, self._database_free_at) + world.random.uniform(0.001, 0.004)
         back = there + self._slowness() + world.random.uniform(0.0005, 0.002)
+        if there < self._deaf_until:
+            back = max(back, self._deaf_until)
+        elif there < self._dumb_until:
+            there, back = self._dumb_until, self._dumb_until + back - there
         self._database_free_at = back
         replies: list[NodeEvent] = []
         ref = self.machine.ref
@@ -120,13 +124,14 @@ class SimulatedNode(Process):
         """For so long this node's way to the database is bad."""
         self._database_bad_until = self.world.now + duration_s
 
+    def hang_database(self, deaf_s: float, dumb_s: float) -> None:
+        """For so long no answer comes, and then for so long no request gets there: who counts its lease from the late
+        answer trusts it for too long."""
+        self._deaf_until = self.world.now + deaf_s
+        self._dumb_until = self._deaf_until + dumb_s
+
     def _is_database_bad(self) -> bool:
         return self.world.now < self._database_bad_until and self.world.weather != Weather.calm()
-
-    def _reluctance(self) -> float:
-        """On a bad way also the request takes long, so that a renewal may come too late for its lease."""
-        bad = self._is_database_bad() and self.world.chance(0.5)
-        return self.world.random.uniform(0.0, 4.0) if bad else 0.0
 
     def _slowness(self) -> float:
         """Now and then some seconds; rarely so many that a lease is over before the answer comes."""

@@ -23,7 +23,7 @@ SAFETY_S = 60.0
 LIVENESS_S = 75.0
 AT_REST_S = 8.0
 
-_NODE_TROUBLES = ("crash", "stop", "start", "start", "start", "pause", "flutter", "database", "database")
+_NODE_TROUBLES = ("crash", "stop", "start", "start", "start", "pause", "flutter", "database", "database", "hang")
 _GROUP_TROUBLES = ("join", "roll", "revoke", "lock")
 _AGENT_TROUBLES = ("crash", "leave", "again", "again", "pause", "part", "blip", "blip")
 
@@ -192,11 +192,14 @@ class Simulation:
                 node.start()
             case "pause":
                 self._pause(node, node.name)
+            case "hang":
+                self.world.say(node.name, "cannot reach the database for a while")
+                node.hang_database(rnd.uniform(2.0, 6.0), rnd.uniform(3.0, 9.0))
             case "flutter":
                 node.start()
                 self.world.after(rnd.uniform(0.0, 0.01), node.shut_down)
             case "database":
-                node.trouble_database(rnd.uniform(1.0, 16.0))
+                node.trouble_database(rnd.uniform(1.0, 8.0))
                 self.world.after(rnd.uniform(0.0, 6.0), node.shut_down if self.world.chance(0.5) else node.start)
 
     def _befall_group(self) -> None:

@@ -279,7 +279,7 @@ def test_another_incarnation_is_unknown_at_once() -> None:
     assert isinstance(node.poll("a", 0, "node-0", now=0, hold_s=5), Unknown)
 
 
-@pytest.mark.conforms("R7")
+@pytest.mark.conforms("R7", "R8")
 def test_the_forgotten_are_told_so_and_never_revived() -> None:
     node = publisher()
     subscribed(node, "a", ("news", None))
