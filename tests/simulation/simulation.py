@@ -23,8 +23,8 @@ SAFETY_S = 60.0
 LIVENESS_S = 75.0
 AT_REST_S = 8.0
 
-_NODE_TROUBLES = ("crash", "stop", "start", "start", "start", "pause", "flutter", "database", "database", "hang")
-_GROUP_TROUBLES = ("join", "roll", "revoke", "lock")
+_NODE_TROUBLES = ("crash", "stop", "start", "start", "start", "pause", "flutter", "database", "database")
+_GROUP_TROUBLES = ("join", "roll", "revoke", "lock", "hang")
 _AGENT_TROUBLES = ("crash", "leave", "again", "again", "pause", "part", "blip", "blip")
 
 
@@ -192,9 +192,6 @@ class Simulation:
                 node.start()
             case "pause":
                 self._pause(node, node.name)
-            case "hang":
-                self.world.say(node.name, "cannot reach the database for a while")
-                node.hang_database(rnd.uniform(2.0, 6.0), rnd.uniform(3.0, 9.0))
             case "flutter":
                 node.start()
                 self.world.after(rnd.uniform(0.0, 0.01), node.shut_down)
@@ -215,6 +212,11 @@ class Simulation:
                     every.revoke(streams)
             case "lock":
                 self._lock_row()
+            case "hang":
+                deaf_s, dumb_s = rnd.uniform(2.0, 6.0), rnd.uniform(3.0, 9.0)
+                self.world.say("world", f"the database is not heard for {deaf_s:.1f} s, then hears nothing for {dumb_s:.1f} s")
+                for every in self.nodes:
+                    every.hang_database(deaf_s, dumb_s)
 
     def _befall_agent(self, agent: SimulatedAgent, node: SimulatedNode) -> None:
         match self.world.random.choice(_AGENT_TROUBLES):

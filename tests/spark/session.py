@@ -33,12 +33,16 @@ SETTINGS = {
 }
 
 
+def quick_path(place: Path) -> str:
+    """A PYTHONPATH for Spark's workers, with a `sitecustomize` that is written to the directory `place`."""
+    (place / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
+    return os.pathsep.join((str(place), str(ROOT)))
+
+
 def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Any:
     """A session of this process, its environment changed for Spark's workers; `settings` come on top of `SETTINGS`."""
-    place = Path(tempfile.mkdtemp(prefix="sublet-site-"))
-    (place / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
     os.environ["JAVA_HOME"] = str(java_home(CACHE))
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(place), str(ROOT)))
+    os.environ["PYTHONPATH"] = quick_path(Path(tempfile.mkdtemp(prefix="sublet-site-")))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

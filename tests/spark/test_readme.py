@@ -13,7 +13,7 @@ from borrower.spark.java import java_home
 from storage.publish import Publisher
 from tests import kit_nodes
 from tests.readme import environment, programs
-from tests.spark.session import CACHE
+from tests.spark.session import CACHE, QUICK_JAVA, quick_path
 from tests.spark.stage import SPEED, Stage
 
 pytestmark = pytest.mark.spark
@@ -32,7 +32,12 @@ def test_the_spark_program_consumes_what_is_there(stage: Stage, tmp_path: Path) 
         for number in range(200):
             publisher.publish("orders/eu", str(number), key=str(number))
     # As with an activated virtual environment: its Python is the one that Spark's workers run, too.
-    spark = {"JAVA_HOME": str(java_home(CACHE)), "PYSPARK_PYTHON": sys.executable}
+    spark = {
+        "JAVA_HOME": str(java_home(CACHE)),
+        "JAVA_TOOL_OPTIONS": QUICK_JAVA,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": quick_path(tmp_path),
+    }
     with (tmp_path / "said").open("w") as said:
         done = subprocess.run(
             [sys.executable, "spark.py"],
