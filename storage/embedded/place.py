@@ -64,8 +64,9 @@ def usable_data_dir() -> Path:
 def server_user(data_dir: Path) -> ServerUser | None:
     """As whom to run the server of this directory; None means as ourselves.
 
-    Raises `DataDirectoryUnusable`, naming the directory that bars the way.
+    Raises `DataDirectoryUnusable`, naming the directory, or the file, that bars the way.
     """
+    _check_no_file(data_dir)
     owner = _cluster_owner(data_dir)
     if os.geteuid() != 0:
         if owner is not None and owner != os.geteuid():
@@ -79,6 +80,14 @@ def server_user(data_dir: Path) -> ServerUser | None:
         if closed_to(user, data_dir) is None:
             return user
     raise _unusable(data_dir, users)
+
+
+def _check_no_file(data_dir: Path) -> None:
+    for path in (data_dir, *data_dir.parents):
+        if os.path.exists(path) and not os.path.isdir(path):  # False where one may not look
+            raise DataDirectoryUnusable(
+                f"data directory {data_dir}: {path} is a file. Choose a directory (--data-dir, SUBLET_DATA_DIR)."
+            )
 
 
 def closed_to(user: ServerUser, path: Path) -> Path | None:

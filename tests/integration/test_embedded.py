@@ -317,10 +317,11 @@ def test_a_directory_that_cannot_be_written_is_refused_by_name(home: Path) -> No
         home.chmod(0o755)
 
 
-def test_a_file_in_the_place_of_the_directory_is_refused_by_name(home: Path) -> None:
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_in_the_place_of_the_directory_is_refused_by_name(home: Path, below: str) -> None:
     (home / "data").write_text("not a directory")
-    with pytest.raises(DataDirectoryUnusable, match=str(home / "data")):
-        EmbeddedPostgres(home / "data").start()
+    with pytest.raises(DataDirectoryUnusable, match=f"{home / 'data'} is a file"):
+        EmbeddedPostgres(home / "data" / below).start()
 
 
 def test_a_cluster_of_another_major_version_is_refused_with_the_story(home: Path) -> None:

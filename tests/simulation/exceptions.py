@@ -27,7 +27,8 @@ def _borrower() -> set[Pair]:
     unborn = _pairs("borrower", BorrowerStatus.NEW, *(set(BorrowerKind) - {BorrowerKind.START}))
     dead = _pairs("borrower", BorrowerStatus.DESTROYED, *BorrowerKind)
     twice = {("borrower", status, BorrowerKind.START) for status in BorrowerStatus if status is not BorrowerStatus.NEW}
-    # No session of the simulator leaves twice, and no leader answers what was not said to it.
+    # No session of the simulator leaves twice, and hardly ever does a leader speak of more to one whom its first answer
+    # has not reached.
     leaves_again = _pairs("borrower", BorrowerStatus.UNSUBSCRIBING, BorrowerKind.UNSUBSCRIBE)
     unasked = _pairs("borrower", BorrowerStatus.CONNECTING, BorrowerKind.PING_RESPONSE, BorrowerKind.PROGRESS_SAVED)
     return unborn | dead | twice | leaves_again | unasked
@@ -56,10 +57,9 @@ def _election() -> set[Pair]:
         for kind, (after, action) in row.items()
         if action is election.Action.IGNORE and after is status and kind not in wishes
     }
-    # What is not there is not asked whether it is wanted, and a leadership is given up once.
+    # What is not there is not asked whether it is wanted, and a claim under way is given up once.
     unwanted = {
-        ("election", status, election.Kind.UNWANT)
-        for status in (election.Status.ABSENT, election.Status.ABANDONING, election.Status.RELEASING)
+        ("election", status, election.Kind.UNWANT) for status in (election.Status.ABSENT, election.Status.ABANDONING)
     }
     # A lease that ends under its holder, while it trusts it: the group was deleted, or somebody broke the clock rule.
     expired = _pairs("election", election.Status.LED, election.Kind.REFUSED)

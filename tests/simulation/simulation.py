@@ -108,6 +108,8 @@ class Simulation:
         """Safety phase, then liveness phase, then the final checks."""
         self.streams.add_space(shards=self.world.random.randint(2, 5))
         self.store.open_group(Subscription.parse(SUBSCRIPTION), Start.EARLIEST)
+        if self.world.chance(0.04):
+            self._start_in_vain()
         for node in self.nodes:
             node.start()
         for _ in range(self.world.random.randint(1, 4)):
@@ -213,10 +215,7 @@ class Simulation:
             case "lock":
                 self._lock_row()
             case "hang":
-                deaf_s, dumb_s = rnd.uniform(2.0, 6.0), rnd.uniform(3.0, 9.0)
-                self.world.say("world", f"the database is not heard for {deaf_s:.1f} s, then hears nothing for {dumb_s:.1f} s")
-                for every in self.nodes:
-                    every.hang_database(deaf_s, dumb_s)
+                self._hang_database(rnd.uniform(2.0, 6.0))
 
     def _befall_agent(self, agent: SimulatedAgent, node: SimulatedNode) -> None:
         match self.world.random.choice(_AGENT_TROUBLES):
@@ -242,6 +241,19 @@ class Simulation:
         duration_s = self.world.random.choice([0.5, 3.0, 8.0, 11.0, 14.0])
         self.world.say(name, f"pauses for {duration_s} s")
         process.pause(duration_s)
+
+    def _hang_database(self, deaf_s: float) -> None:
+        """Nobody hears of it, then it hears of nobody."""
+        dumb_s = self.world.random.uniform(3.0, 9.0)
+        self.world.say("world", f"the database says nothing for {deaf_s:.1f} s, then hears nothing for {dumb_s:.1f} s")
+        for node in self.nodes:
+            node.hang_database(deaf_s, dumb_s)
+
+    def _start_in_vain(self) -> None:
+        """The first claims are answered when their leases are all but over, and nobody waited for that."""
+        self._hang_database(self.world.random.uniform(9.5, 13.0))
+        for node in self.nodes:
+            self.world.after(self.world.random.uniform(1.0, 9.0), node.shut_down)
 
     def _lock_row(self) -> None:
         """A user's transaction holds a lending row for a while."""
