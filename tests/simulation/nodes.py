@@ -26,6 +26,7 @@ class SimulatedNode(Process):
         self.address = f"{name}:1"
         self.alive = False
         self.stopping = False
+        self._again = False
         self.lives = 0
         self._wake_count = 0
         self._database_free_at = 0.0
@@ -37,7 +38,8 @@ class SimulatedNode(Process):
         return Node(NodeRef(self.name, f"{self.name}#{self.lives}", self.address), self.settings)
 
     def start(self) -> None:
-        """A new life."""
+        """A new life; if the present one is ending, as soon as it has ended."""
+        self._again = self.alive and self.stopping
         if not self.alive:
             self.machine, self.alive, self.stopping = self._new_machine(), True, False
             self._database_free_at = self.world.now
@@ -52,7 +54,8 @@ class SimulatedNode(Process):
             self.simulation.node_gone(self.address)
 
     def shut_down(self) -> None:
-        """Leave gracefully."""
+        """Leave gracefully, and stay away."""
+        self._again = False
         if self.alive and not self.stopping:
             self.stopping = True
             self.world.say(self.name, "shuts down")
@@ -81,6 +84,8 @@ class SimulatedNode(Process):
             self.alive = False
             self.world.say(self.name, "has stopped")
             self.simulation.node_gone(self.address)
+            if self._again:
+                self.start()
         elif outcome.wake_at is not None and outcome.wake_at != float("inf"):
             self._wake(max(outcome.wake_at - self.world.now, 0.0005))
 
