@@ -1,0 +1,113 @@
+"""Plays every story beside this file, step by step, with the product's machines, and compares what it says exactly."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.stage import Stage
+from tests.scenarios.story import BadStory, Step, Story, happen, load
+from tools.conformance import requirements
+
+HERE = Path(__file__).parent
+FILES = sorted(HERE.glob("*.toml"))
+
+
+class Differs(Exception):
+    """A step that came out otherwise."""
+
+
+def play(path: Path) -> None:
+    """From the first step to the last. Raises `BadStory` or `Differs`, which name the file and the step."""
+    story = load(path)
+    stage = Stage(story.nodes, story.streams, story.messages)
+    borrowers: tuple[str, ...] = ()
+    lendings: tuple[str, ...] = ()
+    for number, step in enumerate(story.steps, start=1):
+        where = f"{path.name}, step {number} (at {step.at:g}: {step.do or 'time passes'})"
+        perform(stage, step, where)
+        borrowers = borrowers if step.borrowers is None else step.borrowers
+        lendings = lendings if step.lendings is None else step.lendings
+        _compare(f"{where}: then", step.then, stage.take_said(pings=story.pings))
+        _compare(f"{where}: borrowers", borrowers, stage.borrowers())
+        _compare(f"{where}: lendings", lendings, stage.lendings())
+        _compare(f"{where}: forced", step.forced, stage.take_forced())
+
+
+def perform(stage: Stage, step: Step, where: str) -> None:
+    """Let the time pass and the thing happen."""
+    stage.pass_time(step.at)
+    try:
+        if step.do:
+            happen(stage, step.do)
+    except BadStory as problem:
+        raise BadStory(f"{where}: {problem}") from None
+
+
+def _compare(where: str, expected: Iterable[str], found: list[str]) -> None:
+    wanted = list(expected)
+    if wanted != found:
+        lines = [line for line in difflib.ndiff(wanted, found) if line[:1] != "?"]
+        raise Differs(f"{where}\n(- expected, + found)\n" + "\n".join(lines))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_story(path: Path) -> None:
+    try:
+        play(path)
+    except (BadStory, Differs) as problem:
+        pytest.fail(str(problem), pytrace=False)
+
+
+def test_stories_bear_ids_that_exist() -> None:
+    known = {requirement.id for requirement in requirements(HERE.parent.parent)}
+    stories: dict[str, Story] = {path.name: load(path) for path in FILES}
+    assert stories
+    assert {name: set(story.conforms) - known for name, story in stories.items()} == {name: set() for name in stories}
+    assert all(story.conforms for story in stories.values())
+
+
+# --- the driver notices ---------------------------------------------------------------------------------------------
+
+HEAD = 'about = "x"\nconforms = ["E1"]\n'
+PLAYED = '[[step]]\nat = 1\ndo = "n1 dies"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (HEAD, "without a"),
+        (HEAD + "step = []", "without a"),
+        (HEAD + "stream = 2\n" + PLAYED, "unknown: stream"),
+        (HEAD + PLAYED + 'than = ["x"]', "step 1: unknown: than"),
+        (HEAD + "streams = true\n" + PLAYED, "streams is True"),
+        (HEAD + PLAYED + 'then = "x"', "then is 'x'"),
+        ('about = "x"\n' + PLAYED, "conforms is missing"),
+        (HEAD + PLAYED + '[[step]]\nat = 0.5\ndo = "n1 dies"', "step 2: at 0.5 is before"),
+        (HEAD + "[[step]]\nat = 0", "nothing happens"),
+        (HEAD + '[[step]]\ndo = "n1 sings"', "step 1 (at 0: n1 sings): 'n1 sings' is nothing"),
+        (HEAD + '[[step]]\ndo = "n9 dies"', "nobody is called 'n9'"),
+        (HEAD + '[[step]]\ndo = "n1 -> n1: revoke a/1 term 7 stream 1 grant 1"', "term 7 has not been seen"),
+        (HEAD + "[[step", "x.toml: "),
+    ],
+)
+def test_what_is_no_story_is_refused_by_name(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadStory) as refused:
+        play(path)
+    assert problem in str(refused.value)
+    assert str(refused.value).startswith("x.toml")
+
+
+@pytest.mark.parametrize("expectation", ["then", "borrowers", "lendings", "forced"])
+def test_a_step_that_comes_out_otherwise_is_shown(tmp_path: Path, expectation: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(HEAD + PLAYED + f'{expectation} = ["a wrong line"]', encoding="utf-8")
+    with pytest.raises(Differs) as differs:
+        play(path)
+    assert str(differs.value).startswith(f"x.toml, step 1 (at 1: n1 dies): {expectation}")
+    assert "- a wrong line" in str(differs.value)
