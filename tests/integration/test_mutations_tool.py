@@ -47,6 +47,7 @@ def tree(tmp_path: Path) -> Path:
     """A small project with one module and its tests."""
     for folder in ("leader", "tests", LISTS):
         (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "leader/__init__.py").touch()
     (tmp_path / "leader/numbers.py").write_text(CODE)
     (tmp_path / "tests/test_numbers.py").write_text(TESTS)
     return tmp_path
@@ -192,7 +193,7 @@ def test_the_copy_leaves_out_what_is_not_source(tree: Path) -> None:
         (tree / folder).mkdir()
     with Copy(tree) as copy:
         assert sorted(path.name for path in copy.root.iterdir()) == ["leader", "tests", "tools"]
-        assert [path.name for path in (copy.root / "leader").iterdir()] == ["numbers.py"]
+        assert sorted(path.name for path in (copy.root / "leader").iterdir()) == ["__init__.py", "numbers.py"]
 
 
 def test_a_package_that_is_not_taken_from_the_copy_is_an_error(

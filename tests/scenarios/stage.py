@@ -23,6 +23,7 @@ from borrower.machine.agent import (
 )
 from borrower.machine.agent import Tick as AgentTick
 from borrower.machine.events import Install, Progressed, Remove
+from borrower.machine.table import StreamStatus
 from borrower.settings import BorrowerSettings
 from leader.node_events import Begin, Heard, NodeEvent, Request, RevokeWanted, Shutdown
 from leader.node_events import Tick as NodeTick
@@ -122,11 +123,11 @@ class AgentProcess(Process):
     def handle(self, event: AgentEvent) -> None:
         """Give the machine one event and do what it says."""
         stage, outcome = self.stage, self.machine.decide(event, self.stage.now)
-        for node, message in outcome.sends:
-            stage.send(self.name, node, message)
         for told in outcome.tells:
             stage.said.append(f"{self.name} tells {stage.lines.told(told)}")
             self._take(told)
+        for node, message in outcome.sends:
+            stage.send(self.name, node, message)
         if outcome.nodes_wanted:
             self.soon(lambda: self.handle(NodesKnown(stage.live_nodes())))
         self._wake(outcome.wake_at)
@@ -155,8 +156,9 @@ class AgentProcess(Process):
         borrower, now = self.machine.borrowers[handle], self.stage.now
         texts = [f"{borrower.borrower_id} {borrower.status.value}"]
         for stream in sorted(borrower.streams, key=lambda s: s.stream_id):
-            idle = "" if self.machine.may_go_on(handle, stream.stream_id, stream.grant_id, now) else " (no new call)"
-            texts.append(f"stream {stream.stream_id} {stream.status.value}{idle}")
+            may_start = self.machine.may_start(handle, stream.stream_id, stream.grant_id, now)
+            held_up = stream.status is StreamStatus.GRANTED and not may_start
+            texts.append(f"stream {stream.stream_id} {stream.status.value}" + (" (no new call)" if held_up else ""))
         return ", ".join(texts)
 
     def _take(self, told: Told | Closed) -> None:

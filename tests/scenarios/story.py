@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from tests.scenarios.stage import SUBSCRIPTION, BadLine, Stage
+from tests.scenarios.lines import BadLine
+from tests.scenarios.stage import SUBSCRIPTION, Stage
 
 
 class BadStory(Exception):
