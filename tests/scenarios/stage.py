@@ -9,169 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from borrower.machine.agent import (
-    Agent,
-    AgentEvent,
-    Closed,
-    Consumed,
-    FromNode,
-    NodeLost,
-    NodesKnown,
-    Subscribe,
-    Told,
-    Unsubscribe,
-)
-from borrower.machine.agent import Tick as AgentTick
-from borrower.machine.events import Install, Progressed, Remove
-from borrower.machine.table import StreamStatus
-from borrower.settings import BorrowerSettings
-from leader.node_events import Begin, Heard, NodeEvent, Request, RevokeWanted, Shutdown
-from leader.node_events import Tick as NodeTick
-from leader.node_machine import Node
-from leader.requests import execute
+from borrower.machine.agent import FromNode, NodeLost, NodesKnown
+from leader.node_events import Begin, Heard, Request, RevokeWanted, Shutdown
 from leader.settings import LeaderSettings
 from protocol.messages import ToBorrower, ToLeader
-from protocol.words import Subscription
 from storage.groups.memory import MemoryGroups
 from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import LendingStatus, NodeRef
+from storage.groups.model import LendingStatus
 from storage.groups.rules import Row
 from tests.scenarios.lines import PINGS, BadLine, Lines, Message
+from tests.scenarios.processes import SUBSCRIPTION, AgentProcess, NodeProcess, Process
 
 EPOCH_US = 1_700_000_000_000_000
-SUBSCRIPTION = Subscription.parse("$share/story/#")
-GROUP_ID = 1
-NEVER = float("inf")
-
-
-class Process:
-    """Something that can be stopped for a while, as by SIGSTOP, and killed. What arrives while it is stopped waits."""
-
-    def __init__(self, stage: Stage, name: str) -> None:
-        self.stage, self.name = stage, name
-        self.alive, self.frozen = True, False
-        self.wake_at = NEVER
-        self._waiting: list[Callable[[], None]] = []
-
-    def soon(self, happening: Callable[[], None]) -> None:
-        """In its turn, if it is alive; if it is stopped, when it goes on."""
-
-        def happen() -> None:
-            if self.alive and self.frozen:
-                self._waiting.append(happening)
-            elif self.alive:
-                happening()
-
-        self.stage.queue.append(happen)
-
-    def thaw(self) -> None:
-        """Go on, with what waited first."""
-        self.frozen = False
-        waiting, self._waiting = self._waiting, []
-        for happening in waiting:
-            self.soon(happening)
-
-    def tick(self) -> None:
-        """Time has passed."""
-        raise NotImplementedError
-
-    def _wake(self, at: float | None) -> None:
-        self.wake_at = NEVER if at is None else max(at, self.stage.now + 0.0005)
-
-
-class NodeProcess(Process):
-    """One life of a node."""
-
-    def __init__(self, stage: Stage, name: str, life: int) -> None:
-        super().__init__(stage, name)
-        self.life = life
-        self.machine = Node(NodeRef(name, f"{name}#{life}", name), stage.settings)
-
-    def tick(self) -> None:
-        self.handle(NodeTick())
-
-    def handle(self, event: NodeEvent) -> None:
-        """Give the machine one event and do what it says."""
-        stage, outcome = self.stage, self.machine.decide(event, self.stage.now)
-        assert not outcome.stories, outcome.stories[0]
-        for request in outcome.requests:
-            stage.queue.append(lambda request=request: stage.ask_database(self, request))  # type: ignore[misc]
-        for agent, message in outcome.sends:
-            stage.send(self.name, agent, message)
-        self._wake(outcome.wake_at)
-        if outcome.stopped:
-            stage.end(self)
-
-    def answer(self, request: Request) -> None:
-        """The database executes the request; the answer comes back."""
-        answer = execute(request, self.stage.store, self.machine.ref, self.stage.settings.lease_s)
-        self.soon(lambda: self.handle(answer))
-
-
-class AgentProcess(Process):
-    """An agent and its subscriptions' sessions, which do what the story says."""
-
-    def __init__(self, stage: Stage, name: str) -> None:
-        super().__init__(stage, name)
-        self.machine = Agent(name, BorrowerSettings())
-        self.subscriptions = 0
-        self._installed: dict[int, tuple[int, int]] = {}
-
-    def tick(self) -> None:
-        self.handle(AgentTick())
-
-    def handle(self, event: AgentEvent) -> None:
-        """Give the machine one event and do what it says."""
-        stage, outcome = self.stage, self.machine.decide(event, self.stage.now)
-        for told in outcome.tells:
-            stage.said.append(f"{self.name} tells {stage.lines.told(told)}")
-            self._take(told)
-        for node, message in outcome.sends:
-            stage.send(self.name, node, message)
-        if outcome.nodes_wanted:
-            self.soon(lambda: self.handle(NodesKnown(stage.live_nodes())))
-        self._wake(outcome.wake_at)
-
-    def subscribe(self) -> None:
-        """The next subscription."""
-        self.subscriptions += 1
-        self.handle(Subscribe(self.subscriptions, str(SUBSCRIPTION), start="earliest"))
-
-    def unsubscribe(self, handle: int) -> None:
-        """End a subscription."""
-        self.handle(Unsubscribe(handle))
-
-    def consume(self, stream_id: int, position: int, *, final: bool) -> None:
-        """The session that has the stream has consumed it so far."""
-        if stream_id not in self._installed:
-            raise BadLine(f"no session of {self.name} has stream {stream_id}")
-        handle, grant_id = self._installed[stream_id]
-        self.handle(Consumed(handle, Progressed(stream_id, grant_id, position, final)))
-
-    def borrowers(self) -> list[str]:
-        """Each borrower with its status and its streams."""
-        return [self._borrower(handle) for handle in sorted(self.machine.borrowers)] if self.alive else []
-
-    def _borrower(self, handle: int) -> str:
-        borrower, now = self.machine.borrowers[handle], self.stage.now
-        texts = [f"{borrower.borrower_id} {borrower.status.value}"]
-        for stream in sorted(borrower.streams, key=lambda s: s.stream_id):
-            may_start = self.machine.may_start(handle, stream.stream_id, stream.grant_id, now)
-            held_up = stream.status is StreamStatus.GRANTED and not may_start
-            texts.append(f"stream {stream.stream_id} {stream.status.value}" + (" (no new call)" if held_up else ""))
-        return ", ".join(texts)
-
-    def _take(self, told: Told | Closed) -> None:
-        if not isinstance(told, Told):
-            return
-        match told.tell:
-            case Install(grant):
-                self._installed[grant.stream_id] = (told.handle, grant.grant_id)
-            case Remove(stream_id, grant_id):
-                if self._installed.get(stream_id) == (told.handle, grant_id):
-                    del self._installed[stream_id]
-            case _:
-                pass
 
 
 class Stage:
@@ -190,8 +39,9 @@ class Stage:
         self.queue: deque[Callable[[], None]] = deque()
         self.fates: dict[str, str] = {}
         self._late: list[tuple[str, str, Message]] = []
-        self._hanging: list[tuple[NodeProcess, Request]] | None = None
+        self._hanging: dict[str, list[tuple[NodeProcess, Request]]] = {}
         self._forced_seen = 0
+        self._group_id = 1
         self.nodes: dict[str, NodeProcess] = {}
         self.agents: dict[str, AgentProcess] = {}
         for name in nodes:
@@ -289,7 +139,12 @@ class Stage:
     def operator_takes(self, stream_id: int) -> None:
         """Whoever leads is told to take a stream back."""
         for node in self.nodes.values():
-            node.soon(lambda node=node: node.handle(RevokeWanted(GROUP_ID, (stream_id,), "operator")))  # type: ignore[misc]
+            node.soon(lambda node=node: node.handle(RevokeWanted(self._group_id, (stream_id,), "operator")))  # type: ignore[misc]
+
+    def delete_group(self) -> None:
+        """An operator does; whoever subscribes next begins another life, under the next id."""
+        if self.store.delete_group(SUBSCRIPTION) is not None:
+            self._group_id += 1
 
     def live_nodes(self) -> tuple[str, ...]:
         """What the directory of nodes says."""
@@ -299,40 +154,32 @@ class Stage:
 
     def ask_database(self, node: NodeProcess, request: Request) -> None:
         """Answered at once, unless it hangs."""
-        if self._hanging is None:
-            node.answer(request)
+        if node.name in self._hanging:
+            self._hanging[node.name].append((node, request))
         else:
-            self._hanging.append((node, request))
+            node.answer(request)
 
-    def hang_database(self) -> None:
-        """From now on it answers nothing."""
-        self._hanging = self._hanging or []
+    def hang_database(self, name: str) -> None:
+        """From now on it answers this node nothing."""
+        self._hanging.setdefault(name, [])
 
-    def wake_database(self) -> None:
-        """It executes what it was asked meanwhile."""
-        waiting, self._hanging = self._hanging or [], None
-        for node, request in waiting:
+    def wake_database(self, name: str) -> None:
+        """It executes what the node asked meanwhile, whether or not that still lives."""
+        for node, request in self._hanging.pop(name, []):
             node.answer(request)
 
     # --- what is seen -----------------------------------------------------------------------------------------------
 
     def take_said(self, *, pings: bool) -> list[str]:
-        """All that was said since the last time; the same line again and again is one line."""
+        """All that was said since the last time, folded."""
         said, self.said = self.said, []
         if not pings:
             said = [line for line in said if not line.partition(": ")[2].startswith(PINGS)]
-        found: list[tuple[str, int]] = []
-        for line in said:
-            before, count = found[-1] if found else ("", 0)
-            if line == before:
-                found[-1] = (line, count + 1)
-            else:
-                found.append((line, 1))
-        return [line if count == 1 else f"{line} x{count}" for line, count in found]
+        return fold(said)
 
     def take_forced(self) -> list[str]:
         """Grants that ended without their holder's last word since the last time: from there on, a second delivery."""
-        forced = [h for h in self.store.history(GROUP_ID) if h.forced]
+        forced = [h for h in self.store.history(self._group_id) if h.forced]
         new, self._forced_seen = forced[self._forced_seen :], len(forced)
         return [f"stream {h.stream_id} from {h.borrower_id} at {h.position}: {h.event}, {h.reason}" for h in new]
 
@@ -342,9 +189,35 @@ class Stage:
 
     def lendings(self) -> list[str]:
         """The rows as the database has them."""
-        return [self._lending(row) for _, row in sorted(self.store.rows(GROUP_ID).items())]
+        return [self._lending(row) for _, row in sorted(self.store.rows(self._group_id).items())]
 
     def _lending(self, row: Row) -> str:
         if row.status is not LendingStatus.HELD:
             return f"stream {row.stream_id} {row.status} at {row.position}"
         return f"{self.lines.grant(row.stream_id, row.grant_id)} held by {row.borrower_id} at {row.position}"
+
+
+def fold(said: list[str]) -> list[str]:
+    """One to three lines that come again and again stand there once, with a line that says how often."""
+    folded: list[str] = []
+    place = 0
+    while place < len(said):
+        length, times = _repeated(said[place:])
+        folded += said[place : place + length]
+        if times > 1:
+            folded[-1:] = (
+                [f"{folded[-1]} x{times}"] if length == 1 else [folded[-1], f"(these {length} lines x{times})"]
+            )
+        place += length * times
+    return folded
+
+
+def _repeated(said: list[str]) -> tuple[int, int]:
+    """How many lines the repeated beginning has, and how often it stands there."""
+    for length in (1, 2, 3):
+        times = 1
+        while said[times * length : (times + 1) * length] == said[:length]:
+            times += 1
+        if times > 1:
+            return length, times
+    return 1, 1

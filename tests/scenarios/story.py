@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tests.scenarios.lines import BadLine
-from tests.scenarios.stage import SUBSCRIPTION, Stage
+from tests.scenarios.stage import Stage
 
 
 class BadStory(Exception):
@@ -91,7 +91,7 @@ def _fits(value: object, wanted: str) -> bool:
 
 # --- what can happen --------------------------------------------------------------------------------------------------
 
-Happening = Callable[[Stage, re.Match[str]], None]
+Happening = Callable[[Stage, re.Match[str]], object]
 
 
 def happen(stage: Stage, text: str) -> None:
@@ -146,10 +146,8 @@ HAPPENINGS: dict[str, Happening] = {
     r"(?P<who>\w+) shuts down": lambda stage, found: stage.shut_down(found["who"]),
     r"(?P<who>\w+) starts": lambda stage, found: stage.start_node(found["who"]),
     r"an operator takes stream (?P<stream>\d+)": lambda stage, found: stage.operator_takes(int(found["stream"])),
-    r"an operator deletes the group": lambda stage, _: [stage.store.delete_group(SUBSCRIPTION)].clear(),
-    r"the streams are closed, (?P<count>\d+) follow": lambda stage, found: [
-        stage.streams.rollover(1, int(found["count"]))
-    ].clear(),
-    r"the database hangs": lambda stage, _: stage.hang_database(),
-    r"the database answers again": lambda stage, _: stage.wake_database(),
+    r"an operator deletes the group": lambda stage, _: stage.delete_group(),
+    r"the streams are closed, (?P<count>\d+) follow": lambda stage, f: stage.streams.rollover(1, int(f["count"])),
+    r"the database hangs for (?P<who>\w+)": lambda stage, found: stage.hang_database(found["who"]),
+    r"the database answers (?P<who>\w+) again": lambda stage, found: stage.wake_database(found["who"]),
 }
