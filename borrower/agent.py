@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 LOOK_UP_S = 0.5
 """Least time between two look-ups of the live nodes."""
 
+REFUSAL_S = 10.0
+"""How long a refusal is believed where no other node is left: by then another release may serve at that address."""
+
 
 def clock() -> float:
     """Seconds that go on while the machine sleeps: trust in a lease must not outlive it there."""
@@ -64,6 +67,8 @@ class AgentThread:
         self._machine = Agent(self.agent_id, (settings or BorrowerSettings()).check())
         self._loop = network_loop()
         self._connections: dict[str, NodeConnection] = {}
+        self._refusals: dict[str, tuple[float, str]] = {}
+        self._listed: tuple[str, ...] = ()
         self._inboxes: dict[int, Inbox] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._handles = 0
@@ -142,6 +147,8 @@ class AgentThread:
                 self._inboxes.pop(told.handle, None)
 
     def _send(self, address: str, message: ToLeader) -> None:
+        if address in self._refusals:
+            return  # a claim sent us there; whoever leads next may be another
         connection = self._connections.get(address)
         if connection is None:
             connection = NodeConnection(
@@ -167,10 +174,29 @@ class AgentThread:
         self._handle(NodeLost(address))
 
     def _refuse(self, address: str, why: str) -> None:
-        """A node of another protocol version, say, will never serve us: whoever subscribes should know."""
+        """A node of another protocol version, say, will never serve us; others may."""
         log.error("node %s refuses this agent: %s", address, why)
+        self._refusals[address] = (clock(), why)
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            self._loop.create_task(connection.close(0.0))
+        self._learn(self._listed)
+
+    def _learn(self, addresses: tuple[str, ...]) -> None:
+        """The machine knows the nodes that do not refuse us. Where all do, whoever subscribes should know."""
+        self._listed = addresses
+        if all(address in self._refusals for address in addresses):
+            believed = clock() - REFUSAL_S
+            self._refusals = {address: refusal for address, refusal in self._refusals.items() if refusal[0] > believed}
+        serving = tuple(address for address in addresses if address not in self._refusals)
+        self._handle(NodesKnown(serving))
+        if addresses and not serving:
+            self._deny("; ".join(self._refusals[address][1] for address in addresses))
+
+    def _deny(self, why: str) -> None:
         for handle, inbox in self._inboxes.items():
             inbox.put(Closed(handle, EndReason.DENIED, why))
+        self._inboxes.clear()
 
     def _look_up(self) -> None:
         """Ask for the live nodes in the background, not more often than every `LOOK_UP_S`."""
@@ -194,7 +220,7 @@ class AgentThread:
         self._looking = False
         addresses = None if found.cancelled() else found.result()
         if addresses is not None:
-            self._handle(NodesKnown(addresses))
+            self._learn(addresses)
             self._drop_unlisted(addresses)
         if not addresses and self._inboxes:
             self._look_up()

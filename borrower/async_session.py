@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from borrower.batch import Batch
-from borrower.handler import Lent
 from borrower.session import Session
 from protocol.errors import UsageError
 from protocol.words import Subscription
@@ -26,6 +25,7 @@ from protocol.words import Subscription
 TURN_S = 0.2
 """Longest wait of the worker in one go, before it looks at what was acknowledged meanwhile."""
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -38,7 +38,6 @@ class AsyncSession:
     def __init__(self, subscription: str, url: str | None = None, *, auto_ack: bool = True, **settings: Any) -> None:
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = lambda: Session(subscription, url, auto_ack=auto_ack, **settings)
-        self._auto_ack = auto_ack
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sublet-session")
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
@@ -107,8 +106,6 @@ class AsyncSession:
     async def _iterate(self) -> AsyncIterator[Batch]:
         while (batch := await self.next_batch()) is not None:
             yield batch
-            if self._auto_ack:
-                batch.ack()
 
     def _carry(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._worker, work)
@@ -129,12 +126,12 @@ class AsyncSession:
                 return batch
         return None
 
-    def _later(self, acknowledge: Callable[[Lent, int], None] | None) -> Callable[[Lent, int], None]:
+    def _later(self, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
         """The same, from any thread, carried to this one."""
         assert acknowledge is not None
 
-        def later(lent: Lent, offset: int) -> None:
-            self._acknowledged.append(lambda: acknowledge(lent, offset))
+        def later(*arguments: _P.args, **named: _P.kwargs) -> None:
+            self._acknowledged.append(lambda: acknowledge(*arguments, **named))
             if not self._closing:
                 self._worker.submit(self._carry_out_acknowledgements)
 

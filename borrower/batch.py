@@ -23,7 +23,7 @@ class Batch:
         end: int,
         lent: Lent,
         acknowledge: Callable[[Lent, int], None] | None,
-        progressed: Callable[[Lent, int], None] | None = None,
+        progressed: Callable[[Lent, int, int], None] | None = None,
     ) -> None:
         self.table, self.first, self.end = table, first, end
         self.stream_id, self.grant_id = lent.stream_id, lent.grant_id
@@ -46,18 +46,18 @@ class Batch:
         return self._lent.lost
 
     def ack(self, upto: int | None = None) -> None:
-        """All of it is done: progress moves behind it. Done by the loop itself unless the session has auto_ack off.
+        """All of it is done. Asking for the next batch does this too, unless the session has auto_ack off.
 
-        `upto`: only what lies before this offset is done, and the rest still to be worked on. Acknowledging a batch
-        again has no effect.
+        The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
+        lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
         """
         if upto is not None and upto < self.end:
             if self._progressed is not None and self._acknowledge is not None and upto > self.first:
-                self._progressed(self._lent, upto)
+                self._progressed(self._lent, self.first, upto)
             return
         acknowledge, self._acknowledge = self._acknowledge, None
         if acknowledge is not None:
-            acknowledge(self._lent, self.end)
+            acknowledge(self._lent, self.first)
 
     def part(self, start: int, count: int) -> Batch:
         """Rows [start, start + count) as a batch of their own; acknowledging it has no effect."""

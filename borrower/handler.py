@@ -1,13 +1,13 @@
 """The session's own view of what it was lent: how far each stream is read, how far acknowledged, and what comes next.
 
-Plain bookkeeping, no I/O. A stream may have batches outstanding: given out and not acknowledged. Its last word can
-only be given when it has none.
+Plain bookkeeping, no I/O. A stream may have batches outstanding: given out and not acknowledged. Progress stops before
+the first of them, whatever is acknowledged behind it, and the last word can only be given when there is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from borrower.machine.events import Install, Progressed, Remove, Saved, Stop, Tell
@@ -17,19 +17,27 @@ from protocol.words import Filter
 
 @dataclass(slots=True, eq=False)
 class Lent:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet."""
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
+
+    `outstanding`: {first offset of a batch: how far it is done}. `given_up`: nobody will acknowledge these any more.
+    """
 
     stream_id: int
     grant_id: int
     generation_id: int
     filter: Filter
     read: int
-    acknowledged: int
     head: int | None = None
-    outstanding: int = 0
+    outstanding: dict[int, int] = field(default_factory=dict)
+    given_up: bool = False
     stopping: bool = False
     over: bool = False
     lost: bool = False
+
+    @property
+    def acknowledged(self) -> int:
+        """Everything before this offset is done."""
+        return self.outstanding[min(self.outstanding)] if self.outstanding else self.read
 
     @property
     def may_have_more(self) -> bool:
@@ -47,9 +55,14 @@ class Lent:
         self.read, self.head = end, head
         return True
 
+    @property
+    def is_settled(self) -> bool:
+        """Nothing outstanding will be acknowledged any more."""
+        return self.given_up or not self.outstanding
+
     def progress(self) -> Progressed:
         """What to report; final once it was told to stop and nothing is outstanding."""
-        final = self.stopping and self.outstanding == 0
+        final = self.stopping and self.is_settled
         return Progressed(self.stream_id, self.grant_id, self.acknowledged, final)
 
 
@@ -72,14 +85,13 @@ class Handler:
                     grant.generation_id,
                     Filter.parse(grant.filter),
                     grant.position,
-                    grant.position,
                 )
                 self._turn.append(grant.stream_id)
             case Stop(stream_id, grant_id):
                 lent = self._under(stream_id, grant_id)
                 if lent is not None:
                     lent.stopping = True
-                    if lent.outstanding == 0:
+                    if lent.is_settled:
                         self._report(lent.progress())
             case Remove(stream_id, grant_id, reason):
                 if self._under(stream_id, grant_id) is not None:
@@ -110,33 +122,31 @@ class Handler:
             if lent is not None:
                 lent.head = max(head, lent.read)
 
-    def skipped(self, lent: Lent, position: int) -> None:
-        """Nothing for this subscription up to `position`."""
-        if lent.outstanding == 0:
-            lent.acknowledged = position
+    def skipped(self, lent: Lent) -> None:
+        """What was taken last has nothing for this subscription."""
+        if not lent.outstanding:
             self._report(lent.progress())
 
-    def given(self, lent: Lent) -> None:
-        """A batch of what was taken last was given to the user."""
-        lent.outstanding += 1
+    def given(self, lent: Lent, first: int) -> None:
+        """A batch that begins at `first`, of what was taken last, was given to the user."""
+        lent.outstanding[first] = first
 
-    def acknowledged(self, lent: Lent, position: int) -> None:
-        """A batch is done. One that was given out later stands for all before it on its stream."""
-        lent.outstanding -= 1
-        lent.acknowledged = lent.read if lent.outstanding == 0 else max(lent.acknowledged, position)
+    def acknowledged(self, lent: Lent, first: int) -> None:
+        """The batch that begins at `first` is done."""
+        lent.outstanding.pop(first, None)
         if not lent.over:
             self._report(lent.progress())
 
-    def progressed(self, lent: Lent, position: int) -> None:
-        """A batch that is still outstanding is done up to `position`."""
-        lent.acknowledged = max(lent.acknowledged, position)
+    def progressed(self, lent: Lent, first: int, position: int) -> None:
+        """The batch that begins at `first` is done up to `position`, and still outstanding."""
+        lent.outstanding[first] = max(lent.outstanding[first], position)
         if not lent.over:
             self._report(lent.progress())
 
     def give_up(self) -> None:
         """Nothing outstanding will be acknowledged any more."""
         for lent in self._lent.values():
-            lent.outstanding = 0
+            lent.given_up = True
 
     def streams(self) -> dict[int, int]:
         """{stream: next offset to deliver} of everything held; from any thread."""

@@ -10,6 +10,10 @@ import asyncio
 import os
 import threading
 
+# grpc does not survive a fork, so its fork handlers can but warn, of every process that is started. It reads this once,
+# when it is first used.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 

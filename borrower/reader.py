@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+def _always(lent: Lent) -> bool:
+    return True
+
+
 class Reader:
     """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe."""
 
@@ -30,11 +34,11 @@ class Reader:
         self._connection: psycopg.Connection[Any] | None = None
         self._away = False
 
-    def page(self, lent: Lent) -> message_log.Page | None:
+    def page(self, lent: Lent, allowed: Callable[[Lent], bool] = _always) -> message_log.Page | None:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
 
-        None while the database is away, and where what came is not the direct successor: it is discarded. Raises
-        `Gone`.
+        None while the database is away, and where what came is discarded: it is not the direct successor, or taking it
+        is not `allowed` any more, which is asked when it has come. Raises `Gone`.
         """
         page = self._attempt(
             lambda connection: message_log.since(
@@ -46,7 +50,8 @@ class Reader:
                 limit_bytes=self._batch_bytes,
             )
         )
-        return page if page is not None and lent.take(page.start, page.position, page.head) else None
+        taken = page is not None and allowed(lent) and lent.take(page.start, page.position, page.head)
+        return page if taken else None
 
     def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """(stream, head) of each, as they are now; empty while the database is away."""

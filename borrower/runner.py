@@ -106,12 +106,12 @@ class _Runner:
     def work(self, batch: Batch) -> None:
         """The batch from beginning to end."""
         try:
+            self._await_trust(batch)
             if (error := self._try(batch, batch, self._policy.tries)) is not None:
                 self._narrow(batch, 0, len(batch), error)
         except _Lost:
             self.summary.lost += 1
-            log.warning("%r was taken away while it was tried again; its new holder gets it", batch)
-            batch.ack()  # has no effect on a lost stream but that the batch is not outstanding any more
+            log.warning("%r was taken away; its new holder gets it", batch)
             return
         batch.ack()
         self.summary.batches += 1

@@ -4,8 +4,9 @@
         for batch in session:
             work(batch.table)
 
-A batch is acknowledged when the loop comes back for the next one. What was given out and not acknowledged is given out
-again, to this session or another: at least once. One thread uses a session; an agent's thread keeps it in touch.
+A batch is acknowledged when the next one is asked for. A stream's progress stops before the first batch that was given
+out and not acknowledged; from there all is given out again when the stream moves: at least once. One thread uses a
+session; an agent's thread keeps it in touch.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Session:
         self.subscription = str(Subscription.parse(subscription))
         self.settings = settings or BorrowerSettings.from_env()
         self._auto_ack = auto_ack
-        self._closed: Closed | None = None
+        self._last: Batch | None = None
         self._draining = self._leaving = self._over = False
         self._inbox = Inbox()
         with contextlib.ExitStack() as opened:
@@ -100,11 +101,15 @@ class Session:
     def __iter__(self) -> Iterator[Batch]:
         while (batch := self.next_batch()) is not None:
             yield batch
-            if self._auto_ack:
-                batch.ack()
 
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch; None once the session is drained or closed, or when the timeout is over."""
+        """The next batch; None once the session is drained or closed, or when the timeout is over.
+
+        Asking acknowledges the batch before, unless the session has auto_ack off.
+        """
+        if self._auto_ack and self._last is not None:
+            self._last.ack()
+            self._last = None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait_s = 0.0
         while not self.closed:
@@ -113,6 +118,7 @@ class Session:
                 self._leave()
             batch = None if self._leaving else self._read_next()
             if batch is not None:
+                self._last = batch
                 return batch
             if deadline is not None and time.monotonic() >= deadline:
                 return None
@@ -199,16 +205,16 @@ class Session:
     def _read_next(self) -> Batch | None:
         """A batch of the next stream that has something for this subscription."""
         while (lent := self._handler.next_to_read(self._may_start)) is not None:
-            first, page = lent.read, self._reader.page(lent)
+            first, page = lent.read, self._reader.page(lent, self._may_start)
             if page is None:
                 return None
             if page.batches:
-                self._handler.given(lent)
+                self._handler.given(lent, first)
                 table = pa.Table.from_batches(page.batches)
                 handler = self._handler
                 return Batch(table, first, page.position, lent, handler.acknowledged, handler.progressed)
             if page.position > first:
-                self._handler.skipped(lent, page.position)
+                self._handler.skipped(lent)
         return None
 
     def _look_for_news(self) -> bool:

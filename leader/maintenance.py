@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -14,11 +15,15 @@ from storage import compaction, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
+from storage.turnover import Guard
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
 """Between two passes."""
+
+TOLD = 5
+"""So many failed steps of a pass are told one by one."""
 
 
 class Housekeeper:
@@ -54,13 +59,53 @@ class Housekeeper:
         def guard(inside: psycopg.Connection[Any]) -> None:
             leadership.guard(inside, MAINTENANCE, term)
 
-        for name in spaces.rollover_due(connection, guard):
-            log.info("space %s has rolled over", name)
-        if dropped := retention.retain(connection, guard):
-            log.info("generations %s are past their retention", dropped)
-        for stream_id in compaction.fragmented_streams(connection):
+        failed: list[str] = []
+        for what, step in _steps(connection, guard):
             if self._stop.is_set():
-                return
-            saved = compaction.compact_stream(connection, stream_id, guard=guard)
-            log.info("stream %d: compaction saved %d blocks", stream_id, saved)
-        retention.forget_producers(connection, guard=guard)
+                break
+            try:
+                step()
+            except LostLeadership:
+                raise
+            except Exception as error:  # what ails one space or stream must not hold up the others
+                if connection.closed:
+                    raise
+                failed.append(f"{what}: {str(error).strip() or type(error).__name__}")
+        if failed:
+            more = ["and so on"] if len(failed) > TOLD else []
+            log.warning(
+                "%d maintenance steps failed, and are tried again: %s", len(failed), "; ".join(failed[:TOLD] + more)
+            )
+
+
+def _steps(connection: psycopg.Connection[Any], guard: Guard) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A pass, step by step, each with its name; any may fail without the next."""
+    due: list[str] = []
+    yield "the search for spaces to roll over", lambda: due.extend(spaces.overdue(connection))
+    for name in due:
+        yield f"rollover of space {name}", partial(_roll_over, connection, guard, name)
+    yield "retention", partial(_retain, connection, guard)
+    fragmented: list[int] = []
+    yield "the search for fragmented streams", lambda: fragmented.extend(compaction.fragmented_streams(connection))
+    for stream_id in fragmented:
+        yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
+    yield "forgetting of idle producers", partial(_forget_producers, connection, guard)
+
+
+def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str) -> None:
+    if spaces.rollover_due(connection, guard, name):
+        log.info("space %s has rolled over", name)
+
+
+def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
+    if dropped := retention.retain(connection, guard):
+        log.info("generations %s are past their retention", dropped)
+
+
+def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
+    saved = compaction.compact_stream(connection, stream_id, guard=guard)
+    log.info("stream %d: compaction saved %d blocks", stream_id, saved)
+
+
+def _forget_producers(connection: psycopg.Connection[Any], guard: Guard) -> None:
+    retention.forget_producers(connection, guard=guard)

@@ -119,7 +119,8 @@ class NodeServer:
             port = 0
         if port == 0:
             raise InvalidSetting(
-                f"cannot listen on {self._listen}: the port is in use, or not this machine's. Change it."
+                f"cannot listen on {self._listen}: the port is in use, or not this machine's. A second node has a name "
+                "and a port of its own: `sublet leader --name n2 --listen 127.0.0.1:7412`"
             )
         return NodeRef(self._name, self._incarnation, str(Listen(self._listen.host, port)))
 

@@ -21,6 +21,14 @@ from storage.routing import Space, ranges
 from storage.turnover import Guard, retried, turn_over
 
 DEFAULT_SHARDS = 16
+LONGEST_S = 1000 * 365 * 86400
+"""The longest retention and rollover, 1000 years: more would leave the span of Postgres' timestamps."""
+
+_DUE = """
+select p.space_id from space p join generation g using (space_id)
+ where p.dropped_at is null and g.state = 'open'
+   and g.opened_at + make_interval(secs => least(coalesce(p.rollover_s, p.retention_s / 4.0), %s)) <= clock_timestamp()
+   and exists (select from stream s where s.generation_id = g.generation_id and s.head > 0)"""
 
 
 def ensure_default(conn: psycopg.Connection[Any], shards: int = DEFAULT_SHARDS) -> Space:
@@ -116,28 +124,30 @@ def rollover(conn: psycopg.Connection[Any], space: str | Space) -> int:
     return retried(conn, roll)
 
 
-def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[str]:
+def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only: str | None = None) -> list[str]:
     """Roll over every space whose generation holds messages and is older than its `rollover_s`; return their names.
 
     A space with retention but no `rollover_s` rolls over every quarter of its retention, or nothing would ever end.
+    `only`: leave all spaces but this one alone.
     """
-    due_sql = """
-      select p.space_id from space p join generation g using (space_id)
-       where p.dropped_at is null and g.state = 'open'
-         and g.opened_at + make_interval(secs => coalesce(p.rollover_s, p.retention_s / 4.0)) <= clock_timestamp()
-         and exists (select from stream s where s.generation_id = g.generation_id and s.head > 0)"""
 
     def roll() -> list[str]:
         if guard is not None:
             guard(conn)
         spaces = _locked_spaces(conn)
-        due = {row[0] for row in conn.execute(due_sql)}
-        rolling = [space for space in spaces if space.space_id in due]
+        due = {row[0] for row in conn.execute(_DUE, (LONGEST_S,))}
+        rolling = [space for space in spaces if space.space_id in due and only in (None, space.name)]
         for space in rolling:
             turn_over(conn, [space], [space], space.space_id)
         return [space.name for space in rolling]
 
     return retried(conn, roll)
+
+
+def overdue(conn: psycopg.Connection[Any]) -> list[str]:
+    """The names of the spaces that `rollover_due` would roll over now; no lock is taken."""
+    due = {row[0] for row in conn.execute(_DUE, (LONGEST_S,))}
+    return [space.name for space in list_spaces(conn) if space.space_id in due]
 
 
 def _locked_spaces(conn: psycopg.Connection[Any]) -> list[Space]:
@@ -154,6 +164,10 @@ def _checked(space: Space) -> Space:
     for what, seconds in (("retention_s", space.retention_s), ("rollover_s", space.rollover_s)):
         if seconds is not None and seconds <= 0:
             raise InvalidSetting(f"{what} {seconds}: must be above 0 seconds. Leave it out for no limit.")
+        if seconds is not None and seconds > LONGEST_S:
+            raise InvalidSetting(
+                f"{what} {seconds}: must be at most {LONGEST_S} seconds (1000 years). Leave it out for no limit."
+            )
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
     return space

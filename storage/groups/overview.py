@@ -47,6 +47,7 @@ class StreamLine:
     """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
 
     `head_state` is open, closed or gone. `held_s`: since when its holder has it.
+    `blocked_because` is there for a blocked stream.
     """
 
     group_id: int
@@ -65,6 +66,7 @@ class StreamLine:
     held_s: float | None
     grant_id: int
     lost_messages: int
+    blocked_because: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,11 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
           order by b.end_offset limit 1))::float8 end as age_s,
        borrower_id, agent, session,
        case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
-       grant_id, lost_messages + gone_messages as lost_messages
+       grant_id, lost_messages + gone_messages as lost_messages,
+       case when status = 'blocked' then (
+         select h.reason from lending_history h
+          where h.group_id = seen.group_id and h.stream_id = seen.stream_id and h.event = 'block'
+          order by h.history_id desc limit 1) end as blocked_because
   from seen join space p using (space_id) order by stream_id"""
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,9 @@ _MICROSECOND = timedelta(microseconds=1)
 _FIRST_US = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _LAST_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _TYPES = {field.name: field.type for field in BLOCK_SCHEMA}
+_HEADERS_RULE = "headers are names with bytes, text or None each. Give a mapping, or pairs of (name, value)."
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What Arrow raises for values that do not fit their column; a lone surrogate is a ValueError."""
 
 
 def now_us() -> int:
@@ -47,38 +51,40 @@ def as_bytes(what: str, value: object) -> bytes | None:
     raise UsageError(f"{what} of type {type(value).__name__}: give bytes or text. Encode it first (json.dumps, say).")
 
 
-def as_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
-    """Headers as a list of pairs; None and no headers at all are the same."""
-    if not headers:
+def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
+    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`."""
+    if headers is None:
         return None
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return [(str(name), as_bytes(f"header {name!r}", value)) for name, value in pairs]
+    if isinstance(headers, Mapping):
+        headers = headers.items()
+    elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
+        raise UsageError(f"headers {_shown(headers)}: {_HEADERS_RULE}")
+    return [_as_header(pair) for pair in headers] or None
 
 
-def as_timestamp_us(timestamp: datetime | int | None) -> int:
+def as_timestamp_us(timestamp: object) -> int:
     """Microseconds since 1970, UTC. A datetime must say its zone. Raises `UsageError`."""
     if timestamp is None:
         return now_us()
-    if isinstance(timestamp, datetime):
-        if timestamp.tzinfo is None:
-            raise UsageError(f"timestamp {timestamp} has no time zone. Give an aware datetime, or microseconds.")
-        return (timestamp - _EPOCH) // _MICROSECOND
-    _check_span(timestamp, timestamp)
-    return timestamp
+    micros = _datetime_us(timestamp) if isinstance(timestamp, datetime) else _whole(timestamp)
+    _check_span(micros, micros)
+    return micros
 
 
 def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> int:
-    """What one message takes in the buffer, in bytes."""
+    """What one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
+    if not isinstance(topic, str):
+        raise InvalidTopic(f"topic {_shown(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
     size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
     return size + sum(len(name) + len(held or b"") for name, held in headers) if headers else size
 
 
-def check_size(size: int, limit: int, what: str) -> None:
+def check_size(size: int, limit: int, what: str, remedy: str = "raise max_message_bytes.") -> None:
     """Raise `ValueTooLarge` above the limit."""
     if size > limit:
         raise ValueTooLarge(
-            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or raise "
-            "max_message_bytes."
+            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or "
+            f"{remedy}"
         )
 
 
@@ -88,10 +94,6 @@ def normalise(data: Columns) -> list[pa.RecordBatch]:
     `topic` and `value` must be there; a topic may be one text for all, and what else is missing is null, or now.
     """
     table = _table(data)
-    if unknown := set(table.column_names) - set(_TYPES):
-        raise UsageError(f"no such columns: {', '.join(sorted(unknown))}. Columns are {', '.join(_TYPES)}.")
-    if missing := {"topic", "value"} - set(table.column_names):
-        raise UsageError(f"columns missing: {', '.join(sorted(missing))}. Each message needs a topic and a value.")
     columns = [_column(table, field) for field in BLOCK_SCHEMA]
     whole = pa.Table.from_arrays(columns, schema=BLOCK_SCHEMA)
     if whole.column("topic").null_count:
@@ -118,14 +120,29 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
 
 
 def _table(data: Columns) -> pa.Table:
-    if isinstance(data, pa.Table):
-        return data
     if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        _check_names(data.column_names)
+        return data
     if not isinstance(data, Mapping):
         raise UsageError(f"a batch of type {type(data).__name__}: give an Arrow table or a mapping of columns.")
+    _check_names([str(name) for name in data])
     count = max((len(column) for column in data.values() if _is_column(column)), default=0)
-    return pa.table({name: _array(str(name), column, count) for name, column in data.items()})
+    arrays = {str(name): _array(str(name), column, count) for name, column in data.items()}
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+        raise UsageError(f"columns of different lengths ({lengths}). Give each one value per message.")
+    return pa.table(arrays)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise UsageError(f"columns {', '.join(names)}: a name stands twice. Give each column once.")
+    if unknown := set(names) - set(_TYPES):
+        raise UsageError(f"no such columns: {', '.join(sorted(unknown))}. Columns are {', '.join(_TYPES)}.")
+    if missing := {"topic", "value"} - set(names):
+        raise UsageError(f"columns missing: {', '.join(sorted(missing))}. Each message needs a topic and a value.")
 
 
 def _is_column(column: object) -> bool:
@@ -135,17 +152,20 @@ def _is_column(column: object) -> bool:
 def _array(name: str, column: Any, count: int) -> Any:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return column
-    if not _is_column(column):
-        return pa.repeat(pa.scalar(column, _TYPES.get(name)), count)
+    single = not _is_column(column)
+    values = [column] if single else column
+    if name == "headers":
+        values = [as_headers(each) for each in values]
     try:
-        if name == "headers":
-            column = [as_headers(each) for each in column]
-        return pa.array(column, _TYPES.get(name))
+        array = pa.array(values, _TYPES[name])
     except UnicodeEncodeError as error:
         kind = InvalidTopic if name == "topic" else UsageError
         raise kind(f"column {name}: {error.object[:40]!a} holds a lone surrogate: not UTF-8. Give true text.") from None
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UsageError(f"column {name}: {error}.") from None
+    except _UNFIT as error:
+        kind = InvalidTopic if name == "topic" else UsageError
+        given = f" given as {type(column).__name__}" if single else ""
+        raise kind(f"column {name}{given}: {error}. Give a list or an Arrow array of {_TYPES[name]}.") from None
+    return pa.repeat(array[0], count) if single else array
 
 
 def _column(table: pa.Table, field: pa.Field) -> Any:
@@ -158,9 +178,48 @@ def _column(table: pa.Table, field: pa.Field) -> Any:
     try:
         if column.type != field.type:
             column = column.cast(field.type, safe=not pa.types.is_timestamp(column.type))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UsageError(f"column {field.name} of type {column.type}: {error}. It must be {field.type}.") from None
+        column.validate(full=True)
+    except pa.ArrowException as error:
+        kind = InvalidTopic if field.name == "topic" else UsageError
+        raise kind(f"column {field.name} of type {column.type}: {error}. It must be {field.type}.") from None
     return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
+
+
+def _as_header(pair: object) -> tuple[str, bytes | None]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UsageError(f"header {_shown(pair)}: {_HEADERS_RULE}")
+    name, value = pair
+    if not isinstance(name, str):
+        raise UsageError(f"header name {_shown(name)}: a name is text, not {type(name).__name__}. Give a str.")
+    if not name.isascii():
+        as_bytes("header name", name)
+    return name, value if type(value) is bytes else as_bytes(f"header {name!r}", value)
+
+
+def _datetime_us(moment: datetime) -> int:
+    if moment.utcoffset() is None:
+        raise UsageError(f"timestamp {moment} has no time zone. Give an aware datetime, or microseconds.")
+    return int((moment - _EPOCH) // _MICROSECOND)
+
+
+def _whole(timestamp: object) -> int:
+    """A whole number of any type that says it is one (numpy's, say)."""
+    if type(timestamp) is int:
+        return timestamp
+    try:
+        if not isinstance(timestamp, bool):
+            return operator.index(timestamp)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise UsageError(
+        f"timestamp {_shown(timestamp)} of type {type(timestamp).__name__}: neither a datetime nor a whole number. "
+        "Give an aware datetime, or microseconds since 1970."
+    )
+
+
+def _shown(value: object) -> str:
+    """As much of a refused value as an error needs."""
+    return ascii(value)[:60]
 
 
 def _check_span(first_us: int, last_us: int) -> None:

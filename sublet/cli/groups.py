@@ -52,7 +52,8 @@ def describe(cli: Cli, subscription: GroupName) -> None:
 
     Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
     end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. A member
-    that holds no stream (a standby) is known to the leader only, and not shown.
+    that holds no stream (a standby) is known to the leader only, and not shown. A blocked stream is lent to nobody, for
+    the reason shown: see docs/guarantees.md.
 
     Example:
 
@@ -178,6 +179,9 @@ def _prose(overview: Overview) -> list[str]:
     for member in members:
         name = f"{member.session} " if member.session else ""
         lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
+    for line in overview.streams:
+        if line.status == "blocked":
+            lines.append(f"blocked  stream {line.stream_id}: {line.blocked_because or 'no reason is recorded'}")
     return [*lines, ""]
 
 

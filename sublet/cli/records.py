@@ -16,6 +16,9 @@ READ_BYTES = 256 * 1024
 LONGEST_LINE = 16 * 1024 * 1024
 """Bytes: a line that goes on for longer is not waited for."""
 
+REMEDY = "publish it in Python: Publisher(max_message_bytes=...)."
+"""For a message over the limit; here there is no option for that."""
+
 FIELDS = frozenset({"topic", "key", "value", "headers", "timestamp"})
 IGNORED = frozenset({"epoch", "stream", "offset", "grant"})
 """What `tail` and `consume` say of a message and the next publisher does not take over."""
@@ -112,13 +115,13 @@ class Records:
         key = from_json(f"{where}: key", record["key"]) if "key" in record else self._key
         value = from_json(f"{where}: value", record["value"])
         headers = _headers(where, record.get("headers"))
-        check_size(size_of(topic, key, value, headers), self._limit, where)
+        check_size(size_of(topic, key, value, headers), self._limit, where, REMEDY)
         return topic, key, value, headers, _timestamp(where, record.get("timestamp"))
 
 
 def _too_large(number: int, topic: str, key: bytes | None, value: bytes, limit: int) -> ValueTooLarge:
     try:
-        check_size(size_of(topic, key, value, None), limit, f"line {number}")
+        check_size(size_of(topic, key, value, None), limit, f"line {number}", REMEDY)
     except ValueTooLarge as error:
         return error
     raise AssertionError(f"line {number} is not too large")

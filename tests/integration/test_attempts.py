@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from borrower.batch import Batch
 from borrower.runner import Policy, run
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
@@ -237,3 +238,34 @@ def test_what_a_loop_raises_leaves_the_session_and_its_batch_is_given_again(plac
         batch = session.next_batch(WAIT_S)
         assert batch is not None
         assert batch.first == 0
+
+
+def test_a_batch_that_was_not_acknowledged_is_given_again_whatever_was_done_after_it(place: Place) -> None:
+    _three_blocks(place)
+    with Session(ALL, place.url, start="earliest", batch_bytes=1, auto_ack=False, settings=BORROWER) as session:
+        first, second = _next(session), _next(session)
+        assert (first.first, second.first) == (0, 1)
+        second.ack()
+    with Session(ALL, place.url, settings=BORROWER) as session:
+        assert _next(session).first == 0
+
+
+def test_asking_for_the_next_batch_acknowledges_the_one_before(place: Place) -> None:
+    _three_blocks(place)
+    with Session(ALL, place.url, start="earliest", batch_bytes=1, settings=BORROWER) as session:
+        assert [_next(session).first for _ in range(3)] == [0, 1, 2]
+    with Session(ALL, place.url, settings=BORROWER) as session:
+        assert _next(session).first == 2
+
+
+def _three_blocks(place: Place) -> None:
+    """In one stream, so that they are given one after the other."""
+    with Publisher(place.url) as publisher:
+        for number in range(3):
+            publisher.publish("t", str(number).encode(), key=b"k").result(WAIT_S)
+
+
+def _next(session: Session) -> Batch:
+    batch = session.next_batch(WAIT_S)
+    assert batch is not None
+    return batch

@@ -11,9 +11,12 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import sublet
@@ -36,7 +39,7 @@ from protocol.words import Filter
 from storage.connect import SCHEMA_VERSION, connect
 from storage.spaces import create_space
 from storage.tail import Tail
-from tests.integration.cli_kit import a_shell
+from tests.integration.cli_kit import Running, a_shell
 
 GROUP = "$share/g/#"
 Opener = Callable[[str], Any]
@@ -112,6 +115,49 @@ def test_a_topic_that_is_none_is_refused_in_an_async_publisher(database: str) ->
 
     asyncio.run(publish())
     assert stored(database) == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "told"),
+    [
+        ({"topic": None}, InvalidTopic, "topic None: a topic is text"),
+        ({"topic": ["a"]}, InvalidTopic, "topic ['a']: a topic is text"),
+        ({"value": 5}, UsageError, "value of type int"),
+        ({"key": 5}, UsageError, "key of type int"),
+        ({"headers": [("a",)]}, UsageError, "header ('a',)"),
+        ({"headers": {"a": 5}}, UsageError, "header 'a' of type int"),
+        ({"headers": {"a\ud800": b"x"}}, UsageError, "header name 'a\\ud800' holds a lone surrogate"),
+        ({"timestamp": True}, UsageError, "timestamp True of type bool"),
+        ({"timestamp": "2020"}, UsageError, "timestamp '2020' of type str"),
+        (
+            {"timestamp": datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))},
+            UsageError,
+            "outside of the years 1 to 9999",
+        ),
+    ],
+    ids=ascii,
+)
+def test_a_bad_argument_is_refused_at_the_call_and_nothing_beside_it_is_lost(
+    database: str, bad: dict[str, Any], error: type[SubletError], told: str
+) -> None:
+    with sublet.Publisher(database, linger_ms=50) as publisher:
+        publisher.publish("a", b"before", timestamp=np.int64(5))  # type: ignore[arg-type]
+        with refused(error, told):
+            publisher.publish(**{"topic": "a", "value": b"bad", **bad})
+        publisher.publish("a", b"after")
+    assert stored(database) == ["before", "after"]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"headers": [5]}, {"value": np.array([1])}, {"topic": pa.array([b"\xff"]).view(pa.string())}], ids=list
+)
+def test_a_bad_column_is_refused_at_the_call_and_nothing_beside_it_is_lost(database: str, bad: dict[str, Any]) -> None:
+    with sublet.Publisher(database) as publisher:
+        publisher.publish("a", b"before")
+        with pytest.raises(UsageError, match=next(iter(bad))):
+            publisher.publish_batch({"topic": "a", "value": [b"bad"], **bad})
+        publisher.publish("a", b"after")
+    assert stored(database) == ["before", "after"]
 
 
 def test_a_value_over_the_limit_is_refused_with_the_limit_and_the_others_arrive(database: str) -> None:
@@ -244,20 +290,55 @@ def a_closed_directory() -> Iterator[Path]:
 # --- a peer of another version --------------------------------------------------------------------------------------
 
 
+OTHER_VERSION = (
+    "import protocol.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
+    "from sublet.cli import main\nmain()"
+)
+"""The command line of a release that speaks another protocol version."""
+
+
+def address_of(node: Running) -> str:
+    """Where it serves, once it does."""
+    node.says("serves on")
+    (address,) = re.findall(r"127\.0\.0\.1:\d+", node.err)
+    return str(address)
+
+
 @pytest.mark.conforms("E30")
 def test_a_node_of_another_protocol_version_ends_the_session_with_both_numbers(database: str) -> None:
-    program = (
-        "import protocol.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
-        "from sublet.cli import main\nmain()"
-    )
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        node = shell.start("leader", "--name", "n1", "--listen", "127.0.0.1:0", program=program)
-        node.says("serves on")
-        (address,) = re.findall(r"127\.0\.0\.1:\d+", node.err)
-        with sublet.Session(GROUP, database, nodes=[address]) as session:
+        node = shell.start("leader", "--name", "n1", "--listen", "127.0.0.1:0", program=OTHER_VERSION)
+        with sublet.Session(GROUP, database, nodes=[address_of(node)]) as session:
             with pytest.raises(SubscriptionEnded) as raised:
                 session.next_batch(30)
             assert session.closed
         for text in (f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release"):
             assert text in str(raised.value)
         assert node.process.poll() is None
+
+
+@pytest.mark.conforms("E30")
+def test_a_node_of_another_protocol_version_disturbs_nobody_whom_another_node_serves(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        good = shell.leader("n1")
+        with sublet.Publisher(database) as publisher:
+            publisher.publish("a", b"first")
+        newer = shell.start("leader", "--name", "n2", "--listen", "127.0.0.1:0", program=OTHER_VERSION)
+        nodes = [address_of(good), address_of(newer)]
+        refused_by = f"node {nodes[1]} refuses this agent"
+        for number in range(10):  # which of the two is asked first depends on group and address
+            group = f"$share/g{number}/#"
+            with sublet.Session(group, database, nodes=nodes[:1], start="earliest") as opener:
+                assert opener.next_batch(30) is not None, "n1 leads the group"
+            caplog.clear()
+            with sublet.Session(group, database, nodes=nodes, start="earliest") as session:
+                with sublet.Publisher(database) as publisher:
+                    publisher.publish("a", b"%d" % number)
+                assert session.next_batch(30) is not None
+                assert not session.closed
+            if refused_by in caplog.text:
+                assert caplog.text.count(refused_by) == 1, "it was asked again"
+                return
+        pytest.fail("the node of another version was never asked")

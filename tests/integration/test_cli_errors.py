@@ -106,6 +106,7 @@ def test_a_value_over_the_limit_names_its_line_and_what_came_before_is_durable(s
     assert answer.code == USAGE
     assert "line 3 takes" in answer.err
     assert "the limit is 1048576" in answer.err
+    assert "Publish a reference to where it is stored, or publish it in Python: Publisher(max_message" in answer.err
     assert answer.object["durable"] == 2
     seen = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json")
     assert [row["value"] for row in seen.lines] == ["one", "two"]
@@ -263,7 +264,12 @@ def test_a_consumer_without_a_leader_says_what_it_waits_for_and_leaves_at_once(s
 def test_a_port_that_is_taken_is_refused(shell: Shell) -> None:
     node = shell.leader("n1", "--json")
     address = node.out.split()[-1].rstrip('"}')
-    refused(shell.run("leader", "--name", "n2", "--listen", address), USAGE, f"cannot listen on {address}")
+    refused(
+        shell.run("leader", "--name", "n2", "--listen", address),
+        USAGE,
+        f"cannot listen on {address}",
+        "`sublet leader --name n2 --listen 127.0.0.1:7412`",
+    )
 
 
 @pytest.mark.conforms("A9")

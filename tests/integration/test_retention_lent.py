@@ -15,6 +15,7 @@ from storage.connect import connect
 from storage.groups.overview import StreamLine, describe
 from storage.retention import retain
 from storage.spaces import create_space, reshard, rollover
+from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import put, read
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
@@ -49,7 +50,7 @@ def lines(conn: psycopg.Connection[Any]) -> dict[int, StreamLine]:
 
 @pytest.mark.conforms("W4")
 def test_what_retention_takes_from_under_a_consumer_is_said_blocked_and_counted_and_all_else_goes_on(
-    conn: psycopg.Connection[Any], fleet: Fleet
+    conn: psycopg.Connection[Any], fleet: Fleet, database: str
 ) -> None:
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
     for number in range(10):
@@ -72,6 +73,14 @@ def test_what_retention_takes_from_under_a_consumer_is_said_blocked_and_counted_
     ).fetchall()
     assert blocked[0].startswith(f"offset {line.position} is gone by retention, {10 - line.position} messages")
     assert blocked[1] == line.position
+    assert line.blocked_because == blocked[0]
+    assert lines(conn)[other].blocked_because is None
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        said = " ".join(shell.run("groups", "describe", GROUP).out.split())
+        assert f"blocked stream {doomed}: {blocked[0]}" in said
+        answer = shell.run("groups", "describe", GROUP, "--json").object
+    reasons = {each["stream_id"]: each["blocked_because"] for each in answer["streams"]}
+    assert (reasons[doomed], reasons[other]) == (blocked[0], None)
 
     fresh = fleet.consumer("fresh", GROUP)
     young = stream_of(conn, "eu")

@@ -11,15 +11,19 @@ from typing import Any
 import psycopg
 import pytest
 
+from leader.maintenance import Housekeeper
 from protocol.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
 from protocol.words import Filter
 from storage import turnover
 from storage.catalogue import find_space, list_spaces, open_streams
 from storage.connect import connect
+from storage.groups import leadership
+from storage.groups.model import MAINTENANCE, NodeRef
 from storage.publish import Publisher
 from storage.retention import declare_gone
 from storage.routing import RING
 from storage.spaces import (
+    LONGEST_S,
     alter_space,
     create_space,
     drop_space,
@@ -94,6 +98,11 @@ def test_bad_settings_are_refused_and_change_nothing(conn: psycopg.Connection[An
         create_space(conn, "x", "x/#", compression="gzip")
     with pytest.raises(InvalidSetting, match="retention_s -1"):
         create_space(conn, "x", "x/#", retention_s=-1)
+    for what in ("retention_s", "rollover_s"):
+        with pytest.raises(InvalidSetting, match=f"{what} 31536000001: must be at most 31536000000 seconds"):
+            create_space(conn, "x", "x/#", **{what: LONGEST_S + 1})  # type: ignore[arg-type]
+        with pytest.raises(InvalidSetting, match=f"{what} 8639999999913600: .* Leave it out"):
+            alter_space(conn, "default", **{what: 99999999999 * 86400})
     with pytest.raises(InvalidSetting, match="cannot be dropped"):
         drop_space(conn, "default")
     with pytest.raises(InvalidSetting, match="filter #"):
@@ -189,6 +198,38 @@ def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: psycopg.Con
     alter_space(conn, "default", rollover_s=3600)
     conn.execute(age)
     assert rollover_due(conn) == [], "rollover_s is asked before retention_s"
+
+
+def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "eu", "eu/#", shards=1, retention_s=LONGEST_S, rollover_s=LONGEST_S)
+    put(conn, streams(conn, "eu")[0], b"x", topic="eu/1")
+    rollover(conn, "eu")
+    assert rollover_due(conn) == []
+    assert declare_gone(conn) == []
+
+
+def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
+    database: str, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    create_space(conn, "eu", "eu/#", shards=1)
+    with Publisher(database) as publisher:
+        publisher.publish("eu/1", b"x")
+        publisher.publish("a", b"x")
+    rollover(conn, "eu")
+    alter_space(conn, "default", rollover_s=60)
+    conn.execute("update space set retention_s = 99999999999 * 86400 where name = 'eu'")  # retention fails now
+    conn.execute("update generation set opened_at = opened_at - interval '1 h' where state = 'open'")
+    conn.execute("update producer set updated_at = updated_at - interval '8 d'")
+    old = streams(conn, "default")
+    term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
+    keeper = Housekeeper(database, lambda: term, every_s=0.05)
+    keeper.start()
+    try:
+        eventually(lambda: states(conn, old) == {"closed"}, message="the rollover before it")
+        eventually(lambda: conn.execute("select from producer").fetchone() is None, message="the step after it")
+        eventually(lambda: "1 maintenance steps failed" in caplog.text and "retention: interval out" in caplog.text)
+    finally:
+        keeper.stop()
 
 
 def test_maintenance_asks_its_guard_first(conn: psycopg.Connection[Any]) -> None:

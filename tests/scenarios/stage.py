@@ -21,6 +21,8 @@ from tests.scenarios.lines import PINGS, BadLine, Lines, Message
 from tests.scenarios.processes import SUBSCRIPTION, AgentProcess, NodeProcess, Process
 
 EPOCH_US = 1_700_000_000_000_000
+ENDLESS = 10_000
+"""More than ever happens in one moment."""
 
 
 class Stage:
@@ -52,8 +54,12 @@ class Stage:
 
     def settle(self) -> None:
         """Let everything happen that happens at this moment."""
+        happened = 0
         while self.queue:
             self.queue.popleft()()
+            happened += 1
+            if happened > ENDLESS:
+                raise BadLine(f"at {self.now:g} they talk without end, at last: " + "; ".join(self.said[-4:]))
 
     def pass_time(self, until: float) -> None:
         """Move the clock, ringing every timer on the way, those of `until` included."""

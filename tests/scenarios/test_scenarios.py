@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.scenarios.lines import BadLine
 from tests.scenarios.stage import Stage
 from tests.scenarios.story import BadStory, Step, Story, happen, load
 from tools.conformance import requirements
@@ -39,11 +40,11 @@ def play(path: Path) -> None:
 
 def perform(stage: Stage, step: Step, where: str) -> None:
     """Let the time pass and the thing happen."""
-    stage.pass_time(step.at)
     try:
+        stage.pass_time(step.at)
         if step.do:
             happen(stage, step.do)
-    except BadStory as problem:
+    except (BadStory, BadLine) as problem:
         raise BadStory(f"{where}: {problem}") from None
 
 
@@ -56,10 +57,13 @@ def _compare(where: str, expected: Iterable[str], found: list[str]) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_story(path: Path) -> None:
+    problem = ""
     try:
         play(path)
-    except (BadStory, Differs) as problem:
-        pytest.fail(str(problem), pytrace=False)
+    except (BadStory, Differs) as error:
+        problem = str(error)
+    if problem:
+        pytest.fail(problem, pytrace=False)
 
 
 def test_stories_bear_ids_that_exist() -> None:
@@ -111,3 +115,14 @@ def test_a_step_that_comes_out_otherwise_is_shown(tmp_path: Path, expectation: s
         play(path)
     assert str(differs.value).startswith(f"x.toml, step 1 (at 1: n1 dies): {expectation}")
     assert "- a wrong line" in str(differs.value)
+
+
+def test_a_conversation_without_end_is_ended() -> None:
+    stage = Stage(("n1",), 1, 0)
+
+    def again() -> None:
+        stage.queue.append(again)
+
+    again()
+    with pytest.raises(BadLine, match="talk without end"):
+        stage.settle()

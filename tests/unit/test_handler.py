@@ -26,11 +26,11 @@ class Play:
         return found
 
     def give(self, count: int) -> int:
-        """A batch of so many messages; the offset behind it."""
-        end = self.lent.read + count
-        assert self.lent.take(self.lent.read, end, 1_000)
-        self.handler.given(self.lent)
-        return end
+        """A batch of so many messages; its first offset."""
+        first = self.lent.read
+        assert self.lent.take(first, first + count, 1_000)
+        self.handler.given(self.lent, first)
+        return first
 
     def last(self) -> tuple[int, bool]:
         return self.reports[-1].position, self.reports[-1].final
@@ -43,9 +43,32 @@ def test_the_last_word_waits_for_all_that_is_outstanding() -> None:
     play.handler.take(Stop(7, 1))
     assert play.reports == []
     play.handler.acknowledged(play.lent, first)
-    assert play.last() == (first, False)
+    assert play.last() == (second, False)
     play.handler.acknowledged(play.lent, second)
-    assert play.last() == (second, True)
+    assert play.last() == (FROM + 7, True)
+
+
+@pytest.mark.conforms("E29")
+def test_a_batch_that_is_done_does_not_stand_for_one_before_it_that_is_not() -> None:
+    play = Play()
+    first, second, third = play.give(3), play.give(4), play.give(5)
+    play.handler.acknowledged(play.lent, second)
+    play.handler.progressed(play.lent, third, third + 1)
+    assert play.last() == (FROM, False)
+    play.handler.acknowledged(play.lent, third)
+    assert play.last() == (FROM, False)
+    play.handler.acknowledged(play.lent, first)
+    assert play.last() == (FROM + 12, False)
+
+
+def test_what_is_skipped_counts_when_all_before_it_is_done() -> None:
+    play = Play()
+    first = play.give(3)
+    assert play.lent.take(FROM + 3, FROM + 9, 1_000)
+    play.handler.skipped(play.lent)
+    assert play.reports == []
+    play.handler.acknowledged(play.lent, first)
+    assert play.last() == (FROM + 9, False)
 
 
 @pytest.mark.conforms("E8")
@@ -58,32 +81,34 @@ def test_a_stream_without_anything_outstanding_has_its_last_word_at_once() -> No
 
 def test_progress_within_a_batch_is_not_final() -> None:
     play = Play()
-    end = play.give(5)
+    first = play.give(5)
     play.handler.take(Stop(7, 1))
-    play.handler.progressed(play.lent, FROM + 2)
+    play.handler.progressed(play.lent, first, FROM + 2)
     assert play.last() == (FROM + 2, False)
-    play.handler.acknowledged(play.lent, end)
-    assert play.last() == (end, True)
+    play.handler.acknowledged(play.lent, first)
+    assert play.last() == (FROM + 5, True)
 
 
 def test_what_is_given_up_is_not_waited_for_and_does_not_count() -> None:
     play = Play()
+    first = play.give(5)
+    play.handler.acknowledged(play.lent, first)
     play.give(5)
     play.handler.give_up()
     play.handler.take(Stop(7, 1))
-    assert play.last() == (FROM, True)
+    assert play.last() == (FROM + 5, True)
 
 
 def test_a_word_about_another_grant_means_nothing_and_a_new_grant_ends_the_old() -> None:
     play = Play()
-    end = play.give(5)
+    first = play.give(5)
     play.handler.take(Stop(7, 2))
     play.handler.take(Remove(7, 2, RevokedReason.LOST))
     assert (play.lent.stopping, play.lent.over) == (False, False)
     old = play.lent
     play.lent = play.lend(2)
     assert (old.over, old.lost) == (True, True)
-    play.handler.acknowledged(old, end)
+    play.handler.acknowledged(old, first)
     assert play.reports == []
     assert play.handler.streams() == {7: FROM}
 

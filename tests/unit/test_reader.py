@@ -81,7 +81,7 @@ def page(start: int, end: int, head: int = 100, closed: bool = False) -> Page:
 
 
 def lent(position: int = 0) -> Lent:
-    return Lent(7, 1, 3, Filter("a/#"), position, position)
+    return Lent(7, 1, 3, Filter("a/#"), position)
 
 
 # --- the direct successor, and nothing else ---------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_of_any_pages_in_any_order_those_are_taken_that_follow_directly(
     stream.over = over
     taken: list[tuple[int, int]] = []
     for start, count in arriving:
-        before = (stream.read, stream.head, stream.acknowledged, stream.outstanding)
+        before = (stream.read, stream.head, stream.acknowledged, dict(stream.outstanding))
         expected = not over and start == stream.read
         assert stream.take(start, start + count, 100) is expected
         if expected:
@@ -120,6 +120,17 @@ def test_shuffled_repeats_of_a_whole_log_bring_each_part_at_most_once_and_in_ord
     assert taken == [(start, start + 3) for start in range(0, stream.read, 3)]
 
 
+@pytest.mark.conforms("E29")
+def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
+    log: Log, connections: list[Connection]
+) -> None:
+    reader, stream = Reader("url", 100), lent(5)
+    log.script = [page(5, 8), page(5, 8)]
+    assert reader.page(stream, lambda _: log.asked == []) is None, "it is asked when the page is there"
+    assert stream.read == 5
+    assert reader.page(stream, lambda _: True) == page(5, 8)
+
+
 @pytest.mark.conforms("P2")
 @pytest.mark.parametrize("answer", [page(0, 5), page(3, 7), page(6, 9), page(5, 4), page(5, 101), page(40, 50)])
 def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_read_again(
@@ -128,7 +139,7 @@ def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_r
     reader, stream = Reader("url", 100), lent(5)
     log.script = [answer, page(5, 8), page(8, 10)]
     assert reader.page(stream) is None
-    assert (stream.read, stream.head, stream.acknowledged, stream.outstanding) == (5, None, 5, 0)
+    assert (stream.read, stream.head, stream.acknowledged, stream.outstanding) == (5, None, 5, {})
     assert reader.page(stream) == page(5, 8)
     assert reader.page(stream) == page(8, 10)
     assert [offset for _, offset, _ in log.asked] == [5, 5, 8]

@@ -1,0 +1,162 @@
+"""What a user gives to publish: taken, or refused by name with value, rule and remedy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from protocol.errors import InvalidTopic, UsageError
+from storage.layout import BLOCK_SCHEMA
+from storage.publish.columns import as_bytes, as_headers, as_timestamp_us, normalise, size_of
+
+WEST = timezone(timedelta(hours=-12))
+EAST = timezone(timedelta(hours=12))
+
+
+class Nowhere(tzinfo):
+    """A zone that does not say how far it is."""
+
+    def utcoffset(self, at: datetime | None) -> None:
+        return None
+
+    def dst(self, at: datetime | None) -> None:
+        return None
+
+    def tzname(self, at: datetime | None) -> None:
+        return None
+
+
+def text_of(held: bytes) -> pa.Array:
+    """A text column of one row with these bytes, true UTF-8 or not."""
+    ends = pa.py_buffer(np.array([0, len(held)], np.int32).tobytes())
+    return pa.StringArray.from_buffers(1, ends, pa.py_buffer(held))
+
+
+@pytest.mark.parametrize(
+    ("given", "micros"),
+    [(5, 5), (np.int64(5), 5), (np.uint8(5), 5), (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), 1_000_000)],
+)
+def test_a_timestamp_is_any_whole_number_or_an_aware_datetime(given: Any, micros: int) -> None:
+    taken = as_timestamp_us(given)
+    assert (taken, type(taken)) == (micros, int)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (True, "timestamp True of type bool: neither a datetime nor a whole number. Give"),
+        (np.True_, "neither a datetime nor a whole number"),
+        ("2020", "timestamp '2020' of type str"),
+        (1.5, "timestamp 1.5 of type float"),
+        (2**80, "outside of the years 1 to 9999"),
+        (np.int64(2**62), "outside of the years 1 to 9999"),
+        (datetime.max.replace(tzinfo=WEST), "outside of the years 1 to 9999"),
+        (datetime.min.replace(tzinfo=EAST), "outside of the years 1 to 9999"),
+        (datetime(2020, 1, 1), "has no time zone. Give an aware datetime"),  # noqa: DTZ001 - that is what is refused
+        (datetime(2020, 1, 1, tzinfo=Nowhere()), "has no time zone"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_timestamp_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        as_timestamp_us(given)
+    assert told in str(refusal.value)
+
+
+@pytest.mark.parametrize("given", [{"a": b"x"}, [("a", "x")], (("a", b"x"),), iter([["a", b"x"]])])
+def test_headers_are_a_mapping_or_pairs(given: Any) -> None:
+    assert as_headers(given) == [("a", b"x")]
+
+
+@pytest.mark.parametrize("given", [None, {}, [], ()])
+def test_no_headers_are_none(given: Any) -> None:
+    assert as_headers(given) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (5, "headers 5: headers are names with bytes, text or None each. Give a mapping"),
+        (0, "headers 0:"),
+        ("ab", "headers 'ab':"),
+        ([("a",)], "header ('a',): headers are names with bytes"),
+        (["ab"], "header 'ab':"),
+        ([5], "header 5:"),
+        ({"a": 5}, "header 'a' of type int: give bytes or text"),
+        ({5: b"x"}, "header name 5: a name is text, not int. Give a str."),
+        ({"a\ud800": b"x"}, "header name 'a\\ud800' holds a lone surrogate"),
+        ({"a": "\ud800"}, "header 'a' '\\ud800' holds a lone surrogate"),
+    ],
+    ids=ascii,
+)
+def test_what_are_no_headers_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        as_headers(given)
+    assert told in str(refusal.value)
+
+
+@pytest.mark.parametrize("topic", [None, 5, b"a", ["a"]])
+def test_a_topic_that_is_not_text_is_refused(topic: Any) -> None:
+    with pytest.raises(InvalidTopic, match=r"a topic is text, not \w+\. Give a str\.$"):
+        size_of(topic, None, b"x", None)
+
+
+@pytest.mark.parametrize("given", [5, 1.5, True, ["x"], {"x": 1}, np.zeros(2)])
+def test_a_key_or_value_that_is_neither_bytes_nor_text_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"value of type .*: give bytes or text"):
+        as_bytes("value", given)
+
+
+@pytest.mark.parametrize("headers", [[{"a": b"x"}, [("a", "x")]], {"a": b"x"}])
+def test_columns_become_batches_of_one_schema(headers: Any) -> None:
+    (batch,) = normalise({"topic": "a", "key": "k", "value": [b"x", "y"], "headers": headers, "timestamp": 5})
+    assert batch.schema == BLOCK_SCHEMA
+    assert batch.column("key").to_pylist() == [b"k", b"k"]
+    assert batch.column("headers").to_pylist() == [[{"key": "a", "value": b"x"}]] * 2
+
+
+GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "told"),
+    [
+        ({"topic": text_of(b"\xff")}, InvalidTopic, "column topic of type string: In chunk 0: Invalid: Invalid UTF8"),
+        ({"topic": pa.array([b"\xff"])}, InvalidTopic, "column topic of type binary"),
+        ({"topic": 5}, InvalidTopic, "column topic given as int"),
+        ({"topic": [5]}, InvalidTopic, "column topic: "),
+        ({"topic": "a\ud800"}, InvalidTopic, "column topic: 'a\\ud800' holds a lone surrogate"),
+        ({"value": np.array([1, 2])}, UsageError, "column value given as ndarray: "),
+        ({"value": [5]}, UsageError, "Give a list or an Arrow array of binary."),
+        ({"key": "\ud800"}, UsageError, "column key: '\\ud800' holds a lone surrogate"),
+        ({"headers": [5]}, UsageError, "headers 5: headers are names"),
+        ({"headers": [{"a\ud800": b"x"}]}, UsageError, "holds a lone surrogate"),
+        (
+            {"headers": pa.MapArray.from_arrays([0, 1], text_of(b"\xff"), pa.array([b"x"]))},
+            UsageError,
+            "column headers of type list<",
+        ),
+        ({"timestamp": [True]}, UsageError, "column timestamp: "),
+        ({"timestamp": [2**80]}, UsageError, "column timestamp: "),
+        ({"timestamp": ["2020"]}, UsageError, "column timestamp: "),
+        ({"timestamp": [datetime.max.replace(tzinfo=WEST)]}, UsageError, "outside of the years 1 to 9999"),
+        ({"key": [b"x", b"y"]}, UsageError, "columns of different lengths (topic 2, value 1, key 2)"),
+        ({5: [b"x"]}, UsageError, "no such columns: 5"),
+    ],
+    ids=ascii,
+)
+def test_what_is_no_column_is_refused(changes: dict[Any, Any], error: type[UsageError], told: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        normalise({**GOOD, **changes})
+    assert type(refusal.value) is error
+    assert told in str(refusal.value)
+
+
+def test_a_table_with_a_column_twice_is_refused() -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array([b"x"]), pa.array([b"y"])], ["topic", "value", "value"])
+    with pytest.raises(UsageError, match="columns topic, value, value: a name stands twice"):
+        normalise(table)
