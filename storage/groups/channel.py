@@ -76,12 +76,16 @@ class Channel:
         return self._connection
 
     def _fail(self, connection: Connection, error: psycopg.Error, *, committing: bool) -> NoReturn:
-        """Translate, leaving a connection that the next call can use, or none.
+        """Translate, and let the next call open another connection.
 
-        Whether the connection lives is asked of the server: its last word may have arrived before its hanging up.
+        Whether the server is there is asked of it: its last word may have arrived before its hanging up. A connection
+        that survived is not kept either: after a refusal within a pipeline psycopg may take statements for prepared
+        that the server does not know, and they would fail for ever.
         """
         told = " ".join(str(error).split()) or type(error).__name__
-        if self._roll_back(connection):
+        alive = self._roll_back(connection)
+        self._drop()
+        if alive:
             if not isinstance(error, psycopg.OperationalError):
                 raise error
             raise RolledBack(f"Postgres refused a statement on groups, nothing was written: {told}") from error

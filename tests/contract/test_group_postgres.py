@@ -15,6 +15,7 @@ from protocol.errors import DatabaseUnreachable, LostLeadership
 from protocol.words import Subscription
 from storage.connect import UnknownOutcome, connect
 from storage.groups import leadership
+from storage.groups.channel import RolledBack
 from storage.groups.model import Advance, Grant, GroupWrites, Release, Verdict
 from storage.groups.postgres import PostgresGroups
 from tests.contract.group_world import FREE, HELD, LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, grant, lent, outcome
@@ -349,3 +350,22 @@ def test_a_maintenance_transaction_is_guarded_by_its_term(postgres: PostgresWorl
         for term, at_us in ((claim.term - 1, now_us), (claim.term, now_us + 11_000_000)):
             with pytest.raises(LostLeadership):
                 leadership.guard(keeper, 0, term, at_us)
+
+
+@pytest.mark.conforms("E13", "E12")
+@pytest.mark.parametrize("refusals", [1, 4, 5, 6, 7, 8, 12])
+def test_a_claim_that_was_refused_for_its_lock_again_and_again_is_granted_when_that_is_free(
+    postgres: PostgresWorld, refusals: int
+) -> None:
+    """A leader frozen in the middle of a transaction holds its row until the server ends that transaction."""
+    postgres.add_space(shards=1)
+    group = postgres.store.open_group(SHARE)
+    impatient = PostgresGroups(postgres.url, postgres.clock, lock_timeout_s=0.02)
+    impatient.claim(group.group_id, ONE, 0.0)
+    with connect(postgres.url) as frozen, frozen.transaction():
+        frozen.execute("select from leadership for update")
+        for _ in range(refusals):
+            with pytest.raises(RolledBack):
+                impatient.claim(group.group_id, TWO, LEASE_S)
+    assert impatient.claim(group.group_id, TWO, LEASE_S).node.name == TWO.name
+    impatient.close()
