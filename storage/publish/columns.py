@@ -128,6 +128,8 @@ def _table(data: Columns) -> pa.Table:
     if not isinstance(data, Mapping):
         raise UsageError(f"a batch of type {type(data).__name__}: give an Arrow table or a mapping of columns.")
     _check_names([str(name) for name in data])
+    if all(column is None or isinstance(column, str | bytes) for column in data.values()):
+        raise UsageError("a batch without a single column: give the values as a list, or call publish() for one.")
     count = max((len(column) for column in data.values() if _is_column(column)), default=0)
     arrays = {str(name): _array(str(name), column, count) for name, column in data.items()}
     if len({len(array) for array in arrays.values()}) > 1:

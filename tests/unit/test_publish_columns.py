@@ -160,3 +160,9 @@ def test_a_table_with_a_column_twice_is_refused() -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([b"x"]), pa.array([b"y"])], ["topic", "value", "value"])
     with pytest.raises(UsageError, match="columns topic, value, value: a name stands twice"):
         normalise(table)
+
+
+def test_one_message_is_no_batch() -> None:
+    with pytest.raises(UsageError, match=r"give the values as a list, or call publish\(\) for one"):
+        normalise({"topic": "a", "value": b"x"})
+    assert normalise({"topic": "a", "value": []}) == []
