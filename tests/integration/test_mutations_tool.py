@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutations.__main__ import main
-from tools.mutations.entries import LISTS
+from tools.mutations.entries import LISTS, check, load
 from tools.mutations.trial import Copy
 
 CODE = '''
@@ -203,6 +203,11 @@ def test_a_package_that_is_not_taken_from_the_copy_is_an_error(
     plant(tree, {})
     assert run(tree) == 2
     assert "leader would not be imported from the copy" in capsys.readouterr().err
+
+
+def test_our_own_lists_fit_the_code() -> None:
+    root = Path(__file__).resolve().parents[2]
+    check(load(root), root)
 
 
 def test_a_broken_list_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
