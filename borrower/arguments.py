@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from protocol.errors import InvalidSetting
+from protocol.messages import MAX_WEIGHT
 
 STARTS = ("latest", "earliest")
-MAX_WEIGHT = 1e6
 
 
 def check_arguments(*, weight: float, start: str, batch_bytes: int) -> None:

@@ -35,9 +35,9 @@ class AsyncSession:
     Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it.
     """
 
-    def __init__(self, subscription: str, url: str | None = None, *, auto_ack: bool = True, **settings: Any) -> None:
+    def __init__(self, subscription: str, url: str | None = None, **settings: Any) -> None:
         self.subscription = str(Subscription.parse(subscription))
-        self._make: Callable[[], Session] = lambda: Session(subscription, url, auto_ack=auto_ack, **settings)
+        self._make: Callable[[], Session] = lambda: Session(subscription, url, **settings)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sublet-session")
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None

@@ -22,10 +22,6 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-def _always(lent: Lent) -> bool:
-    return True
-
-
 class Reader:
     """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe."""
 
@@ -34,7 +30,7 @@ class Reader:
         self._connection: psycopg.Connection[Any] | None = None
         self._away = False
 
-    def page(self, lent: Lent, allowed: Callable[[Lent], bool] = _always) -> message_log.Page | None:
+    def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> message_log.Page | None:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
 
         None while the database is away, and where what came is discarded: it is not the direct successor, or taking it

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, assert_never
 from protocol import sublet_pb2 as pb
 from protocol.errors import UsageError
 from protocol.messages import (
+    MAX_WEIGHT,
     Disconnect,
     EndReason,
     Grant,
@@ -46,9 +47,6 @@ MAX_STREAMS = 100_000
 
 MAX_BORROWERS = 10_000
 """Most borrowers in one ping."""
-
-MAX_WEIGHT = 1e6
-"""Greatest weight of a borrower."""
 
 _END_REASONS = {
     EndReason.RETRY: pb.END_RETRY,

@@ -56,6 +56,10 @@ class StreamProgress:
     final: bool = False
 
 
+MAX_WEIGHT = 1e6
+"""Greatest weight of a borrower."""
+
+
 # --- to the leader --------------------------------------------------------------------------------------------------
 
 

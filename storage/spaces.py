@@ -134,9 +134,7 @@ def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only
     def roll() -> list[str]:
         if guard is not None:
             guard(conn)
-        spaces = _locked_spaces(conn)
-        due = {row[0] for row in conn.execute(_DUE, (LONGEST_S,))}
-        rolling = [space for space in spaces if space.space_id in due and only in (None, space.name)]
+        rolling = [space for space in _due(conn, _locked_spaces(conn)) if only in (None, space.name)]
         for space in rolling:
             turn_over(conn, [space], [space], space.space_id)
         return [space.name for space in rolling]
@@ -146,8 +144,12 @@ def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only
 
 def overdue(conn: psycopg.Connection[Any]) -> list[str]:
     """The names of the spaces that `rollover_due` would roll over now; no lock is taken."""
+    return [space.name for space in _due(conn, list_spaces(conn))]
+
+
+def _due(conn: psycopg.Connection[Any], spaces: Iterable[Space]) -> list[Space]:
     due = {row[0] for row in conn.execute(_DUE, (LONGEST_S,))}
-    return [space.name for space in list_spaces(conn) if space.space_id in due]
+    return [space for space in spaces if space.space_id in due]
 
 
 def _locked_spaces(conn: psycopg.Connection[Any]) -> list[Space]:

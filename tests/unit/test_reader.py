@@ -80,6 +80,10 @@ def page(start: int, end: int, head: int = 100, closed: bool = False) -> Page:
     return Page((), start, end, head, closed)
 
 
+def always(_: Lent) -> bool:
+    return True
+
+
 def lent(position: int = 0) -> Lent:
     return Lent(7, 1, 3, Filter("a/#"), position)
 
@@ -128,7 +132,7 @@ def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
     log.script = [page(5, 8), page(5, 8)]
     assert reader.page(stream, lambda _: log.asked == []) is None, "it is asked when the page is there"
     assert stream.read == 5
-    assert reader.page(stream, lambda _: True) == page(5, 8)
+    assert reader.page(stream, always) == page(5, 8)
 
 
 @pytest.mark.conforms("P2")
@@ -138,10 +142,10 @@ def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_r
 ) -> None:
     reader, stream = Reader("url", 100), lent(5)
     log.script = [answer, page(5, 8), page(8, 10)]
-    assert reader.page(stream) is None
+    assert reader.page(stream, always) is None
     assert (stream.read, stream.head, stream.acknowledged, stream.outstanding) == (5, None, 5, {})
-    assert reader.page(stream) == page(5, 8)
-    assert reader.page(stream) == page(8, 10)
+    assert reader.page(stream, always) == page(5, 8)
+    assert reader.page(stream, always) == page(8, 10)
     assert [offset for _, offset, _ in log.asked] == [5, 5, 8]
     assert len(connections) == 1
 
@@ -169,7 +173,7 @@ def test_what_comes_under_a_grant_that_is_over_is_discarded() -> None:
 def test_a_page_is_asked_for_by_what_was_lent(log: Log, connections: list[Connection]) -> None:
     log.script = [page(5, 5, head=5)]
     stream = lent(5)
-    assert Reader("url", 1234).page(stream) == page(5, 5, head=5)
+    assert Reader("url", 1234).page(stream, always) == page(5, 5, head=5)
     assert log.asked == [(7, 5, {"filter": Filter("a/#"), "generation_id": 3, "limit_bytes": 1234})]
     assert not stream.may_have_more
 
@@ -187,17 +191,17 @@ def test_a_database_that_is_away_is_said_once_and_read_on_when_it_is_back(
     caplog.set_level("INFO")
     reader, stream = Reader("url", 1), lent(5)
     log.script = [error, error, error, page(5, 6), error]
-    assert reader.page(stream) is None
+    assert reader.page(stream, always) is None
     assert reader.heads([7]) == []
-    assert reader.page(stream) is None
+    assert reader.page(stream, always) is None
     assert stream.read == 5
-    assert reader.page(stream) == page(5, 6)
+    assert reader.page(stream, always) == page(5, 6)
     assert [connection.closed for connection in connections] == [True, True, True, False]
     said = [record.message for record in caplog.records]
     assert len(said) == 2
     assert "the database is away" in said[0]
     assert "is back" in said[1]
-    reader.page(stream)
+    reader.page(stream, always)
     assert len(caplog.records) == 3, "away again"
 
 
@@ -207,7 +211,7 @@ def test_what_is_not_the_databases_absence_passes_through(
 ) -> None:
     log.script = [error]
     with pytest.raises(type(error)):
-        Reader("url", 1).page(lent(5))
+        Reader("url", 1).page(lent(5), always)
 
 
 def test_a_connection_that_cannot_be_made_is_a_database_away(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
