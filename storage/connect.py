@@ -25,7 +25,7 @@ SCHEMA_VERSION = "0001"
 DEFAULT_SCHEMA = "sublet"
 CONNECT_TIMEOUT_S = 5
 TCP_TIMEOUT_S = 10.0
-IDLE_IN_TRANSACTION_TIMEOUT_S = 60.0
+IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 
 _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
 _URI_PASSWORD = re.compile(r"^(\w[\w+.-]*://[^:/?#@]*):(.*)@", re.DOTALL)
@@ -59,8 +59,12 @@ def connect(
     lock_timeout_s: float | None = None,
     tcp_timeout_s: float = TCP_TIMEOUT_S,
     idle_in_transaction_timeout_s: float = IDLE_IN_TRANSACTION_TIMEOUT_S,
+    transaction_timeout_s: float | None = None,
 ) -> psycopg.Connection[Any]:
     """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
+
+    `transaction_timeout_s` is for clients that send a whole transaction at once: if they freeze in the middle of
+    sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out.
 
     Raises `InvalidSetting` for a malformed URL or schema name, `DatabaseUnreachable` for everything that
     hinders the connection itself. Neither message contains the password.
@@ -68,29 +72,12 @@ def connect(
     timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
     conninfo = _conninfo(url, schema_name(schema), application_name, timeouts, tcp_timeout_s)
     try:
-        return psycopg.connect(conninfo, autocommit=autocommit)
+        connection = psycopg.connect(conninfo, autocommit=autocommit)
+        if transaction_timeout_s is not None and connection.info.server_version >= 170000:
+            connection.execute(f"set transaction_timeout = {_milliseconds(transaction_timeout_s)}")
     except psycopg.OperationalError as error:
         raise _unreachable(url, error) from None
-
-
-async def connect_async(
-    url: str,
-    *,
-    schema: str | None = None,
-    application_name: str = "sublet",
-    autocommit: bool = True,
-    statement_timeout_s: float | None = None,
-    lock_timeout_s: float | None = None,
-    tcp_timeout_s: float = TCP_TIMEOUT_S,
-    idle_in_transaction_timeout_s: float = IDLE_IN_TRANSACTION_TIMEOUT_S,
-) -> psycopg.AsyncConnection[Any]:
-    """`connect` for asyncio; same settings, same errors."""
-    timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
-    conninfo = _conninfo(url, schema_name(schema), application_name, timeouts, tcp_timeout_s)
-    try:
-        return await psycopg.AsyncConnection.connect(conninfo, autocommit=autocommit)
-    except psycopg.OperationalError as error:
-        raise _unreachable(url, error) from None
+    return connection
 
 
 def redact(url: str) -> str:
@@ -153,7 +140,7 @@ def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float) ->
 def _conninfo(url: str, schema: str, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float) -> str:
     given = _parse(url)
     settings = [f"-c search_path={schema}", "-c timezone=UTC"]
-    settings += [f"-c {name}={max(1, round(seconds * 1000))}" for name, seconds in timeouts_s.items()]
+    settings += [f"-c {name}={_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
     probe_s = max(1, round(tcp_timeout_s / 4))
     ours: dict[str, Any] = {
         "application_name": application_name,
@@ -166,6 +153,10 @@ def _conninfo(url: str, schema: str, application_name: str, timeouts_s: dict[str
     }
     options = " ".join([str(given.pop("options", "") or ""), *settings]).strip()
     return make_conninfo("", **{**ours, **given, "options": options})
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 def _parse(url: str) -> dict[str, Any]:

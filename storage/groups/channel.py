@@ -4,15 +4,17 @@ A call that fails says one of two things: nothing was written (`DatabaseUnreacha
 (`UnknownOutcome`: the connection was lost after the commit had been sent). A lost connection is replaced by the next
 call. What psycopg calls our own mistake comes through as it is, rolled back.
 
-Statements are pipelined: one waits only where a result is needed, so that a commit takes two round trips. Isolation is
-read committed, on which the statements rely: each sees what was committed before it began, also while locks were
-waited for.
+Statements are pipelined: one waits only where a result is needed, so that a commit takes two round trips. Each wait
+ends the client's turn (Sync, not Flush): only then does the server count the session as idle in a transaction, and end
+it by its timeout if the client freezes there, with rows locked. Isolation is read committed, on which the statements
+rely: each sees what was committed before it began, also while locks were waited for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import psycopg
@@ -28,6 +30,24 @@ class RolledBack(DatabaseUnreachable):
     """The server refused the transaction (a lock not to be had in time, say) and wrote nothing. Smaller ones may do."""
 
 
+class _TurnEndingCursor(psycopg.Cursor[Any]):
+    """A cursor of a channel: to wait for its result ends the client's turn in the pipeline."""
+
+    channel: Channel
+
+    def fetchone(self) -> Any:
+        self._arrive()
+        return super().fetchone()
+
+    def fetchall(self) -> list[Any]:
+        self._arrive()
+        return super().fetchall()
+
+    def _arrive(self) -> None:
+        if self.pgresult is None and self.channel.pipeline is not None:
+            self.channel.pipeline.sync()
+
+
 class Channel:
     """Thread-safe by turns: callers wait for each other. Work that must not wait needs a channel of its own."""
 
@@ -35,13 +55,15 @@ class Channel:
         self._connect = connect
         self._connection: Connection | None = None
         self._turn = threading.Lock()
+        self.pipeline: psycopg.Pipeline | None = None
+        self._cursors = type("_Cursor", (_TurnEndingCursor,), {"channel": self})
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run statements that write nothing, each on its own."""
         with self._turn:
             connection = self._ready()
             try:
-                with connection.pipeline():
+                with self._pipelined(connection):
                     return work(connection)
             except psycopg.Error as error:
                 self._fail(connection, error, committing=False)
@@ -52,7 +74,7 @@ class Channel:
             connection = self._ready()
             committing = False
             try:
-                with connection.pipeline():
+                with self._pipelined(connection):
                     connection.execute("begin isolation level read committed")
                     answer = work(connection)
                     committing = True
@@ -69,10 +91,19 @@ class Channel:
         with self._turn:
             self._drop()
 
+    @contextmanager
+    def _pipelined(self, connection: Connection) -> Iterator[None]:
+        try:
+            with connection.pipeline() as self.pipeline:
+                yield
+        finally:
+            self.pipeline = None
+
     def _ready(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._drop()
             self._connection = self._connect()
+            self._connection.cursor_factory = self._cursors
         return self._connection
 
     def _fail(self, connection: Connection, error: psycopg.Error, *, committing: bool) -> NoReturn:

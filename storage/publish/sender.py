@@ -23,6 +23,9 @@ from storage.publish.pieces import Load
 from storage.publish.routes import Routes
 
 LOCK_TIMEOUT_S = 10.0
+TRANSACTION_TIMEOUT_S = 30.0
+"""A publisher that freezes while it sends keeps the others from its streams for no longer than this."""
+
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
@@ -143,7 +146,12 @@ class Sender(threading.Thread):
 
     def _connection(self) -> psycopg.Connection[Any]:
         if self._conn is None:
-            self._conn = connect(self._url, application_name="sublet publisher", lock_timeout_s=LOCK_TIMEOUT_S)
+            self._conn = connect(
+                self._url,
+                application_name="sublet publisher",
+                lock_timeout_s=LOCK_TIMEOUT_S,
+                transaction_timeout_s=TRANSACTION_TIMEOUT_S,
+            )
         return self._conn
 
     def _disconnect(self) -> None:

@@ -1,4 +1,4 @@
-"""A socket between a client and Postgres that can lose one reply: the commit happened, and nobody heard of it."""
+"""A socket between a client and Postgres that can lose a reply, or freeze the client in the middle of a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 
 class ReplyCutter:
-    """A context manager; connect to `url`. `cut()` loses the next reply, and lets nobody in until `resume()`."""
+    """A context manager; connect to `url`. `cut()` loses the next reply, and lets nobody in until `resume()`;
+    `freeze(n)` lets only n bytes more of what the clients send through."""
 
     def __init__(self, server_url: str) -> None:
         parts = urlsplit(server_url)
@@ -23,6 +24,17 @@ class ReplyCutter:
         self.url = urlunsplit(parts._replace(query=urlencode(query | {"host": self._directory.name})))
         self._open, self.was_cut = threading.Event(), threading.Event()
         self._cutting = False
+        self._allowed: int | None = None
+        self.frozen, self._thawed = threading.Event(), threading.Event()
+
+    def freeze(self, after: int) -> None:
+        """Hold back what clients send after so many more bytes, their connections open, until the end."""
+        self._allowed = after
+
+    def thaw(self) -> None:
+        """End the frozen connections, and let everything through again."""
+        self._allowed = None
+        self._thawed.set()
 
     def cut(self) -> None:
         """The next reply of the server is lost with its connection."""
@@ -46,6 +58,7 @@ class ReplyCutter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._open.set()
+        self._thawed.set()
         self._listener.close()
         self._directory.cleanup()
 
@@ -66,6 +79,14 @@ class ReplyCutter:
                     self._cutting = False
                     self.was_cut.set()
                     break
+                if not replies and self._allowed is not None:
+                    target.sendall(data[: self._allowed])
+                    self._allowed -= min(self._allowed, len(data))
+                    if not self._allowed:
+                        self.frozen.set()
+                        self._thawed.wait()
+                        break
+                    continue
                 target.sendall(data)
         for end in (source, target):
             with suppress(OSError):

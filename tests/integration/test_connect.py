@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import psycopg
 import pytest
 
 from protocol.errors import DatabaseUnreachable
-from storage.connect import connect, connect_async
+from storage.connect import connect
 from tests.kit import database_of
 
 
@@ -21,7 +19,7 @@ def test_a_connection_is_in_utc_sees_the_schema_and_never_idles_in_a_transaction
         assert conn.autocommit
         assert settings(conn, "timezone", "search_path", "application_name") == ["UTC", "sublet", "a name \\ 'of' mine"]
         assert settings(conn, "statement_timeout", "lock_timeout") == ["2500ms", "500ms"]
-        assert settings(conn, "idle_in_transaction_session_timeout") == ["1min"]
+        assert settings(conn, "idle_in_transaction_session_timeout") == ["10s"]
         assert conn.execute("select count(*) from space").fetchone() == (1,)
 
 
@@ -48,18 +46,7 @@ def test_a_vanished_peer_is_noticed_within_the_tcp_timeout(database: str) -> Non
     assert probes <= 8
 
 
-def test_the_asynchronous_twin_has_the_same_settings(database: str) -> None:
-    async def look() -> list[object]:
-        async with await connect_async(database, statement_timeout_s=1) as conn:
-            cursor = await conn.execute("select current_setting('search_path'), current_setting('statement_timeout')")
-            return list(await cursor.fetchone() or ())
-
-    assert asyncio.run(look()) == ["sublet", "1s"]
-
-
-def test_both_refuse_a_database_that_does_not_exist_with_the_remedy(server_url: str) -> None:
+def test_a_database_that_does_not_exist_is_refused_with_the_remedy(server_url: str) -> None:
     missing = database_of(server_url, "missing")
     with pytest.raises(DatabaseUnreachable, match="Create the database or the role"):
         connect(missing)
-    with pytest.raises(DatabaseUnreachable, match="Create the database or the role"):
-        asyncio.run(connect_async(missing))
