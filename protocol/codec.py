@@ -105,12 +105,20 @@ def _leader_wanted(message: LeaderWanted) -> Any:
         reclaim=reclaim,
         start=message.start,
         predecessor=message.predecessor,
+        session_epoch=message.session_epoch,
     )
 
 
 def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
     return [
-        pb.StreamProgress(stream_id=one.stream_id, grant_id=one.grant_id, position=one.position, final=one.final)
+        pb.StreamProgress(
+            stream_id=one.stream_id,
+            grant_id=one.grant_id,
+            position=one.position,
+            final=one.final,
+            size=one.size,
+            lag=one.lag,
+        )
         for one in streams
     ]
 
@@ -139,6 +147,7 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
         reclaim=tuple(Held(**_naturals(held, "stream_id", "grant_id", "position")) for held in wire.reclaim),
         start=_id("start", wire.start),
         predecessor=_id("predecessor", wire.predecessor) if wire.HasField("predecessor") else None,
+        session_epoch=_natural("session_epoch", wire.session_epoch),
     )
 
 
@@ -162,7 +171,12 @@ def _read_disconnect(wire: Any) -> Disconnect:
 def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
     _check_number("streams", len(streams), MAX_STREAMS)
     return tuple(
-        StreamProgress(**_naturals(one, "stream_id", "grant_id", "position"), final=one.final) for one in streams
+        StreamProgress(
+            **_naturals(one, "stream_id", "grant_id", "position", "size"),
+            final=one.final,
+            lag=_natural("lag", one.lag) if one.HasField("lag") else None,
+        )
+        for one in streams
     )
 
 

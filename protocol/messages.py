@@ -48,12 +48,18 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """The next offset to deliver of one stream. `final`: the last word under this grant."""
+    """The next offset to deliver of one stream. `final`: the last word under this grant.
+
+    `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
+    has not looked yet.
+    """
 
     stream_id: int
     grant_id: int
     position: int
     final: bool = False
+    size: int = 0
+    lag: int | None = None
 
 
 MAX_WEIGHT = 1e6
@@ -70,7 +76,8 @@ class LeaderWanted:
     `group_id` is None on the very first connect; afterwards an id that no longer exists is answered `deleted`.
     `weight` is how much this consumer can take, relative to others. `leaving`: hand over what `reclaim` names, want
     nothing new. `predecessor` is the invalidated borrower this one replaces: what `reclaim` does not name it never had.
-    `start` applies only if this very message creates the group.
+    `start` applies only if this very message creates the group. `session_epoch` comes with a `session` name: of two
+    processes under one name the one with the higher epoch stays.
     """
 
     borrower_id: str
@@ -83,6 +90,7 @@ class LeaderWanted:
     reclaim: tuple[Held, ...] = ()
     start: str = "latest"
     predecessor: str | None = None
+    session_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,19 +188,23 @@ class Held(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class StreamProgress(_message.Message):
-    __slots__ = ("stream_id", "grant_id", "position", "final")
+    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     grant_id: int
     position: int
     final: bool
-    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ...) -> None: ...
+    size: int
+    lag: int
+    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
-    __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "start", "predecessor")
+    __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "start", "predecessor", "session_epoch")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +215,7 @@ class LeaderWanted(_message.Message):
     RECLAIM_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
+    SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     agent: str
     subscription: str
@@ -221,7 +226,8 @@ class LeaderWanted(_message.Message):
     reclaim: _containers.RepeatedCompositeFieldContainer[Held]
     start: str
     predecessor: str
-    def __init__(self, borrower_id: _Optional[str] = ..., agent: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[str] = ..., predecessor: _Optional[str] = ...) -> None: ...
+    session_epoch: int
+    def __init__(self, borrower_id: _Optional[str] = ..., agent: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("borrower_ids", "sent_at")

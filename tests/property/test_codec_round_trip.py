@@ -41,7 +41,8 @@ ID = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TIME = st.floats(allow_nan=False, allow_infinity=False)
 HELD = st.builds(Held, NATURAL, NATURAL, NATURAL)
-PROGRESS = st.lists(st.builds(StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans()), max_size=5).map(tuple)
+ONE_PROGRESS = st.builds(StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL)
+PROGRESS = st.lists(ONE_PROGRESS, max_size=5).map(tuple)
 RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
 
 TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
@@ -57,6 +58,7 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
         st.lists(HELD, max_size=5).map(tuple),
         ID,
         st.none() | ID,
+        NATURAL,
     ),
     st.builds(Ping, st.lists(ID, max_size=5).map(tuple), TIME),
     st.builds(UpdateProgress, ID, NATURAL, PROGRESS),
