@@ -1,10 +1,12 @@
-"""The laws of the share: balance, minimality, stickiness, totality, idempotence, over random groups."""
+"""The laws of `even`, over random groups: balance, minimality, stickiness, totality, idempotence.
+
+What is true of every strategy is in `test_strategy_laws.py`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -12,23 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leader.allocation import Plan, allocate
-
-Holdings = dict[int, str]
-Weights = dict[str, float]
-
-NAMES = [f"b{i}" for i in range(8)]
-WEIGHTS = st.sampled_from([1.0, 1.0, 1.0, 2.0, 0.1, 0.3, 7.5])
-
-
-@st.composite
-def groups(draw: st.DrawFn, streams: int = 40) -> tuple[Holdings, frozenset[int], Weights]:
-    """Some streams held, by members and by strangers, some free, and the members' weights."""
-    members = draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=8))
-    weights = {name: draw(WEIGHTS) for name in members}
-    owners = draw(st.lists(st.sampled_from([*NAMES, None]), max_size=streams))
-    held = {i: owner for i, owner in enumerate(owners) if owner is not None}
-    return held, frozenset(i for i, owner in enumerate(owners) if owner is None), weights
+from leader.allocation import EvenStrategy, Plan, Situation
+from tests.property.sharing import NAMES, WEIGHTS, Holdings, Weights, allocate, counts, groups
 
 
 def apply(held: Mapping[int, str], plan: Plan) -> Holdings:
@@ -38,18 +25,16 @@ def apply(held: Mapping[int, str], plan: Plan) -> Holdings:
 
 
 def settle(held: Mapping[int, str], free: frozenset[int], weights: Weights) -> Holdings:
-    """Apply plans until there is nothing left to do: two suffice, one to revoke and one to grant what came free."""
+    """Apply plans until there is nothing left to do: two suffice, one to revoke and one to grant what came free.
+
+    Whoever lost a stream would be the best place for it, and does not get it back for that.
+    """
     first = allocate(held, free, weights)
     after = apply(held, first)
-    second = allocate(after, first.revokes, weights)
+    last = {stream: held[stream] for stream in first.revokes}
+    second = EvenStrategy().plan(Situation(after, first.revokes, weights, last=last))
     assert not second.revokes
     return apply(after, second)
-
-
-def counts(held: Mapping[int, str], weights: Weights) -> dict[str, int]:
-    """How many streams each member holds."""
-    held_by = Counter(held.values())
-    return {name: held_by[name] for name in weights}
 
 
 def quotas(total: int, weights: Weights) -> dict[str, Fraction]:
@@ -171,3 +156,27 @@ def test_the_surplus_borrowers_stand_by(streams: int, weights: list[float]) -> N
     end = settle({}, frozenset(range(streams)), members)
     assert len(end) == streams
     assert not allocate(end, (), members)
+
+
+@pytest.mark.conforms("E18")
+@given(
+    groups(),
+    st.one_of(
+        st.dictionaries(st.integers(0, 39), st.sampled_from(NAMES)),
+        st.sampled_from(NAMES).map(lambda name: dict.fromkeys(range(40), name)),
+    ),
+)
+def test_going_home_costs_no_fairness_and_no_move(
+    group: tuple[Holdings, frozenset[int], Weights], last: Holdings
+) -> None:
+    held, free, weights = group
+    plain, homing = allocate(held, free, weights), EvenStrategy().plan(Situation(held, free, weights, last=last))
+    assert len(homing.revokes) == len(plain.revokes)
+    home = [sum(last.get(stream) == who for stream, who in plan.grants) for plan in (plain, homing)]
+    assert home[1] >= home[0]
+    later = Situation(apply(held, homing), (), weights, moving=homing.revokes)
+    assert not EvenStrategy().plan(later).revokes, "somebody got more than its share"
+    end = counts(settle(apply(held, homing), frozenset(homing.revokes), weights), weights)
+    quota = quotas(sum(end.values()), weights)
+    for name, count in end.items():
+        assert math.floor(quota[name]) <= count <= math.ceil(quota[name])

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from leader.allocation import Plan, allocate, shares
+from leader.allocation import EvenStrategy, Plan, Situation, shares
 from protocol.errors import UsageError
+from tests.property.sharing import allocate
 
 EVEN = {"a": 1.0, "b": 1.0}
 
@@ -125,3 +126,20 @@ def test_contradictions_are_refused_by_name() -> None:
         allocate({1: "a"}, [1], EVEN)
     with pytest.raises(UsageError, match="stream 2 is both free and being revoked"):
         allocate({}, [2], EVEN, moving=[2])
+
+
+@pytest.mark.conforms("E18")
+def test_a_free_stream_goes_home_if_there_is_room_below_the_share() -> None:
+    def plan(last: dict[int, str]) -> Plan:
+        return EvenStrategy().plan(Situation({1: "a"}, [2, 3, 4], EVEN, last=last))
+
+    assert plan({}).grants == ((2, "b"), (3, "a"), (4, "b"))
+    assert plan({2: "a", 3: "b"}).grants == ((2, "a"), (3, "b"), (4, "b"))
+    assert plan({2: "a", 3: "a", 4: "gone"}).grants == ((2, "a"), (3, "b"), (4, "b"))
+
+
+def test_where_shares_tie_the_spare_stream_goes_home() -> None:
+    assert EvenStrategy().plan(Situation({}, [1], EVEN, last={1: "b"})).grants == ((1, "b"),)
+    assert shares(1, EVEN, homing={"b": 1}) == {"a": 0, "b": 1}
+    # Who holds one already keeps it all the same.
+    assert shares(1, EVEN, {"a": 1}, {"b": 1}) == {"a": 1, "b": 0}

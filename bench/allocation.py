@@ -1,0 +1,139 @@
+"""How much time one plan takes, beside merely building a dict of its pairs.
+
+`python -m bench.allocation --streams 100000 --borrowers 10000`. Each strategy shares the streams out from scratch and
+plans one join into the group it has settled, at a tenth of the size and at the full one. Rounds take turns; figures
+are medians over rounds, and growth is a ratio within the round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import _report as report
+from leader.allocation import Load, Situation, Strategy, find_strategy
+
+STRATEGIES = ("even", "load")
+LIMIT = "a dict of the pairs"
+TARGET_S = 1.0
+TARGET_GROWTH = 20.0
+"""At ten times the size: linear is 10, and n log n, outside of the processor's caches, some 15."""
+
+Seconds = dict[str, list[float]]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run, write the JSON, print the table."""
+    parser = argparse.ArgumentParser(prog="bench.allocation", description=__doc__)
+    parser.add_argument("--streams", type=int, default=100_000)
+    parser.add_argument("--borrowers", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=report.RESULTS / "allocation.json", help="where the results go")
+    options = parser.parse_args(arguments)
+    sizes = [(options.streams // 10, options.borrowers // 10), (options.streams, options.borrowers)]
+    contenders = [_contenders(*size) for size in sizes]
+    # Else the collector would look at the data of all other contenders each time, and charge the one that runs.
+    gc.collect()
+    gc.freeze()
+    seconds: list[Seconds] = [{name: [] for name in each} for each in contenders]
+    for _ in range(options.rounds):
+        for each, measured in zip(contenders, seconds, strict=True):
+            for name, contender in each.items():
+                measured[name].append(_time(contender))
+    settings = {"streams": options.streams, "borrowers": options.borrowers, "rounds": options.rounds}
+    plans = [_judged(name, *seconds) for name in contenders[0]]
+    result = {"bench": "allocation", "settings": settings, "machine": report.machine(), "plans": plans}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(_table(plans, sizes))
+
+
+def _contenders(streams: int, borrowers: int) -> dict[str, Callable[[], object]]:
+    """By name, what is to be timed at this size."""
+    rng = random.Random(1)
+    load = {stream_id: Load(rng.paretovariate(1.2) * 1000, rng.randrange(2000)) for stream_id in range(streams)}
+    weights = {f"agent-{number % 100}/{number}": 1.0 for number in range(borrowers)}
+    pairs = [(stream_id, f"agent-{stream_id % 100}/{stream_id % borrowers}") for stream_id in range(streams)]
+    found: dict[str, Callable[[], object]] = {LIMIT: lambda: dict(pairs)}
+    for name in STRATEGIES:
+        strategy = find_strategy(name)
+        scratch = Situation({}, range(streams), weights, load=load)
+        held = _settled(strategy, scratch)
+        join = Situation(held, (), {**weights, "newcomer": 1.0}, list(held), load=load)
+        found[f"{name} from scratch"] = _plan(strategy, scratch)
+        found[f"{name}, one join"] = _plan(strategy, join)
+    return found
+
+
+def _plan(strategy: Strategy, situation: Situation) -> Callable[[], object]:
+    """With the making of the situation, which checks it."""
+
+    def run() -> object:
+        s = situation
+        return strategy.plan(Situation(s.held, s.free, s.weights, s.movable, s.moving, s.last, s.load))
+
+    return run
+
+
+def _settled(strategy: Strategy, situation: Situation) -> dict[int, str]:
+    """Who holds what once nothing moves any more."""
+    held, free = dict(situation.held), set(situation.free)
+    while plan := strategy.plan(Situation(held, free, situation.weights, load=situation.load)):
+        held |= dict(plan.grants)
+        free = set(plan.revokes)
+        for stream_id in free:
+            del held[stream_id]
+    return held
+
+
+def _time(contender: Callable[[], object]) -> float:
+    """Of the processor, in seconds: what else runs on the machine does not count."""
+    gc.collect()
+    started = time.process_time()
+    contender()
+    return time.process_time() - started
+
+
+def _judged(name: str, small: Seconds, large: Seconds) -> dict[str, Any]:
+    """Medians, and whether they hold."""
+    growth = statistics.median(b / a for a, b in zip(small[name], large[name], strict=True))
+    beside = statistics.median(b / a for a, b in zip(large[LIMIT], large[name], strict=True))
+    median = statistics.median(large[name])
+    return {
+        "what": name,
+        "small_s": round(statistics.median(small[name]), 6),
+        "large_s": round(median, 6),
+        "large_s_lowest": round(min(large[name]), 6),
+        "large_s_highest": round(max(large[name]), 6),
+        "growth": round(growth, 1),
+        "times_the_dict": round(beside, 1),
+        "holds": None if name == LIMIT else median < TARGET_S and growth <= TARGET_GROWTH,
+    }
+
+
+def _table(plans: list[dict[str, Any]], sizes: list[tuple[int, int]]) -> str:
+    small, large = (f"{streams:,} x {borrowers:,}" for streams, borrowers in sizes)
+    lines = [
+        f"| plan | {small} | {large} | lowest - highest | growth | times the dict | < {TARGET_S:g} s, growth <= "
+        f"{TARGET_GROWTH:g} |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for plan in plans:
+        verdict = {None: "", True: "holds", False: "**missed**"}[plan["holds"]]
+        spread = f"{plan['large_s_lowest'] * 1000:.1f} - {plan['large_s_highest'] * 1000:.1f} ms"
+        lines.append(
+            f"| {plan['what']} | {plan['small_s'] * 1000:.1f} ms | {plan['large_s'] * 1000:.1f} ms | {spread} "
+            f"| {plan['growth']} | {plan['times_the_dict']} | {verdict} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""How many streams each member should hold, in integers.
+
+A remainder that ties in theory but not in floating point would move a stream for nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+
+
+def shares(
+    total: int,
+    weights: Mapping[str, float],
+    counts: Mapping[str, int] | None = None,
+    homing: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """How many of `total` streams each borrower should hold: largest remainder, the sum is exactly `total`.
+
+    Equal remainders are decided by `counts` (who holds more than its rounded-down share keeps it), then by `homing`
+    (who would, if the free streams came that had been its own), then by the id. Weights are finite and above 0.
+    """
+    if not weights:
+        return {}
+    current, coming = counts or {}, homing or {}
+    units = _integers(weights)
+    whole = sum(units.values())
+    quota = {borrower: divmod(total * unit, whole) for borrower, unit in units.items()}
+    share = {borrower: floor for borrower, (floor, _) in quota.items()}
+    spare = total - sum(share.values())
+
+    def claim(borrower: str) -> tuple[int, bool, bool, str]:
+        floor, remainder = quota[borrower]
+        count = current.get(borrower, 0)
+        return -remainder, count <= floor, count + coming.get(borrower, 0) <= floor, borrower
+
+    for borrower in heapq.nsmallest(spare, quota, key=claim):
+        share[borrower] += 1
+    return share
+
+
+def _integers(weights: Mapping[str, float]) -> dict[str, int]:
+    """The weights as integers in the same proportions, exactly."""
+    ratios = {borrower: weight.as_integer_ratio() for borrower, weight in weights.items()}
+    # The denominators of floats are powers of two: the largest is a multiple of all others.
+    common = max(denominator for _, denominator in ratios.values())
+    return {borrower: number * (common // denominator) for borrower, (number, denominator) in ratios.items()}
