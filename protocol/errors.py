@@ -77,6 +77,18 @@ class ProducerFenced(Conflict):
     """A newer incarnation of this producer is writing."""
 
 
+class GrantLost(Conflict):
+    """Progress under a grant that is over: the transaction that it was to be part of must not commit."""
+
+    def __init__(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:
+        self.group_id, self.stream_id, self.grant_id, self.position = group_id, stream_id, grant_id, position
+        super().__init__(
+            f"stream {stream_id} of group {group_id} is not held under grant {grant_id} with offset {position} within "
+            "reach: progress counts only under the grant in force, and goes forward to the stream's head at most. "
+            "Roll the transaction back; whoever the stream is lent to now does this work."
+        )
+
+
 class SchemaMismatch(Conflict):
     """The database's schema is older or newer than this program."""
 

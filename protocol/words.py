@@ -1,4 +1,4 @@
-"""Topics, filters and subscriptions: the three words that users write, checked once, where they come in.
+"""Topics, filters, subscriptions and starts: the words that users write, checked once, where they come in.
 
 The rules are MQTT 5's (section 4.7), plus one of ours: `$` at the start of a topic or a filter is refused,
 because what begins with it (`$SYS/...`, `$share/...`) is never a message of a user. Empty levels (`a//b`,
@@ -8,8 +8,9 @@ because what begins with it (`$SYS/...`, `$share/...`) is never a message of a u
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 from protocol.errors import InvalidFilter, InvalidSubscription, InvalidTopic, UsageError
 
@@ -19,11 +20,18 @@ MAX_TOPIC_BYTES = 65535
 MAX_GROUP_CHARACTERS = 255
 """Longest group name, in characters."""
 
+MAX_OFFSET = 2**63 - 1
+"""The largest offset that a stream could ever reach."""
+
 GroupKind = Literal["share", "queue"]
+StartPolicy = Literal["latest", "earliest", "time", "offset"]
 
 _KINDS: dict[str, GroupKind] = {"$share": "share", "$shared": "share", "$queue": "queue"}
 _REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 _LITERAL, _ONE, _REST = range(3)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_OFFSET = "offset:"
 
 
 def check_topic(text: str) -> str:
@@ -136,6 +144,72 @@ class Subscription:
 
     def __str__(self) -> str:
         return f"${self.kind}/{self.group}/{self.filter.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a group begins in the streams that are there when it is created; later ones it reads whole.
+
+    `value` is microseconds since 1970 for `time`, an offset for `offset`, else 0. `str()` is the canonical spelling.
+    """
+
+    policy: StartPolicy
+    value: int = 0
+
+    LATEST: ClassVar[Start]
+    """With what comes."""
+    EARLIEST: ClassVar[Start]
+    """With all that is stored."""
+
+    @classmethod
+    def at(cls, timestamp_us: int) -> Start:
+        """With the first message stored at or after that time (the database's clock, microseconds since 1970)."""
+        try:
+            _EPOCH + timestamp_us * _MICROSECOND
+        except OverflowError:
+            rule = "a time is microseconds since 1970, in the years 1 to 9999"
+            raise _refused(UsageError, "start", str(timestamp_us), rule, "Correct it") from None
+        return cls("time", timestamp_us)
+
+    @classmethod
+    def offset(cls, offset: int) -> Start:
+        """With that offset in each open stream; with what comes where a stream is not so long."""
+        if not 0 <= offset <= MAX_OFFSET:
+            rule = f"an offset is a whole number from 0 to {MAX_OFFSET}"
+            raise _refused(UsageError, "start", f"{_OFFSET}{offset}", rule, "Correct it")
+        return cls("offset", offset)
+
+    @classmethod
+    def parse(cls, text: str) -> Start:
+        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raises `UsageError`."""
+        if text in _BY_NAME:
+            return _BY_NAME[text]
+        digits = text.removeprefix(_OFFSET)
+        if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_OFFSET)):
+            return cls.offset(int(digits))
+        try:
+            when = datetime.fromisoformat(text)
+            if when.tzinfo is not None:
+                return cls.at((when - _EPOCH) // _MICROSECOND)
+            remedy = "Add the time zone: Z for UTC, or +01:00 say"
+        except (ValueError, OverflowError):
+            remedy = "Write one of them"
+        rule = "a group starts at latest, earliest, offset:N, or a time with its time zone such as 2026-11-21T10:00:00Z"
+        raise _refused(UsageError, "start", text, rule, remedy)
+
+    def __str__(self) -> str:
+        match self.policy:
+            case "time":
+                return (_EPOCH + self.value * _MICROSECOND).isoformat().replace("+00:00", "Z")
+            case "offset":
+                return f"{_OFFSET}{self.value}"
+            case policy:
+                return policy
+
+
+Start.LATEST = Start("latest")
+Start.EARLIEST = Start("earliest")
+_BY_NAME = {str(start): start for start in (Start.LATEST, Start.EARLIEST)}
 
 
 def _check_text(error: type[UsageError], what: str, text: str) -> None:

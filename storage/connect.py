@@ -58,19 +58,22 @@ def connect(
     statement_timeout_s: float | None = None,
     lock_timeout_s: float | None = None,
     tcp_timeout_s: float = TCP_TIMEOUT_S,
-    idle_in_transaction_timeout_s: float = IDLE_IN_TRANSACTION_TIMEOUT_S,
+    idle_in_transaction_timeout_s: float | None = IDLE_IN_TRANSACTION_TIMEOUT_S,
     transaction_timeout_s: float | None = None,
+    own_search_path: bool = True,
 ) -> psycopg.Connection[Any]:
     """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
 
     `transaction_timeout_s` is for clients that send a whole transaction at once: if they freeze in the middle of
-    sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out.
+    sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out. Without
+    `own_search_path` it is the server's default, for statements of users on tables of theirs.
 
     Raises `InvalidSetting` for a malformed URL or schema name, `DatabaseUnreachable` for everything that
     hinders the connection itself. Neither message contains the password.
     """
     timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
-    conninfo = _conninfo(url, schema_name(schema), application_name, timeouts, tcp_timeout_s)
+    search_path = schema_name(schema) if own_search_path else None
+    conninfo = _conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
     try:
         connection = psycopg.connect(conninfo, autocommit=autocommit)
         if transaction_timeout_s is not None and connection.info.server_version >= 170000:
@@ -128,7 +131,7 @@ def _schema_of(conn: psycopg.Connection[Any]) -> str:
     return str(row[0]).split(",")[0].strip(' "') if row else DEFAULT_SCHEMA
 
 
-def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float) -> dict[str, float]:
+def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float | None) -> dict[str, float]:
     given = {
         "statement_timeout": statement_s,
         "lock_timeout": lock_s,
@@ -137,9 +140,12 @@ def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float) ->
     return {name: seconds for name, seconds in given.items() if seconds is not None}
 
 
-def _conninfo(url: str, schema: str, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float) -> str:
+def _conninfo(
+    url: str, search_path: str | None, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float
+) -> str:
     given = _parse(url)
-    settings = [f"-c search_path={schema}", "-c timezone=UTC"]
+    settings = [] if search_path is None else [f"-c search_path={search_path}"]
+    settings.append("-c timezone=UTC")
     settings += [f"-c {name}={_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
     probe_s = max(1, round(tcp_timeout_s / 4))
     ours: dict[str, Any] = {

@@ -5,11 +5,11 @@ create table consumer_group (
   kind text not null check (kind in ('share', 'queue')),
   name text not null,
   filter text not null,
-  start text not null default 'latest' check (start in ('latest', 'earliest')),
+  start text not null default 'latest',                -- latest, earliest, offset:N, or a time in ISO 8601
   -- Generations up to this one were judged when the group was created: of their streams it has the rows it got then,
   -- and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
-  options jsonb not null default '{}',
+  options jsonb not null default '{}',                 -- when_gone, strategy, session_expiry_s
   created_at timestamptz not null default clock_timestamp(),
   deleted_at timestamptz
 );
@@ -23,7 +23,9 @@ create table leadership (
   incarnation text not null,
   address text not null,
   term bigint not null,
-  expires_at timestamptz not null
+  expires_at timestamptz not null,
+  before_node text,                                    -- who led before this term; null: nobody
+  before_incarnation text
 ) with (fillfactor = 50);
 
 create table lending (
@@ -43,7 +45,7 @@ create table lending (
   reserved_from bigint,                                -- the in-doubt range and the grant id planned for it
   reserved_to bigint,
   reserved_grant_id bigint,
-  held_until timestamptz,
+  held_until timestamptz,                              -- a free row: until then it is kept for its session
   consumed_frontier jsonb,
   granted_at timestamptz,
   updated_at timestamptz not null default clock_timestamp(),
@@ -55,8 +57,8 @@ create table lending_history (
   history_id bigint generated always as identity primary key,
   at timestamptz not null,
   group_id bigint not null,
-  stream_id bigint not null,
-  event text not null,                                 -- grant, reclaim, release, finish, seize, block
+  stream_id bigint not null,                           -- 0: of the group itself
+  event text not null,                                 -- grant, reclaim, revoke, release, finish, seize, block, skip, takeover
   reason text not null,
   grant_id bigint not null,                            -- the grant that began or ended
   borrower_id text,
@@ -64,9 +66,26 @@ create table lending_history (
   session text,
   position bigint not null,
   term bigint not null,
-  forced boolean not null default false                -- true: messages from position on may be seen twice
+  forced boolean not null default false,
+  until bigint,                                        -- forced: messages in [position, until) may be seen twice
+  check (forced = (until is not null))
 );
 create index lending_history_group on lending_history (group_id, history_id);
+create index lending_history_forced on lending_history (group_id, history_id) where forced;
+create index lending_history_at on lending_history (at);
+
+-- Which of two processes that go by one session name is the newer. One row, whose lock makes draws of all callers grow;
+-- the clock keeps them growing after a backup was restored.
+create table session_epoch (
+  one boolean primary key default true check (one),
+  last bigint not null
+);
+create function draw_session_epoch() returns bigint
+language sql security definer set search_path from current as $$
+  insert into session_epoch as e (last) values ((extract(epoch from clock_timestamp()) * 1000000)::bigint)
+      on conflict (one) do update set last = greatest(e.last + 1, excluded.last)
+  returning last
+$$;
 
 -- The only progress write that is not a leader's: made inside the consumer's own transaction, so that output and
 -- progress commit together. Raises unless exactly one row moved.
@@ -78,11 +97,28 @@ begin
   update lending l set position = p_position, updated_at = clock_timestamp()
     from stream s
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held'
-     and l.position <= p_position and s.stream_id = l.stream_id and p_position <= s.head;
+     and l.position < p_position and s.stream_id = l.stream_id and p_position <= s.head;
   get diagnostics moved = row_count;
   if moved <> 1 then
-    raise exception 'stream % of group % is not held under grant % at or before offset %: the transaction must not commit',
+    raise exception 'stream % of group % is not held under grant % before offset %: the transaction must not commit',
       p_stream, p_group, p_grant, p_position
       using errcode = 'SB001', hint = 'The stream was lent to somebody else. Roll back; its new holder does this work.';
   end if;
+end $$;
+
+-- How far the stream came under that grant, also when it is over; null where history has forgotten it. It waits for
+-- whoever is moving the row.
+create function progress(p_group bigint, p_stream bigint, p_grant bigint) returns bigint
+language plpgsql security definer set search_path from current as $$
+declare
+  found_at bigint;
+begin
+  select l.position into found_at from lending l
+   where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held' for share;
+  if found_at is null then
+    select h.position into found_at from lending_history h
+     where h.group_id = p_group and h.stream_id = p_stream and h.grant_id = p_grant
+     order by h.history_id desc limit 1;
+  end if;
+  return found_at;
 end $$;

@@ -7,33 +7,49 @@ larger id than `after_generation`.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from protocol.words import Filter, Subscription
 from storage.catalogue import filled
 from storage.groups import leadership
 from storage.groups.channel import Connection
-from storage.groups.model import Group, Start
+from storage.groups.model import Group, GroupOptions, Start
 from storage.groups.sql import NOW
 
-_LIVE = """
-select group_id, kind, name, filter, start from consumer_group
+_COLUMNS = "group_id, kind, name, filter, start, options"
+
+_LIVE = f"""
+select {_COLUMNS} from consumer_group
  where kind = %(kind)s and name = %(name)s and filter = %(filter)s and deleted_at is null"""
 
-_FIND = """
-select group_id, kind, name, filter, start from consumer_group where group_id = %(group)s and deleted_at is null"""
+_FIND = f"""
+select {_COLUMNS} from consumer_group where group_id = %(group)s and deleted_at is null"""
 
 _CREATE = f"""
-insert into consumer_group (kind, name, filter, start, after_generation, created_at)
-values (%(kind)s, %(name)s, %(filter)s, %(start)s, (select coalesce(max(generation_id), 0) from generation), {NOW})
+insert into consumer_group (kind, name, filter, start, options, after_generation, created_at)
+values (%(kind)s, %(name)s, %(filter)s, %(start)s, %(options)s::jsonb,
+        (select coalesce(max(generation_id), 0) from generation), {NOW})
     on conflict (kind, name, filter) where deleted_at is null do nothing returning group_id"""
 
+# An open stream is whole, since retention takes closed generations: each of its offsets can be read.
 _BEGIN = f"""
 insert into lending (group_id, stream_id, position, updated_at)
-select %(group)s, s.stream_id, case when %(start)s = 'latest' then s.head else 0 end, {NOW}
-  from stream s join generation n using (generation_id)
- where n.state <> 'gone'
-   and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)"""
+select %(group)s, stream_id, position, {NOW} from (
+  select s.stream_id, s.state, s.head, case %(policy)s
+           when 'earliest' then 0
+           when 'offset' then least(%(value)s::bigint, s.head)
+           when 'time' then coalesce((
+             select b.end_offset - b.count from block b
+              where b.generation_id = s.generation_id and b.stream_id = s.stream_id
+                and b.appended_at >= timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'
+              order by b.end_offset limit 1), s.head)
+           else s.head end as position
+    from stream s join generation n using (generation_id)
+   where n.state <> 'gone'
+     and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
+  ) as begun
+ where not (%(policy)s = 'time' and state = 'closed' and position = head)"""
 
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
@@ -48,16 +64,26 @@ def find(connection: Connection, group_id: int) -> Group | None:
     return _group(connection.execute(_FIND, {"group": group_id}).fetchone())
 
 
-def create(connection: Connection, subscription: Subscription, start: Start, now_us: int | None) -> Group | None:
+def create(
+    connection: Connection, subscription: Subscription, options: GroupOptions, now_us: int | None
+) -> Group | None:
     """The new group with its rows; None where somebody else was faster."""
     connection.execute("lock table space in share mode")
-    parameters = {**_names(subscription), "start": start.value, "now_us": now_us}
+    start = options.start
+    parameters = {
+        **_names(subscription),
+        "start": str(start),
+        "policy": start.policy,
+        "value": start.value,
+        "options": json.dumps(options.to_store()),
+        "now_us": now_us,
+    }
     created = connection.execute(_CREATE, parameters).fetchone()
     if created is None:
         return None
     parameters |= {"group": created[0], **_first_filters(connection, subscription.filter, start)}
     connection.execute(_BEGIN, parameters)
-    return Group(created[0], subscription, start)
+    return Group(created[0], subscription, options)
 
 
 def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
@@ -70,11 +96,11 @@ def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
 
 
 def _first_filters(connection: Connection, filter: Filter, start: Start) -> dict[str, list[str]]:
-    """The open streams with messages for it; closed ones are consumed, unless the group starts at the earliest."""
+    """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
     wanted = filled(connection).wanted(filter)
     return {
         "open": [one.text for one, now in wanted.items() if now],
-        "closed": [one.text for one in wanted] if start is Start.EARLIEST else [],
+        "closed": [one.text for one in wanted] if start.policy in ("earliest", "time") else [],
     }
 
 
@@ -85,5 +111,5 @@ def _names(subscription: Subscription) -> dict[str, Any]:
 def _group(record: tuple[Any, ...] | None) -> Group | None:
     if record is None:
         return None
-    group_id, kind, name, filter, start = record
-    return Group(group_id, Subscription(kind, name, Filter(filter)), Start(start))
+    group_id, kind, name, filter, start, options = record
+    return Group(group_id, Subscription(kind, name, Filter(filter)), GroupOptions.stored(start, options))

@@ -20,6 +20,7 @@ from storage.groups.model import (
     GroupWrites,
     Lending,
     Verdict,
+    WhenGone,
 )
 from storage.groups.pen import Pen
 from storage.groups.renewal import renew_streams
@@ -38,6 +39,7 @@ class _Findings:
     facts: Mapping[int, StreamFacts]
     held_back: frozenset[Key]
     busy: frozenset[Key]
+    when_gone: Mapping[int, WhenGone]
 
 
 def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: int | None) -> tuple[GroupResult, ...]:
@@ -53,13 +55,14 @@ def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: in
     facts, held_back = rows.read_facts(streams), frozenset(waiting.fetchall() if waiting else ())
     missing = set(keys) - found.keys()
     busy = frozenset(rows.existing(connection, missing)) if missing else frozenset()
-    findings = _Findings(found, facts, held_back, busy)
+    when_gone = {group_id: row.when_gone for group_id, row in terms.items()}
+    findings = _Findings(found, facts, held_back, busy, when_gone)
 
     valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
     pen = Pen(max((row.now_us for row in terms.values()), default=0))
     results = {w.group_id: tuple(_judge(entry, w, findings, pen) for entry in w.entries) for w in valid}
     pen.write(connection)
-    renewed = _renew(connection, [w for w in valid if w.renew], pen)
+    renewed = _renew(connection, [w for w in valid if w.renew], when_gone, pen)
     return tuple(
         GroupResult(w.group_id, False, results[w.group_id], renewed.get(w.group_id, ()))
         if w.group_id in results
@@ -85,12 +88,21 @@ def _judge(entry: Entry, writes: GroupWrites, findings: _Findings, pen: Pen) -> 
     if row is None:
         return EntryResult(entry, Verdict.BUSY if key in findings.busy else Verdict.REFUSED, None)
     facts = findings.facts[entry.stream_id]
-    ruling = judge(entry, row, facts, held_back=key in findings.held_back, now_us=pen.now_us)
+    ruling = judge(
+        entry,
+        row,
+        facts,
+        held_back=key in findings.held_back,
+        now_us=pen.now_us,
+        when_gone=findings.when_gone[writes.group_id],
+    )
     pen.note(row, ruling, writes.term, moves=isinstance(entry, Advance))
-    return EntryResult(entry, ruling.verdict, lending(ruling.row, facts))
+    return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, pen.now_us))
 
 
-def _renew(connection: Connection, renewing: Sequence[GroupWrites], pen: Pen) -> dict[int, tuple[Lending, ...]]:
+def _renew(
+    connection: Connection, renewing: Sequence[GroupWrites], when_gone: Mapping[int, WhenGone], pen: Pen
+) -> dict[int, tuple[Lending, ...]]:
     if not renewing:
         return {}
-    return renew_streams(connection, {w.group_id: w.term for w in renewing}, pen)
+    return renew_streams(connection, {w.group_id: w.term for w in renewing}, when_gone, pen)

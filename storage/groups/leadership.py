@@ -1,7 +1,8 @@
 """Who leads: terms and leases, judged by the database's clock.
 
 A leadership row is inserted once and never deleted, so a term cannot come back. Claimers look before they claim: the
-losers of a race then neither lock the row nor write to the log of the database.
+losers of a race then neither lock the row nor write to the log of the database. Who takes a group over from another, or
+leads it first, says so in its history, in the statement that claims it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import psycopg
 
 from protocol.errors import LostLeadership
 from storage.groups.channel import Connection
-from storage.groups.model import Claim, NodeRef
+from storage.groups.model import MAINTENANCE, TAKEOVER, Claim, NodeRef, WhenGone
 from storage.groups.rules import MICROSECONDS
 from storage.groups.sql import NOW, in_microseconds
 
@@ -23,21 +24,33 @@ select leadership_id, node, incarnation, address, term, {in_microseconds("expire
   from leadership where leadership_id = any(%(ids)s::bigint[]) order by leadership_id"""
 
 _CLAIM = f"""
+with claimed as (
 insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at)
 values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {in_microseconds(NOW)},
         {NOW} + %(lease_us)s * interval '1 microsecond')
 on conflict (leadership_id) do update
    set node = excluded.node, incarnation = excluded.incarnation, address = excluded.address,
-       term = greatest(l.term + 1, {in_microseconds(NOW)}), expires_at = {NOW} + %(lease_us)s * interval '1 microsecond'
- where l.expires_at <= {NOW}"""
+       term = greatest(l.term + 1, {in_microseconds(NOW)}),
+       expires_at = {NOW} + %(lease_us)s * interval '1 microsecond',
+       before_node = l.node, before_incarnation = l.incarnation
+ where l.expires_at <= {NOW}
+returning *)
+insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
+select {NOW}, leadership_id, 0, '{TAKEOVER}',
+       'node ' || node || ' leads; ' || coalesce('before: ' || before_node, 'first leader'), 0, 0, term
+  from claimed
+ where leadership_id <> {MAINTENANCE} and before_incarnation is distinct from incarnation"""
 
-# The time is read above the lock: after the wait for it. It is then held to the end of the transaction.
+# The time is read above the lock: after the wait for it. It is then held to the end of the transaction. What a group
+# does about messages that are gone is never changed, and so needs no lock.
 _LOCK = f"""
 with locked as materialized (
   select leadership_id, incarnation, term, expires_at from leadership
    where leadership_id = any(%(ids)s::bigint[]) order by leadership_id for no key update {{skip}}
 )
-select leadership_id, incarnation, term, expires_at > {NOW}, {in_microseconds(NOW)} from locked"""
+select leadership_id, incarnation, term, expires_at > {NOW}, {in_microseconds(NOW)},
+       coalesce(g.options->>'when_gone', '{WhenGone.FAIL}')
+  from locked left join consumer_group g on g.group_id = leadership_id"""
 
 _WAIT = _LOCK.format(skip="")
 _SKIP = _LOCK.format(skip="skip locked")
@@ -51,12 +64,13 @@ _EXPIRE = f"update leadership set expires_at = least(expires_at, {NOW}) where le
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """A leadership row that this transaction holds, at the time it got it."""
+    """A leadership row that this transaction holds, at the time it got it, with the policy of its group."""
 
     incarnation: str
     term: int
     alive: bool
     now_us: int
+    when_gone: WhenGone
 
 
 def look(connection: Connection, ids: Iterable[int], now_us: int | None) -> dict[int, Claim]:
@@ -86,7 +100,7 @@ def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait
 
 def locked(cursor: psycopg.Cursor[Any]) -> dict[int, Locked]:
     """What `lock` got."""
-    return {row[0]: Locked(*row[1:]) for row in cursor.fetchall()}
+    return {row[0]: Locked(row[1], row[2], row[3], row[4], WhenGone(row[5])) for row in cursor.fetchall()}
 
 
 def renew(

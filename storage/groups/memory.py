@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from protocol.words import Subscription
 from storage.groups.memory_streams import MemoryStreams, Stream
 from storage.groups.model import (
+    MAINTENANCE,
     Claim,
     Entry,
     EntryResult,
     Grant,
     Group,
+    GroupOptions,
     GroupResult,
     GroupWrites,
     HistoryRecord,
@@ -25,9 +27,11 @@ from storage.groups.model import (
     NodeRef,
     Start,
     Verdict,
+    WhenGone,
 )
-from storage.groups.refusals import check_batch, lost, same_start, undeclared
-from storage.groups.rules import MICROSECONDS, Row, Ruling, judge, lending, next_id, record, tidy
+from storage.groups.options import DEFAULTS
+from storage.groups.refusals import check_batch, lost, same_options, undeclared
+from storage.groups.rules import MICROSECONDS, Row, Ruling, judge, lending, next_id, record, takeover, tidy
 
 
 @dataclass(slots=True)
@@ -67,14 +71,14 @@ class MemoryGroups:
             return life.group
         if subscription.kind == "queue":
             raise undeclared(subscription)
-        return self._create(subscription, start)
+        return self._create(subscription, GroupOptions(start))
 
-    def declare_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
         """See `GroupStore`."""
         life = self._live(subscription)
         if life is None:
-            return self._create(subscription, start)
-        return same_start(life.group, start)
+            return self._create(subscription, options)
+        return same_options(life.group, options)
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
@@ -111,6 +115,8 @@ class MemoryGroups:
         if held is None or held.expires_us <= now:
             term = next_id(held.term if held else 0, now)
             self._leaderships[leadership_id] = _Leadership(node, term, now + round(lease_s * MICROSECONDS))
+            if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
+                self._history.append(takeover(leadership_id, node.name, held.node.name if held else None, term, now))
         return self._claim(leadership_id, now)
 
     def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
@@ -134,11 +140,12 @@ class MemoryGroups:
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
         """See `GroupStore`."""
-        if self._deposed(group_id, term, self._clock()):
+        now = self._clock()
+        if self._deposed(group_id, term, now):
             raise lost(group_id, term)
         life = self._lives.get(group_id)
         rows = sorted(life.rows.values(), key=lambda row: row.stream_id) if life else []
-        return tuple(self._lending(row) for row in rows if row.status is not LendingStatus.FINISHED)
+        return tuple(self._lending(row, now) for row in rows if row.status is not LendingStatus.FINISHED)
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
         """See `GroupStore`."""
@@ -151,11 +158,14 @@ class MemoryGroups:
             return GroupResult(writes.group_id, deposed=True)
         life = self._lives.get(writes.group_id)
         before = dict(life.rows) if life else {}
-        results = tuple(self._apply(entry, writes, before, now) for entry in writes.entries)
+        when_gone = life.group.options.when_gone if life else WhenGone.FAIL
+        results = tuple(self._apply(entry, writes, before, when_gone, now) for entry in writes.entries)
         renewed = self._renew_streams(life, writes.term, now) if writes.renew and life and not life.deleted else ()
         return GroupResult(writes.group_id, False, results, renewed)
 
-    def _apply(self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], now: int) -> EntryResult:
+    def _apply(
+        self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], when_gone: WhenGone, now: int
+    ) -> EntryResult:
         """Judge one entry against the rows as they were before the batch."""
         row = before.get(entry.stream_id)
         if row is None:
@@ -166,9 +176,9 @@ class MemoryGroups:
         held_back = isinstance(entry, Grant) and any(
             before[parent].status is not LendingStatus.FINISHED for parent in facts.parents if parent in before
         )
-        ruling = judge(entry, row, facts, held_back=held_back, now_us=now)
+        ruling = judge(entry, row, facts, held_back=held_back, now_us=now, when_gone=when_gone)
         self._keep(ruling, writes.term, now)
-        return EntryResult(entry, ruling.verdict, lending(ruling.row, facts))
+        return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, now))
 
     def _renew_streams(self, life: _Life, term: int, now: int) -> tuple[Lending, ...]:
         new = self._add_rows(life)
@@ -177,12 +187,12 @@ class MemoryGroups:
             facts = self.streams.streams[row.stream_id].facts()
             if not facts.closed or (row.group_id, row.stream_id) in self.locked:
                 continue
-            ruling = tidy(row, facts, now)
+            ruling = tidy(row, facts, now, life.group.options.when_gone)
             if ruling:
                 self._keep(ruling, term, now)
                 touched.add(row.stream_id)
         report = [row for row in life.rows.values() if row.stream_id in touched or self._ending(row)]
-        return tuple(self._lending(row) for row in sorted(report, key=lambda row: row.stream_id))
+        return tuple(self._lending(row, now) for row in sorted(report, key=lambda row: row.stream_id))
 
     def _add_rows(self, life: _Life) -> list[Row]:
         """Rows for the streams that have none. An open one in a more specific space's shadow is nothing to read."""
@@ -201,19 +211,21 @@ class MemoryGroups:
 
     # --- small parts --------------------------------------------------------------------------------------------
 
-    def _create(self, subscription: Subscription, start: Start) -> Group:
-        group = Group(len(self._lives) + 1, subscription, start)
+    def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
+        group = Group(len(self._lives) + 1, subscription, options)
         life = _Life(group, max(self.streams.generations, default=0))
-        for stream in self._first_streams(subscription, start):
-            position = stream.head if start is Start.LATEST else 0
+        for stream in self._first_streams(subscription, options.start):
+            position = stream.position_of(options.start)
+            if options.start.policy == "time" and stream.closed and position == stream.head:
+                continue
             life.rows[stream.stream_id] = Row(group.group_id, stream.stream_id, LendingStatus.FREE, position)
         self._lives[group.group_id] = life
         return group
 
     def _first_streams(self, subscription: Subscription, start: Start) -> list[Stream]:
-        """The open streams with messages for it; closed ones are consumed, unless the group starts at the earliest."""
+        """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
         wanted = self.streams.filled().wanted(subscription.filter)
-        closed = wanted if start is Start.EARLIEST else {}
+        closed = wanted if start.policy in ("earliest", "time") else {}
         now = {filter for filter, matching in wanted.items() if matching}
         return [
             stream
@@ -246,8 +258,8 @@ class MemoryGroups:
     def _ending(self, row: Row) -> bool:
         return row.status is not LendingStatus.FINISHED and self.streams.streams[row.stream_id].closed
 
-    def _lending(self, row: Row) -> Lending:
-        return lending(row, self.streams.streams[row.stream_id].facts())
+    def _lending(self, row: Row, now: int) -> Lending:
+        return lending(row, self.streams.streams[row.stream_id].facts(), now)
 
     def rows(self, group_id: int) -> dict[int, Row]:
         """The group's rows as they are, by stream: for tests to look at."""

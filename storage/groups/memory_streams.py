@@ -1,15 +1,16 @@
 """A stream catalogue in memory: spaces, generations and streams without messages, for the twin of the group tables.
 
-It knows what groups depend on: ids that only grow, heads, which streams are closed, whose parents they are, and what
-retention has taken. Rollovers are atomic, as the database's are.
+It knows what groups depend on: ids that only grow, heads, when what was appended, which streams are closed, whose
+parents they are, and what retention has taken. Rollovers are atomic, as the database's are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
-from protocol.words import Filter
+from protocol.words import Filter, Start
 from storage.groups.rules import StreamFacts
 from storage.routing import Filled, Space, overlap, ranges
 
@@ -29,7 +30,7 @@ class Generation:
 
 @dataclass(slots=True)
 class Stream:
-    """An ordered sequence of messages, of which only the count is kept."""
+    """An ordered sequence of messages, of which only the count is kept; `blocks` are (end offset, when appended)."""
 
     stream_id: int
     generation: Generation
@@ -38,6 +39,7 @@ class Stream:
     parents: tuple[int, ...]
     head: int = 0
     closed: bool = False
+    blocks: list[tuple[int, int]] = field(default_factory=list)
 
     def facts(self) -> StreamFacts:
         """The stream as it is now."""
@@ -51,6 +53,22 @@ class Stream:
             self.generation.gone,
             self.parents,
         )
+
+    def position_of(self, start: Start) -> int:
+        """Where a group that starts so begins in this stream."""
+        match start.policy:
+            case "latest":
+                return self.head
+            case "earliest":
+                return 0
+            case "offset":
+                return min(start.value, self.head)
+            case "time":
+                begins = (0, *(end for end, _ in self.blocks))
+                since = (begin for begin, (_, at) in zip(begins, self.blocks, strict=False) if at >= start.value)
+                return next(since, self.head)
+            case _:
+                assert_never(start.policy)
 
 
 class MemoryStreams:
@@ -85,12 +103,16 @@ class MemoryStreams:
         """Close the space's open streams and open the next generation, of `shards` streams; the new stream ids."""
         return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards})
 
-    def append(self, stream_id: int, count: int = 1) -> int:
-        """Advance the head of an open stream; the head it then has. Raises `ValueError` where it is closed."""
+    def append(self, stream_id: int, count: int = 1, at_us: int = 0) -> int:
+        """Advance the head of an open stream, by a block of that time; the head it then has.
+
+        Raises `ValueError` where it is closed.
+        """
         stream = self.streams[stream_id]
         if stream.closed:
             raise ValueError(f"stream {stream_id} is closed at {stream.head}: append to its children")
         stream.head += count
+        stream.blocks.append((stream.head, at_us))
         return stream.head
 
     def retire(self, generation_id: int) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from protocol.words import Start as Start
 from protocol.words import Subscription
+from storage.groups.options import DEFAULTS
+from storage.groups.options import GroupOptions as GroupOptions
+from storage.groups.options import WhenGone as WhenGone
 
 MAINTENANCE = 0
 """The reserved leadership id under which one node keeps house for the whole database."""
@@ -14,11 +18,8 @@ LOSSES_BEFORE_BLOCKED = 5
 """Forced ends of grants at one and the same position after which the stream is blocked, not lent again."""
 
 
-class Start(StrEnum):
-    """Where a group begins in the streams that exist when it is created."""
-
-    LATEST = "latest"
-    EARLIEST = "earliest"
+TAKEOVER = "takeover"
+"""The event of history that says who leads from now on; it is of the group, so its stream_id is 0."""
 
 
 class LendingStatus(StrEnum):
@@ -37,7 +38,12 @@ class Group:
 
     group_id: int
     subscription: Subscription
-    start: Start
+    options: GroupOptions = DEFAULTS
+
+    @property
+    def start(self) -> Start:
+        """Where it began."""
+        return self.options.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class Lending:
     """A lending row together with the facts of its stream, read in one statement.
 
     `head` and `closed` are the stream's at that instant. `parents` are stream ids; the children wait for them.
+    `kept_s`: for how long the row, which is free, is still kept for `session`; not, if it is not above 0.
     """
 
     stream_id: int
@@ -79,28 +86,38 @@ class Lending:
     head: int
     closed: bool
     parents: tuple[int, ...]
+    session_epoch: int | None = None
+    kept_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Lend a free stream. Applied: status held, a new grant id, position read from the row."""
+    """Lend a free stream. Applied: status held, a new grant id, position read from the row.
+
+    To whom a row that is kept for a session may be granted is the leader's business.
+    """
 
     stream_id: int
     borrower_id: str
     agent: str
     session: str | None
     reason: str
+    session_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """The same agent takes its stream over to a new borrower: the grant id stays, position only grows. Repeatable."""
+    """The same agent takes its stream over to a new borrower: the grant id stays, position only grows. Repeatable.
+
+    `session_epoch` is written to the row unless it is None.
+    """
 
     stream_id: int
     grant_id: int
     position: int
     borrower_id: str
     agent: str
+    session_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +131,39 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The final progress of a grant: position, then free (or finished), under the next grant id."""
+    """The final progress of a grant: position, then free (or finished), under the next grant id.
+
+    With `keep_s` above 0 a row that is free afterwards is kept for so long for its holder's session, if it has a name.
+    """
 
     stream_id: int
     grant_id: int
     position: int
     reason: str
+    keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seize:
-    """End a grant without its holder's word: what follows the row's position may be seen twice."""
+    """End a grant without its holder's word: what follows the row's position may be seen twice. `keep_s`: as above."""
 
     stream_id: int
     grant_id: int
     reason: str
+    keep_s: float = 0.0
 
 
-Entry = Grant | Reclaim | Advance | Release | Seize
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Write a line of history about a grant in force; nothing else changes."""
+
+    stream_id: int
+    grant_id: int
+    event: str
+    reason: str
+
+
+Entry = Grant | Reclaim | Advance | Release | Seize | Mark
 
 
 class Verdict(StrEnum):
@@ -177,7 +209,10 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """One line of lending_history. `forced` moves name the position from which messages may be seen twice."""
+    """One line of lending_history. Of a `forced` move, messages in [position, until) may be seen twice.
+
+    `until` is the stream's head at that moment (not below the position); None where nothing is seen twice.
+    """
 
     at_us: int
     group_id: int
@@ -190,3 +225,5 @@ class HistoryRecord:
     position: int
     term: int
     forced: bool
+    until: int | None = None
+    session: str | None = None

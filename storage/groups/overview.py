@@ -9,7 +9,7 @@ Members that hold nothing are in their leader's memory only, and so not here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,11 +19,14 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from protocol.errors import NotFound
 from protocol.words import Filter, Subscription
 from storage.catalogue import filled
 from storage.groups import births
 from storage.groups.channel import Connection
+from storage.groups.model import HistoryRecord
+from storage.groups.options import GroupOptions
+from storage.groups.refusals import no_such_group
+from storage.history import forced_lately
 
 STATEMENT_TIMEOUT_S = 10.0
 
@@ -46,8 +49,8 @@ class Leader:
 class StreamLine:
     """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
 
-    `head_state` is open, closed or gone. `held_s`: since when its holder has it.
-    `blocked_because` is there for a blocked stream.
+    `head_state` is open, closed or gone. `held_s`: since when its holder has it. `kept_s`: for how much longer the free
+    stream is kept for the return of `session`. `blocked_because` is there for a blocked stream.
     """
 
     group_id: int
@@ -64,6 +67,7 @@ class StreamLine:
     agent: str | None
     session: str | None
     held_s: float | None
+    kept_s: float | None
     grant_id: int
     lost_messages: int
     blocked_because: str | None
@@ -77,6 +81,15 @@ class Member:
     agent: str | None
     session: str | None
     streams: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A session that has left, and the streams that are kept for its return for `seconds_left` at most."""
+
+    session: str
+    streams: tuple[int, ...]
+    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,13 @@ class GroupLine:
     name: str
     filter: str
     start: str
+    stored: Mapping[str, Any]
     created_at: datetime
+
+    @property
+    def options(self) -> GroupOptions:
+        """What it was created with."""
+        return GroupOptions.stored(self.start, self.stored)
 
     @property
     def subscription(self) -> str:
@@ -109,12 +128,17 @@ class GroupLine:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """One group at one instant. `streams` (and so `members`) are there only where they were asked for."""
+    """One group at one instant.
+
+    `streams` (and so `members` and `kept`) and `forced` are there only where they were asked for. `forced`: the moves
+    of late after which messages in [position, until) may have been seen twice.
+    """
 
     group: GroupLine
     leader: Leader | None
     counts: tuple[Counts, ...]
     streams: tuple[StreamLine, ...] = ()
+    forced: tuple[HistoryRecord, ...] = ()
 
     @property
     def led(self) -> bool:
@@ -153,9 +177,21 @@ class Overview:
             for borrower_id, lines in sorted(held.items())
         )
 
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The sessions whose return is waited for, by name."""
+        waiting: dict[str, list[StreamLine]] = {}
+        for line in self.streams:
+            if line.session is not None and line.kept_s is not None:
+                waiting.setdefault(line.session, []).append(line)
+        return tuple(
+            Kept(session, tuple(line.stream_id for line in lines), max(line.kept_s or 0.0 for line in lines))
+            for session, lines in sorted(waiting.items())
+        )
+
 
 _GROUPS = """
-select group_id, kind, name, filter, start, created_at from consumer_group where deleted_at is null
+select group_id, kind, name, filter, start, options as stored, created_at from consumer_group where deleted_at is null
  order by name, filter, kind"""
 
 _LEADERS = """
@@ -167,10 +203,10 @@ select leadership_id as group_id, node, address, term,
 _LINES = """
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
-         l.lost_messages
+         l.lost_messages, l.held_until
     from lending l where l.group_id = any(%(groups)s::bigint[])
   union all
-  select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0
+  select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0, null
     from unnest(%(pair_groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[])
          as u (group_id, filter, matching)
     join consumer_group g using (group_id)
@@ -206,8 +242,10 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
          select b.appended_at from block b
           where b.generation_id = seen.generation_id and b.stream_id = seen.stream_id and b.end_offset > seen.position
           order by b.end_offset limit 1))::float8 end as age_s,
-       borrower_id, agent, session,
+       borrower_id, agent, case when status <> 'free' or held_until > now() then session end as session,
        case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
+       case when status = 'free' and held_until > now() then extract(epoch from held_until - now())::float8
+            end as kept_s,
        grant_id, lost_messages + gone_messages as lost_messages,
        case when status = 'blocked' then (
          select h.reason from lending_history h
@@ -228,14 +266,12 @@ def describe(connection: Connection, subscription: Subscription) -> Overview:
     with _one_instant(connection):
         found = births.find_live(connection, subscription)
         if found is None:
-            raise NotFound(
-                f"group {str(subscription)!r}: there is no such group. `sublet groups list` shows those there are; "
-                "a $share group comes into being with its first consumer."
-            )
+            raise no_such_group(subscription)
         (overview,) = _overviews(connection, [g for g in _groups(connection) if g.group_id == found.group_id])
         with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
             streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group])).fetchall()
-        return Overview(overview.group, overview.leader, overview.counts, tuple(streams))
+        forced = forced_lately(connection, found.group_id)
+        return Overview(overview.group, overview.leader, overview.counts, tuple(streams), forced)
 
 
 @contextmanager

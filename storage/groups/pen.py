@@ -18,13 +18,11 @@ class Pen:
     moved: list[tuple[Row, int]] = field(default_factory=list)
     changed: list[tuple[Row, int]] = field(default_factory=list)
     lines: list[HistoryRecord] = field(default_factory=list)
-    sessions: list[str | None] = field(default_factory=list)
 
     def note(self, before: Row, ruling: Ruling, term: int, *, moves: bool = False) -> None:
         """Take over a ruling. `moves`: unless there is an event, it changed the position and nothing else."""
         if ruling.event:
             self.lines.append(record(ruling.row, ruling.event, term, self.now_us))
-            self.sessions.append(ruling.event.session)
         if ruling.row != before:
             written = self.moved if moves and not ruling.event else self.changed
             written.append((ruling.row, term))
@@ -33,6 +31,6 @@ class Pen:
         """Queue the statements, and begin again empty."""
         rows.move(connection, self.moved, self.now_us)
         rows.change(connection, self.changed, self.now_us)
-        rows.write_history(connection, self.lines, self.sessions, self.now_us)
-        for kind in (self.moved, self.changed, self.lines, self.sessions):
+        rows.write_history(connection, self.lines, self.now_us)
+        for kind in (self.moved, self.changed, self.lines):
             kind.clear()

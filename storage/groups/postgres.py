@@ -13,12 +13,23 @@ from storage.connect import UnknownOutcome, connect
 from storage.groups import births, leadership, rows
 from storage.groups.channel import Channel, Connection, RolledBack
 from storage.groups.commits import busy_result, write_batch
-from storage.groups.model import Claim, Group, GroupResult, GroupWrites, HistoryRecord, Lending, NodeRef, Start
-from storage.groups.quiet import Quiet
-from storage.groups.refusals import check_batch, lost, same_start, undeclared
+from storage.groups.model import (
+    Claim,
+    Group,
+    GroupOptions,
+    GroupResult,
+    GroupWrites,
+    HistoryRecord,
+    Lending,
+    NodeRef,
+    Start,
+)
+from storage.groups.options import DEFAULTS
+from storage.groups.quiet import Quiet, again
+from storage.groups.refusals import check_batch, lost, same_options, undeclared
 from storage.groups.rows import FACTS, ROW
 from storage.groups.rules import lending
-from storage.groups.sql import Clock
+from storage.groups.sql import NOW, Clock, in_microseconds
 
 LOCK_TIMEOUT_S = 1.0
 STATEMENT_TIMEOUT_S = 2.5
@@ -27,7 +38,8 @@ STATEMENT_TIMEOUT_S = 2.5
 _log = logging.getLogger(__name__)
 
 _LOAD = f"""
-select {ROW}, {FACTS} from lending l join stream s using (stream_id) join generation n using (generation_id)
+select {ROW}, {FACTS}, {in_microseconds(NOW)}
+  from lending l join stream s using (stream_id) join generation n using (generation_id)
  where l.group_id = %(group)s and l.status <> 'finished' order by l.stream_id"""
 
 
@@ -72,11 +84,11 @@ class PostgresGroups:
         found = self._live(subscription)
         if found is None and subscription.kind == "queue":
             raise undeclared(subscription)
-        return found or self._create(subscription, start)
+        return found or self._create(subscription, GroupOptions(start))
 
-    def declare_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
         """See `GroupStore`."""
-        return same_start(self._live(subscription) or self._create(subscription, start), start)
+        return same_options(self._live(subscription) or self._create(subscription, options), options)
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
@@ -124,7 +136,7 @@ class PostgresGroups:
             return attempt(wait=True)
         except RolledBack as error:
             if (before := self._quiet.ask("renew")) is not None:
-                _log.warning("renewing the leases that can be had at once%s: %s", _again(before), error)
+                _log.warning("renewing the leases that can be had at once%s: %s", again(before), error)
             return attempt(wait=False)
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
@@ -139,11 +151,11 @@ class PostgresGroups:
         now_us = self._now_us()
 
         def read(connection: Connection) -> tuple[Lending, ...]:
-            found = connection.execute(_LOAD, {"group": group_id})
+            found = connection.execute(_LOAD, {"group": group_id, "now_us": now_us})
             leader = leadership.look(connection, (group_id,), now_us).get(group_id)
             if leader is None or leader.term != term or leader.remaining_s <= 0:
                 raise lost(group_id, term)
-            return tuple(lending(row, stream) for row, stream in rows.read_both(found))
+            return tuple(lending(row, stream, at_us) for row, stream, at_us in rows.read_at(found))
 
         return self._channel.read(read)
 
@@ -157,7 +169,7 @@ class PostgresGroups:
             return self._channel.write(lambda connection: write_batch(connection, batch, now_us))
         except (RolledBack, psycopg.Error) as error:
             if (before := self._quiet.ask("commit")) is not None:
-                _log.warning("writing %d groups one by one%s: %s", len(batch), _again(before), error)
+                _log.warning("writing %d groups one by one%s: %s", len(batch), again(before), error)
         results: list[GroupResult] = []
         try:
             for writes in batch:
@@ -173,7 +185,7 @@ class PostgresGroups:
             return self._channel.write(lambda connection: write_batch(connection, (writes,), now_us))[0]
         except (RolledBack, psycopg.Error):
             if (before := self._quiet.ask(writes.group_id)) is not None:
-                _log.exception("group %d was not written%s", writes.group_id, _again(before))
+                _log.exception("group %d was not written%s", writes.group_id, again(before))
             return busy_result(writes)
 
     # --- small parts --------------------------------------------------------------------------------------------
@@ -184,16 +196,11 @@ class PostgresGroups:
     def _live(self, subscription: Subscription) -> Group | None:
         return self._channel.read(lambda connection: births.find_live(connection, subscription))
 
-    def _create(self, subscription: Subscription, start: Start) -> Group:
+    def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
         """Create it, or find the one that somebody else has just created; if that is deleted already, once more."""
         now_us = self._now_us()
         while True:
-            created = self._channel.write(lambda connection: births.create(connection, subscription, start, now_us))
+            created = self._channel.write(lambda connection: births.create(connection, subscription, options, now_us))
             group = created or self._live(subscription)
             if group is not None:
                 return group
-
-
-def _again(before: int) -> str:
-    """What a log line says of those that were kept back before it."""
-    return f" (and {before} times before this, unsaid)" if before else ""

@@ -30,3 +30,8 @@ class Quiet:
         if len(self._told) > REMEMBERED:
             self._told.pop(next(iter(self._told)), None)
         return kept
+
+
+def again(before: int) -> str:
+    """What a log line says of those that were kept back before it."""
+    return f" (and {before} times before this, unsaid)" if before else ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocol.errors import Conflict, LostLeadership, UndeclaredQueue
+from protocol.errors import Conflict, LostLeadership, NotFound, UndeclaredQueue
 from protocol.words import Subscription
-from storage.groups.model import Group, GroupWrites, Start
+from storage.groups.model import Group, GroupOptions, GroupWrites
 
 
 def undeclared(subscription: Subscription) -> UndeclaredQueue:
@@ -17,14 +17,36 @@ def undeclared(subscription: Subscription) -> UndeclaredQueue:
     )
 
 
-def same_start(group: Group, start: Start) -> Group:
-    """The group, if it was created with this start; raises `Conflict` if with another."""
-    if group.start is not start:
+def no_such_group(subscription: Subscription) -> NotFound:
+    """A group that is not there, or not any more."""
+    return NotFound(
+        f"group {str(subscription)!r}: there is no such group. `sublet groups list` shows those there are; "
+        "a $share group comes into being with its first consumer."
+    )
+
+
+def same_options(group: Group, options: GroupOptions) -> Group:
+    """The group, if it was created with these options; raises `Conflict`, which names what differs, if with others."""
+    has, wanted = _spelled(group.options), _spelled(options)
+    if has != wanted:
+        differing = "; ".join(
+            f"its {name} is {has[name]}, not {wanted[name]}" for name in has if has[name] != wanted[name]
+        )
         raise Conflict(
-            f"{group.subscription} exists as group {group.group_id}, started at {group.start}, not at {start}."
-            " Reset it to where you want it, or delete it and create it again."
+            f"{group.subscription} exists as group {group.group_id} with other options: {differing}."
+            " Use it as it is, or delete it and create it again."
         )
     return group
+
+
+def _spelled(options: GroupOptions) -> dict[str, str]:
+    """The options by the names that the command line gives them."""
+    return {
+        "start": str(options.start),
+        "policy when messages are gone": options.when_gone.value,
+        "strategy": options.strategy,
+        "session expiry": f"{float(options.session_expiry_s)} s",
+    }
 
 
 def lost(group_id: int, term: int) -> LostLeadership:

@@ -16,7 +16,7 @@ from protocol.words import Filter
 from storage.catalogue import filled
 from storage.groups import rows
 from storage.groups.channel import Connection
-from storage.groups.model import Lending, LendingStatus
+from storage.groups.model import Lending, LendingStatus, WhenGone
 from storage.groups.pen import Pen
 from storage.groups.rows import FACTS, ROW, Key
 from storage.groups.rules import lending, tidy
@@ -53,9 +53,11 @@ select {ROW}, {FACTS}
  order by 1, 2"""
 
 
-def renew_streams(connection: Connection, terms: Mapping[int, int], pen: Pen) -> dict[int, tuple[Lending, ...]]:
+def renew_streams(
+    connection: Connection, terms: Mapping[int, int], when_gone: Mapping[int, WhenGone], pen: Pen
+) -> dict[int, tuple[Lending, ...]]:
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
-    touched = _add_streams(connection, list(terms), pen.now_us) | _tidy_up(connection, terms, pen)
+    touched = _add_streams(connection, list(terms), pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
     parameters = {
         "groups": list(terms),
         "touched_groups": [group for group, _ in touched],
@@ -63,7 +65,7 @@ def renew_streams(connection: Connection, terms: Mapping[int, int], pen: Pen) ->
     }
     report: dict[int, list[Lending]] = {}
     for row, stream in rows.read_both(connection.execute(_REPORT, parameters)):
-        report.setdefault(row.group_id, []).append(lending(row, stream))
+        report.setdefault(row.group_id, []).append(lending(row, stream, pen.now_us))
     return {group_id: tuple(lendings) for group_id, lendings in report.items()}
 
 
@@ -83,7 +85,7 @@ def _add_streams(connection: Connection, group_ids: list[int], now_us: int) -> s
     return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
 
 
-def _tidy_up(connection: Connection, terms: Mapping[int, int], pen: Pen) -> set[Key]:
+def _tidy_up(connection: Connection, terms: Mapping[int, int], when_gone: Mapping[int, WhenGone], pen: Pen) -> set[Key]:
     """Finish or block rows of closed streams; the keys of those that changed."""
     untidy = list(rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
     if not untidy:
@@ -91,7 +93,7 @@ def _tidy_up(connection: Connection, terms: Mapping[int, int], pen: Pen) -> set[
     facts = rows.read_facts(rows.facts(connection, (row.stream_id for row in untidy)))
     touched = set()
     for row in untidy:
-        ruling = tidy(row, facts[row.stream_id], pen.now_us)
+        ruling = tidy(row, facts[row.stream_id], pen.now_us, when_gone[row.group_id])
         if ruling:
             pen.note(row, ruling, terms[row.group_id])
             touched.add((row.group_id, row.stream_id))

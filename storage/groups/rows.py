@@ -22,13 +22,17 @@ Key = tuple[int, int]
 
 ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
-    " l.lost_position"
+    " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_messages"
+)
+RECORD = (
+    f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
+    " forced, until, session"
 )
 FACTS = (
     "s.stream_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head, s.state = 'closed', n.state = 'gone',"
     " s.parents"
 )
-_ROW_WIDTH = ROW.count(",") + 1
+_ROW_WIDTH, _FACTS_WIDTH = ROW.count(",") + 1, FACTS.count(",") + 1
 
 _LOCK = f"""
 select {ROW} from lending l
@@ -58,26 +62,30 @@ _CHANGE = f"""
 update lending l
    set position = u.position, term = u.term, status = u.status, grant_id = u.grant_id, borrower_id = u.borrower_id,
        agent = u.agent, session = u.session, losses = u.losses, lost_position = u.lost_position,
+       session_epoch = u.session_epoch, held_until = timestamptz 'epoch' + u.held_until * interval '1 microsecond',
+       lost_messages = u.lost_messages,
        granted_at = case when u.status = 'held' and u.grant_id <> l.grant_id then {NOW} else l.granted_at end,
        updated_at = {NOW}
   from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[],
               %(statuses)s::text[], %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[],
-              %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[])
-       as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position)
+              %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[], %(epochs)b::bigint[],
+              %(held_until)b::bigint[], %(lost_messages)b::bigint[])
+       as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position,
+             session_epoch, held_until, lost_messages)
  where l.group_id = u.group_id and l.stream_id = u.stream_id"""
 
 _RECORD = f"""
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position,
-                             term, forced)
+                             term, forced, until)
 select {NOW}, u.* from
   rows from (unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(events)s::text[], %(reasons)s::text[],
               %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[], %(sessions)s::text[],
-              %(positions)b::bigint[], %(terms)b::bigint[], %(forced)b::boolean[]))
-       as u (group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position, term, forced)"""
+              %(positions)b::bigint[], %(terms)b::bigint[], %(forced)b::boolean[], %(until)b::bigint[]))
+       as u (group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position, term, forced,
+             until)"""
 
 _HISTORY = f"""
-select {in_microseconds("at")}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term, forced
-  from lending_history where group_id = %(group)s order by history_id"""
+select {RECORD} from lending_history where group_id = %(group)s order by history_id"""
 
 
 def lock(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
@@ -116,8 +124,13 @@ def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
 
 
 def read_both(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[Row, StreamFacts]]:
-    """Rows beside their streams, of a result of the columns ROW, FACTS."""
-    return ((_row(record[:_ROW_WIDTH]), _stream(record[_ROW_WIDTH:])) for record in cursor.fetchall())
+    """Rows beside their streams, of a result that begins with the columns ROW, FACTS."""
+    return (_both(record) for record in cursor.fetchall())
+
+
+def read_at(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[Row, StreamFacts, int]]:
+    """The same, with the time that a result of the columns ROW, FACTS and a time ends with."""
+    return ((*_both(record), record[-1]) for record in cursor.fetchall())
 
 
 def move(connection: Connection, moved: Sequence[tuple[Row, int]], now_us: int) -> None:
@@ -140,14 +153,15 @@ def change(connection: Connection, changed: Sequence[tuple[Row, int]], now_us: i
         "sessions": [row.session for row in rows],
         "losses": [row.losses for row in rows],
         "lost": [row.lost_position for row in rows],
+        "epochs": [row.session_epoch for row in rows],
+        "held_until": [row.held_until_us for row in rows],
+        "lost_messages": [row.lost_messages for row in rows],
     }
     connection.execute(_CHANGE, parameters)
 
 
-def write_history(
-    connection: Connection, lines: Sequence[HistoryRecord], sessions: Sequence[str | None], now_us: int
-) -> None:
-    """Append lines in their order; `sessions` are the holders' names beside them."""
+def write_history(connection: Connection, lines: Sequence[HistoryRecord], now_us: int) -> None:
+    """Append lines in their order."""
     if not lines:
         return
     parameters = {
@@ -158,10 +172,11 @@ def write_history(
         "grants": [line.grant_id for line in lines],
         "borrowers": [line.borrower_id for line in lines],
         "agents": [line.agent for line in lines],
-        "sessions": list(sessions),
+        "sessions": [line.session for line in lines],
         "positions": [line.position for line in lines],
         "terms": [line.term for line in lines],
         "forced": [line.forced for line in lines],
+        "until": [line.until for line in lines],
         "now_us": now_us,
     }
     connection.execute(_RECORD, parameters)
@@ -180,6 +195,10 @@ def _positions(written: Sequence[tuple[Row, int]], now_us: int) -> dict[str, Any
 def _arrays(keys: Iterable[Key]) -> dict[str, list[int]]:
     ordered = sorted(keys)
     return {"groups": [group for group, _ in ordered], "streams": [stream for _, stream in ordered]}
+
+
+def _both(record: Sequence[Any]) -> tuple[Row, StreamFacts]:
+    return _row(record[:_ROW_WIDTH]), _stream(record[_ROW_WIDTH : _ROW_WIDTH + _FACTS_WIDTH])
 
 
 def _row(record: Sequence[Any]) -> Row:

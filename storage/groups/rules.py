@@ -8,7 +8,9 @@ The rules, in one place:
 - only a free row is granted, under a new grant id, from the position that the row has;
 - progress needs the equal grant id and a held row, and never lowers the position;
 - whatever begins or ends a grant draws a new grant id; a reclaim by the same agent does neither;
-- a position past the stream's head, or in a part that retention has taken, blocks the row: nobody guesses;
+- a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
+- a position past the stream's head blocks the row: nobody guesses;
+- so does one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted;
 - a closed stream consumed to its head is finished, and never granted again.
 """
 
@@ -19,17 +21,21 @@ from typing import assert_never
 
 from storage.groups.model import (
     LOSSES_BEFORE_BLOCKED,
+    TAKEOVER,
     Advance,
     Entry,
     Grant,
     HistoryRecord,
     Lending,
     LendingStatus,
+    Mark,
     Reclaim,
     Release,
     Seize,
     Verdict,
+    WhenGone,
 )
+from storage.groups.options import MAX_KEPT_S
 
 MICROSECONDS = 1_000_000
 """In a second: times of the store are integers of microseconds since 1970."""
@@ -37,7 +43,10 @@ MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A lending row as the table has it. `losses` counts forced ends at `lost_position`."""
+    """A lending row as the table has it. `losses` counts forced ends at `lost_position`.
+
+    `held_until_us` is there only for a free row that is, or was, kept for `session`.
+    """
 
     group_id: int
     stream_id: int
@@ -49,6 +58,9 @@ class Row:
     session: str | None = None
     losses: int = 0
     lost_position: int | None = None
+    session_epoch: int | None = None
+    held_until_us: int | None = None
+    lost_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,10 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What history will say; grant id and holder are those of the grant that began or ended."""
+    """What history will say; grant id and holder are those of the grant that began or ended.
+
+    With `until` the move was forced, and messages in [position, until) may be seen twice.
+    """
 
     name: str
     reason: str
@@ -76,7 +91,7 @@ class Event:
     agent: str | None
     session: str | None
     position: int
-    forced: bool = False
+    until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +103,18 @@ class Ruling:
     event: Event | None = None
 
 
-def judge(entry: Entry, row: Row, stream: StreamFacts, *, held_back: bool, now_us: int) -> Ruling:
+def judge(
+    entry: Entry,
+    row: Row,
+    stream: StreamFacts,
+    *,
+    held_back: bool,
+    now_us: int,
+    when_gone: WhenGone = WhenGone.FAIL,
+) -> Ruling:
     """Apply one entry. `held_back`: a parent of the stream has a row in this group that is not finished."""
     if isinstance(entry, Grant):
-        return _grant(entry, row, stream, held_back, now_us)
+        return _grant(entry, row, stream, held_back, now_us, when_gone)
     if row.status is not LendingStatus.HELD or row.grant_id != entry.grant_id:
         return Ruling(Verdict.REFUSED, row)
     match entry:
@@ -103,23 +126,25 @@ def judge(entry: Entry, row: Row, stream: StreamFacts, *, held_back: bool, now_u
             return _release(entry, row, stream, now_us)
         case Seize():
             return _seize(entry, row, stream, now_us)
+        case Mark():
+            return Ruling(Verdict.APPLIED, row, _event(entry.event, row, entry.reason))
         case _:
             assert_never(entry)
 
 
-def tidy(row: Row, stream: StreamFacts, now_us: int) -> Ruling | None:
+def tidy(row: Row, stream: StreamFacts, now_us: int, when_gone: WhenGone = WhenGone.FAIL) -> Ruling | None:
     """What a renewal does to a row whose stream is closed: finish it, block it, or leave it (None)."""
     if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
         return None
-    if why := _unreadable(row, stream):
-        return _block(row, why, now_us, forced=row.status is LendingStatus.HELD)
+    if unreadable := _unreadable(row, stream, now_us, when_gone):
+        return unreadable
     if row.status is LendingStatus.FREE and _consumed(row.position, stream):
         return _finish_unlent(row, Verdict.APPLIED)
     return None
 
 
-def lending(row: Row, stream: StreamFacts) -> Lending:
-    """The row and its stream as the leader sees them."""
+def lending(row: Row, stream: StreamFacts, now_us: int) -> Lending:
+    """The row and its stream as the leader sees them at that time."""
     return Lending(
         stream_id=row.stream_id,
         status=row.status,
@@ -134,6 +159,8 @@ def lending(row: Row, stream: StreamFacts) -> Lending:
         head=stream.head,
         closed=stream.closed,
         parents=stream.parents,
+        session_epoch=row.session_epoch,
+        kept_s=0.0 if row.held_until_us is None else (row.held_until_us - now_us) / MICROSECONDS,
     )
 
 
@@ -150,7 +177,17 @@ def record(row: Row, event: Event, term: int, now_us: int) -> HistoryRecord:
         agent=event.agent,
         position=event.position,
         term=term,
-        forced=event.forced,
+        forced=event.until is not None,
+        until=event.until,
+        session=event.session,
+    )
+
+
+def takeover(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:
+    """The line of history for a node that leads from now on; `before`: who led, under another incarnation."""
+    then = "first leader" if before is None else f"before: {before}"
+    return HistoryRecord(
+        now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, forced=False
     )
 
 
@@ -159,11 +196,11 @@ def next_id(last: int, now_us: int) -> int:
     return max(last + 1, now_us)
 
 
-def _grant(entry: Grant, row: Row, stream: StreamFacts, held_back: bool, now_us: int) -> Ruling:
+def _grant(entry: Grant, row: Row, stream: StreamFacts, held_back: bool, now_us: int, when_gone: WhenGone) -> Ruling:
     if row.status is not LendingStatus.FREE or held_back:
         return Ruling(Verdict.REFUSED, row)
-    if why := _unreadable(row, stream):
-        return _block(row, why, now_us)
+    if unreadable := _unreadable(row, stream, now_us, when_gone):
+        return unreadable
     if _consumed(row.position, stream):
         return _finish_unlent(row, Verdict.REFUSED)
     after = replace(
@@ -173,6 +210,8 @@ def _grant(entry: Grant, row: Row, stream: StreamFacts, held_back: bool, now_us:
         borrower_id=entry.borrower_id,
         agent=entry.agent,
         session=entry.session,
+        session_epoch=entry.session_epoch,
+        held_until_us=None,
     )
     return Ruling(Verdict.APPLIED, after, _event("grant", after, entry.reason))
 
@@ -181,8 +220,13 @@ def _reclaim(entry: Reclaim, row: Row, stream: StreamFacts, now_us: int) -> Ruli
     if row.agent != entry.agent:
         return Ruling(Verdict.REFUSED, row)
     if entry.position > stream.head:
-        return _block(row, _beyond(entry.position, stream), now_us, forced=True)
-    after = replace(row, borrower_id=entry.borrower_id, position=max(row.position, entry.position))
+        return _block(row, _beyond(entry.position, stream), now_us, _twice(row, stream))
+    after = replace(
+        row,
+        borrower_id=entry.borrower_id,
+        position=max(row.position, entry.position),
+        session_epoch=row.session_epoch if entry.session_epoch is None else entry.session_epoch,
+    )
     if after == row:
         return Ruling(Verdict.APPLIED, row)
     return Ruling(Verdict.APPLIED, after, _event("reclaim", after, "reclaimed by its agent"))
@@ -190,7 +234,7 @@ def _reclaim(entry: Reclaim, row: Row, stream: StreamFacts, now_us: int) -> Ruli
 
 def _advance(entry: Advance, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
     if entry.position > stream.head:
-        return _block(row, _beyond(entry.position, stream), now_us, forced=True)
+        return _block(row, _beyond(entry.position, stream), now_us, _twice(row, stream))
     position = max(row.position, entry.position)
     if _consumed(position, stream):
         return _finish(row, position, "consumed to its head", now_us)
@@ -199,11 +243,11 @@ def _advance(entry: Advance, row: Row, stream: StreamFacts, now_us: int) -> Ruli
 
 def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
     if entry.position > stream.head:
-        return _block(row, _beyond(entry.position, stream), now_us, forced=True)
+        return _block(row, _beyond(entry.position, stream), now_us, _twice(row, stream))
     position = max(row.position, entry.position)
     if _consumed(position, stream):
         return _finish(row, position, entry.reason, now_us)
-    after = _ended(row, LendingStatus.FREE, position, now_us)
+    after = _freed(row, position, now_us, entry.keep_s)
     return Ruling(Verdict.APPLIED, after, _event("release", replace(row, position=position), entry.reason))
 
 
@@ -216,9 +260,9 @@ def _seize(entry: Seize, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
     counted = replace(row, losses=losses, lost_position=row.position if losses else None)
     if losses >= LOSSES_BEFORE_BLOCKED:
         why = f"{entry.reason}; lost {losses} times at offset {row.position}"
-        return replace(_block(counted, why, now_us, forced=True), verdict=Verdict.APPLIED)
-    after = _ended(counted, LendingStatus.FREE, row.position, now_us)
-    return Ruling(Verdict.APPLIED, after, _event("seize", row, entry.reason, forced=True))
+        return replace(_block(counted, why, now_us, _twice(row, stream)), verdict=Verdict.APPLIED)
+    after = _freed(counted, row.position, now_us, entry.keep_s)
+    return Ruling(Verdict.APPLIED, after, _event("seize", row, entry.reason, _twice(row, stream)))
 
 
 def _finish(row: Row, position: int, reason: str, now_us: int) -> Ruling:
@@ -228,12 +272,30 @@ def _finish(row: Row, position: int, reason: str, now_us: int) -> Ruling:
 
 
 def _finish_unlent(row: Row, verdict: Verdict) -> Ruling:
-    return Ruling(verdict, replace(row, status=LendingStatus.FINISHED), _event("finish", row, "nothing left"))
+    """Finish a free row; it had no grant that could end, so its grant id stays."""
+    after = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=None)
+    return Ruling(verdict, after, _event("finish", after, "nothing left"))
 
 
-def _block(row: Row, why: str, now_us: int, *, forced: bool = False) -> Ruling:
+def _unreadable(row: Row, stream: StreamFacts, now_us: int, when_gone: WhenGone) -> Ruling | None:
+    """What becomes of a row from whose position no borrower could read; None where it can."""
+    twice = _twice(row, stream) if row.status is LendingStatus.HELD else None
+    if row.position > stream.head:
+        return _block(row, _beyond(row.position, stream), now_us, twice)
+    if not stream.gone or row.position == stream.head:
+        return None
+    lost = stream.head - row.position
+    why = f"offset {row.position} is gone by retention, {lost} messages in all"
+    if when_gone is WhenGone.FAIL:
+        return _block(row, why, now_us, twice)
+    after = replace(_ended(row, LendingStatus.FINISHED, stream.head, now_us), lost_messages=row.lost_messages + lost)
+    return Ruling(Verdict.REFUSED, after, _event("skip", row, f"{why}; skipped"))
+
+
+def _block(row: Row, why: str, now_us: int, twice: int | None) -> Ruling:
+    """`twice`: up to where messages may be seen again, where a grant ends by it."""
     after = _ended(row, LendingStatus.BLOCKED, row.position, now_us)
-    return Ruling(Verdict.REFUSED, after, _event("block", row, why, forced=forced))
+    return Ruling(Verdict.REFUSED, after, _event("block", row, why, twice))
 
 
 def _moved(row: Row, position: int) -> Row:
@@ -249,7 +311,19 @@ def _moved(row: Row, position: int) -> Row:
         row.session,
         row.losses,
         row.lost_position,
+        row.session_epoch,
+        row.held_until_us,
+        row.lost_messages,
     )
+
+
+def _freed(row: Row, position: int, now_us: int, keep_s: float) -> Row:
+    """The row after its grant, kept for its session where that has a name and is to be waited for."""
+    after = _ended(row, LendingStatus.FREE, position, now_us)
+    if row.session is None or keep_s <= 0:
+        return after
+    held_until_us = now_us + round(min(keep_s, MAX_KEPT_S) * MICROSECONDS)
+    return replace(after, session=row.session, session_epoch=row.session_epoch, held_until_us=held_until_us)
 
 
 def _ended(row: Row, status: LendingStatus, position: int, now_us: int) -> Row:
@@ -261,24 +335,22 @@ def _ended(row: Row, status: LendingStatus, position: int, now_us: int) -> Row:
         borrower_id=None,
         agent=None,
         session=None,
+        session_epoch=None,
+        held_until_us=None,
     )
 
 
-def _event(name: str, row: Row, reason: str, *, forced: bool = False) -> Event:
-    return Event(name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, forced)
+def _event(name: str, row: Row, reason: str, until: int | None = None) -> Event:
+    return Event(name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, until)
+
+
+def _twice(row: Row, stream: StreamFacts) -> int:
+    """Up to where messages from the row's position on may be seen twice when its grant ends without a last word."""
+    return max(row.position, stream.head)
 
 
 def _consumed(position: int, stream: StreamFacts) -> bool:
     return stream.closed and position == stream.head
-
-
-def _unreadable(row: Row, stream: StreamFacts) -> str | None:
-    """Why no borrower could read from the row's position; None where it can."""
-    if row.position > stream.head:
-        return _beyond(row.position, stream)
-    if stream.gone and row.position < stream.head:
-        return f"offset {row.position} is gone by retention, {stream.head - row.position} messages in all"
-    return None
 
 
 def _beyond(position: int, stream: StreamFacts) -> str:

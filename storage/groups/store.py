@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from protocol.words import Subscription
-from storage.groups.model import Claim, Group, GroupResult, GroupWrites, HistoryRecord, Lending, NodeRef, Start
+from storage.groups.model import (
+    Claim,
+    Group,
+    GroupOptions,
+    GroupResult,
+    GroupWrites,
+    HistoryRecord,
+    Lending,
+    NodeRef,
+    Start,
+)
+from storage.groups.options import DEFAULTS
 
 
 class GroupStore(Protocol):
@@ -21,8 +32,8 @@ class GroupStore(Protocol):
         may match, each position resolved in the same statement. `$queue` groups are never created here:
         raises `UndeclaredQueue`."""
 
-    def declare_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
-        """Create a group of either kind; the same again is a no-op, with another start raises `Conflict`."""
+    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+        """Create a group of either kind; the same again is a no-op, with other options raises `Conflict`."""
 
     def find_group(self, group_id: int) -> Group | None:
         """The group of that id, None once it is deleted or if it never was."""
@@ -37,7 +48,8 @@ class GroupStore(Protocol):
         """Insert, or take over where the lease has run out, with term = greatest(term + 1, now in microseconds).
 
         Returns the row as it then is: ours if `claim.node.incarnation` is ours, else the winner's. A claim of a row
-        that this very incarnation holds unexpired changes nothing and returns it.
+        that this very incarnation holds unexpired changes nothing and returns it. The first claim of a group, and one
+        that takes it from another incarnation, are an event `takeover` of its history, in the same transaction.
         """
 
     def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:

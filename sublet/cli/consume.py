@@ -13,8 +13,7 @@ import typer
 
 from protocol.errors import ProtocolMismatch, Unavailable
 from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Subscription
-from storage.groups.model import Start
+from protocol.words import Start, Subscription
 from sublet.cli import values
 from sublet.cli.command import Cli, register
 from sublet.cli.printer import Printer
@@ -42,8 +41,13 @@ def consume(
     ],
     max_messages: Annotated[str | None, typer.Option("--max", metavar="N", help="End after N messages.")] = None,
     start: Annotated[
-        Start, typer.Option(help="Where the group begins if this consumer is its first: what is there, or what comes.")
-    ] = Start.LATEST,
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="Where the group begins if this consumer is its first: latest (with what comes), earliest (with all "
+            "that is stored), a time such as 2026-11-21T10:00:00Z, or offset:N of each stream.",
+        ),
+    ] = "latest",
     nodes: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,13 +76,13 @@ def consume(
     """
     from borrower.session import Session
 
-    wanted = Subscription.parse(subscription)
+    wanted, begin = Subscription.parse(subscription), Start.parse(start)
     printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
     patience_s = None if idle_exit is None else values.number_of_seconds("--idle-exit", idle_exit)
     with cli.database() as database:
         _check(database.url, wanted, asks_listed_nodes=not nodes)
         with (
-            Session(str(wanted), database.url, nodes=nodes, name=name, start=start, auto_ack=False) as session,
+            Session(str(wanted), database.url, nodes=nodes, name=name, start=str(begin), auto_ack=False) as session,
             _drained_by_signals(session) as asked,
         ):
             for batch in _batches(cli, session, printer, patience_s, database.url):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from protocol.words import Subscription
-from storage.groups.model import Start
+from sublet.cli import group_history, group_lives
 from sublet.cli.command import Cli, command_group, register
+from sublet.cli.values import GroupName, options_as_json, utc
 
 if TYPE_CHECKING:
-    from storage.groups.overview import Overview
-
-GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The group, as it subscribes. Quote it.")]
+    from storage.groups.overview import Overview, StreamLine
 
 
 def add_to(app: typer.Typer) -> None:
@@ -22,7 +21,9 @@ def add_to(app: typer.Typer) -> None:
     groups = command_group(app, "groups", "Groups: who consumes what, and how far behind.")
     register(groups, "list")(list_)
     register(groups, "describe")(describe)
-    register(groups, "create")(create)
+    register(groups, "create")(group_lives.create)
+    register(groups, "delete")(group_lives.delete)
+    register(groups, "history")(group_history.history)
 
 
 def list_(cli: Cli) -> None:
@@ -53,7 +54,9 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
     end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. A member
     that holds no stream (a standby) is known to the leader only, and not shown. A blocked stream is lent to nobody, for
-    the reason shown: see docs/guarantees.md.
+    the reason shown: see docs/guarantees.md. A free stream may be kept for the return of a named session that has left.
+    Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
+    twice.
 
     Example:
 
@@ -81,42 +84,20 @@ def describe(cli: Cli, subscription: GroupName) -> None:
                 "?" if line.lag is None else line.lag,
                 _seconds(line.age_s),
                 line.head_state,
-                line.session or line.agent,
+                _owner(line),
             )
             for line in overview.streams
         ],
     )
-
-
-def create(
-    cli: Cli,
-    subscription: GroupName,
-    start: Annotated[
-        Start, typer.Option(help="Where it begins: with what is stored, or with what comes.")
-    ] = Start.LATEST,
-) -> None:
-    """Create a group before it has consumers.
-
-    A $queue group must be: it keeps messages for consumers to come. Creating the same group again changes nothing.
-
-    Example:
-
-    \b
-      sublet groups create '$queue/mail/outgoing/+'
-    """
-    from storage.groups.postgres import PostgresGroups
-
-    wanted = Subscription.parse(subscription)
-    with cli.database() as database:
-        store = PostgresGroups(database.url)
-        try:
-            group = store.declare_group(wanted, start)
-        finally:
-            store.close()
-    if cli.json:
-        cli.emit({"subscription": str(wanted), "group_id": group.group_id, "start": group.start.value})
-    else:
-        cli.say(f"The group {wanted} exists, and starts at {group.start}.")
+    if overview.forced:
+        cli.write(["", "Moves by force within the last day, and the offsets that may have been seen twice:", ""])
+        cli.table(
+            ("AT", "STREAM>", "FROM>", "UNTIL>", "OWNER", "REASON"),
+            [
+                (utc(line.at_us), line.stream_id, line.position, line.until, line.session or line.agent, line.reason)
+                for line in overview.forced
+            ],
+        )
 
 
 def _summary(overview: Overview) -> dict[str, Any]:
@@ -127,7 +108,7 @@ def _summary(overview: Overview) -> dict[str, Any]:
         "kind": group.kind,
         "name": group.name,
         "filter": group.filter,
-        "start": group.start,
+        **options_as_json(group.options),
         "created_at": group.created_at.isoformat(),
         "state": _state(overview),
         "leader": _leader(overview),
@@ -143,7 +124,14 @@ def _details(overview: Overview) -> dict[str, Any]:
     for line in lines:
         del line["group_id"]
     members = [asdict(member) for member in overview.members]
-    return {**_summary(overview), "members": members, "standby_members": None, "streams": lines}
+    return {
+        **_summary(overview),
+        "members": members,
+        "standby_members": None,
+        "kept_for_sessions": [asdict(kept) for kept in overview.kept],
+        "streams": lines,
+        "forced_moves": [group_history.as_json(line) for line in overview.forced],
+    }
 
 
 def _leader(overview: Overview) -> dict[str, Any] | None:
@@ -173,16 +161,32 @@ def _prose(overview: Overview) -> list[str]:
     lines = [
         f"group    {overview.group.subscription} (id {overview.group.group_id}), {_state(overview)}",
         f"leader   {led}",
+        f"options  {_options(overview)}",
         f"lag      {_lag(overview)}",
         f"members  {len(members) or 'none'} holding streams",
     ]
     for member in members:
         name = f"{member.session} " if member.session else ""
         lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
+    for kept in overview.kept:
+        lines.append(f"kept     for {kept.session}, {_seconds(kept.seconds_left)} more: {len(kept.streams)} streams")
     for line in overview.streams:
         if line.status == "blocked":
             lines.append(f"blocked  stream {line.stream_id}: {line.blocked_because or 'no reason is recorded'}")
     return [*lines, ""]
+
+
+def _options(overview: Overview) -> str:
+    options = overview.group.options
+    waits = f"streams are kept {options.session_expiry_s:g} s for a named session"
+    told = [f"start {options.start}", f"when gone {options.when_gone}", f"strategy {options.strategy}"]
+    return ", ".join([*told, waits] if options.session_expiry_s else told)
+
+
+def _owner(line: StreamLine) -> str | None:
+    if line.kept_s is not None:
+        return f"(kept for {line.session})"
+    return line.session or line.agent
 
 
 def _lag(overview: Overview) -> str:

@@ -8,12 +8,20 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from protocol.errors import UsageError
+from protocol.words import Start
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from storage.groups.options import GroupOptions
+
+GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The group, as it subscribes. Quote it.")]
+"""The argument by which commands take a group."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"(\d+)\s*([smhdw]?)")
@@ -63,12 +71,17 @@ def messages(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
             "topic": topic,
             "key": to_json(key),
             "value": to_json(value),
-            "headers": None if headers is None else [[pair["key"], to_json(pair["value"])] for pair in headers],
+            "headers": None if headers is None else [_header(pair) for pair in headers],
             "timestamp": timestamp,
             "epoch": epoch,
             "stream": stream,
             "offset": offset,
         }
+
+
+def _header(pair: dict[str, Any] | None) -> list[Any]:
+    """Name and value; a name that is null, as no publisher of ours lets it pass, is shown so."""
+    return [None, None] if pair is None else [pair["key"], to_json(pair["value"])]
 
 
 def lines(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
@@ -100,6 +113,16 @@ def seconds(text: str) -> int:
     if found is None:
         raise UsageError(f"duration {text!r}: give a whole number and s, m, h, d or w, such as 90s or 7d.")
     return int(found[1]) * _UNITS[found[2] or "s"]
+
+
+def options_as_json(options: GroupOptions) -> dict[str, Any]:
+    """A group's options as commands show them."""
+    return {"start": str(options.start), **options.to_store()}
+
+
+def utc(at_us: int) -> str:
+    """A time in microseconds since 1970, spelled as a start is."""
+    return str(Start.at(at_us))
 
 
 def whole(what: str, text: str, least: int = 0) -> int:

@@ -13,10 +13,12 @@ from storage.connect import connect
 from storage.groups.memory import MemoryGroups
 from storage.groups.memory_streams import MemoryStreams
 from storage.groups.model import (
+    TAKEOVER,
     Entry,
     EntryResult,
     Grant,
     Group,
+    GroupOptions,
     GroupResult,
     GroupWrites,
     Lending,
@@ -32,8 +34,7 @@ SHARE = Subscription.parse("$share/billing/orders/#")
 ONE = NodeRef("one", "incarnation-1", "127.0.0.1:1")
 TWO = NodeRef("two", "incarnation-2", "127.0.0.1:2")
 LEASE_S = 10.0
-TABLES = "space, generation, stream, consumer_group, leadership, lending, lending_history"
-
+TABLES = "space, generation, stream, block, consumer_group, leadership, lending, lending_history"
 
 FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
 FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
@@ -81,7 +82,7 @@ class World:
         return self._published(self.streams.rollover(*args, **kwargs))
 
     def append(self, stream_id: int, count: int = 1) -> None:
-        self.streams.append(stream_id, count)
+        self.streams.append(stream_id, count, self.clock())
         self.publish_catalogue()
 
     def retire(self, generation_id: int) -> None:
@@ -96,6 +97,10 @@ class World:
 
     def group(self, subscription: Subscription = SHARE, start: Start = Start.LATEST) -> Group:
         return self.store.open_group(subscription, start)
+
+    def declare(self, **options: Any) -> Group:
+        """The group SHARE with these options."""
+        return self.store.declare_group(SHARE, GroupOptions(**options))
 
     def lead(self, group: Group, node: NodeRef = ONE) -> int:
         """Claim the group; the term."""
@@ -134,6 +139,7 @@ class PostgresWorld(World):
         self.url = url
         self.store: PostgresGroups = PostgresGroups(url, self.clock)
         self.connection = connect(url)
+        self.connection.execute("create table if not exists block_of_any partition of block default")
         self.connection.execute(f"truncate {TABLES} restart identity cascade")
 
     def close(self) -> None:
@@ -161,6 +167,8 @@ class PostgresWorld(World):
                 _GENERATION, [(g.generation_id, g.space_id, g.ordinal, g.filter.text, state) for state, g in states]
             )
             cursor.executemany(_STREAM, [_stream(s) for s in streams.streams.values()])
+            blocks = [block for s in streams.streams.values() for block in _blocks(s)]
+            cursor.executemany(_BLOCK, blocks)
 
 
 def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> Grant:
@@ -181,7 +189,9 @@ def outcome(result: EntryResult) -> tuple[Verdict, LendingStatus, int]:
 
 
 def events(world: World, group: Group) -> list[tuple[str, int, bool]]:
-    return [(line.event, line.position, line.forced) for line in world.store.history(group.group_id)]
+    """What happened to its streams."""
+    lines = world.store.history(group.group_id)
+    return [(line.event, line.position, line.forced) for line in lines if line.event != TAKEOVER]
 
 
 def _stream(stream: Any) -> Sequence[object]:
@@ -191,6 +201,15 @@ def _stream(stream: Any) -> Sequence[object]:
         stream.stream_id, generation.space_id, generation.generation_id, stream.hash_from, stream.hash_to, state,
         stream.head, list(stream.parents),
     )  # fmt: skip
+
+
+def _blocks(stream: Any) -> list[Sequence[object]]:
+    """Where there is no message to read, a block is an address and a time."""
+    begins = (0, *(end for end, _ in stream.blocks))
+    return [
+        (stream.generation.generation_id, stream.stream_id, end, end - begin, at_us)
+        for begin, (end, at_us) in zip(begins, stream.blocks, strict=False)
+    ]
 
 
 _SPACE = """
@@ -205,3 +224,8 @@ insert into stream (stream_id, space_id, generation_id, hash_from, hash_to, stat
 overriding system value values (%s, %s, %s, %s, %s, %s, %s, %s::bigint[])
     on conflict (stream_id) do update set state = excluded.state, head = excluded.head
  where (stream.state, stream.head) <> (excluded.state, excluded.head)"""
+_BLOCK = """
+insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, codec,
+                   uri)
+select %s, %s, %s, %s, now(), now(), timestamptz 'epoch' + %s * interval '1 microsecond', 0, 'nowhere'
+    on conflict do nothing"""

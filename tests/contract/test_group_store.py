@@ -14,6 +14,7 @@ from storage.groups.model import (
     Advance,
     Claim,
     EntryResult,
+    GroupOptions,
     GroupWrites,
     NodeRef,
     Reclaim,
@@ -73,7 +74,7 @@ def test_opening_again_is_the_same_group_and_the_first_start_wins(world: World) 
     assert world.store.find_group(group.group_id) == group
     assert world.store.declare_group(SHARE) == group
     with pytest.raises(Conflict, match="latest"):
-        world.store.declare_group(SHARE, Start.EARLIEST)
+        world.store.declare_group(SHARE, GroupOptions(Start.EARLIEST))
 
 
 @pytest.mark.conforms("E2")

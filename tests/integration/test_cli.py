@@ -214,6 +214,8 @@ def test_every_command_answers_in_json(shell: Shell) -> None:
     assert [space["name"] for space in answer("spaces", "list")["spaces"]] == ["default", "orders"]
     assert answer("groups", "create", "$queue/q/orders/#")["start"] == "latest"
     assert answer("groups", "list")["groups"][0]["kind"] == "queue"
+    assert answer("groups", "history", "$queue/q/orders/#")["history"] == []
+    assert answer("groups", "delete", "$queue/q/orders/#", "--yes")["deleted"] is True
     assert answer("publish", "orders/1")["durable"] == 0
     assert shell.run("--version").out.startswith("sublet ")
 
@@ -229,7 +231,7 @@ def test_a_node_answers_in_json_a_line_for_each_thing_that_happens(shell: Shell)
 
 COMMANDS = (
     "demo", "leader", "migrate", "publish", "tail", "consume", "spaces create", "spaces list", "spaces reshard",
-    "groups create", "groups list", "groups describe",
+    "groups create", "groups list", "groups describe", "groups delete", "groups history",
 )  # fmt: skip
 WITHOUT_EXAMPLES = ("spaces list", "groups list")
 

@@ -1,0 +1,63 @@
+"""What a consumer writes itself: progress within its own transaction, and which life of its session is the newer.
+
+All are functions of the database that run with its owner's rights: a consumer's role needs no right on the tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from protocol.errors import GrantLost
+from storage.connect import schema_name
+
+_LOST = "SB001"
+"""The SQL state by which the function `advance` says that it moved nothing."""
+
+
+def draw_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
+    """A number above all that any caller was given before, also after the database was restored from a backup.
+
+    Draw outside of a transaction: whoever draws next waits for its end.
+    """
+    call = sql.SQL("select {}.draw_session_epoch()").format(sql.Identifier(schema_name(schema)))
+    row = conn.execute(call).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def advance(
+    conn: psycopg.Connection[Any],
+    group_id: int,
+    stream_id: int,
+    grant_id: int,
+    position: int,
+    *,
+    schema: str | None = None,
+) -> None:
+    """Move the group's progress in the transaction that is open, so that it commits with it or not at all.
+
+    Raises `GrantLost` unless the stream is held under that grant, its position is below this one, and its head not. The
+    transaction is then broken, and can only be rolled back.
+    """
+    call = sql.SQL("select {}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint)")
+    try:
+        conn.execute(call.format(sql.Identifier(schema_name(schema))), (group_id, stream_id, grant_id, position))
+    except psycopg.Error as error:
+        if error.sqlstate == _LOST:
+            raise GrantLost(group_id, stream_id, grant_id, position) from error
+        raise
+
+
+def position(
+    conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
+) -> int | None:
+    """How far the stream came under that grant, also when it is over; None where history knows nothing of it.
+
+    Waits for a transaction that is about to move it, so that whoever lost the connection in a commit can ask.
+    """
+    call = sql.SQL("select {}.progress(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
+    row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
+    return None if row is None or row[0] is None else int(row[0])

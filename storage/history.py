@@ -1,0 +1,67 @@
+"""What happened to the lendings of groups: reading it for people, and forgetting what is old."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from storage.groups.model import HistoryRecord
+from storage.groups.rows import RECORD
+
+STEP = 10_000
+"""So many lines are forgotten in one transaction, so that none is long."""
+
+LATELY_S, LATELY = 86_400.0, 20
+"""A forced move was lately if it was within that time, and is among the group's newest of that number."""
+
+_READ = f"""
+select {RECORD} from (
+  select * from lending_history
+   where group_id = %(group)s and (%(stream)s::bigint is null or stream_id = %(stream)s)
+   order by history_id desc limit %(limit)s) as newest
+ order by history_id"""
+
+_FORCED = f"""
+select {RECORD} from (
+  select * from lending_history
+   where group_id = %(group)s and forced and at > clock_timestamp() - make_interval(secs => %(lately)s)
+   order by history_id desc limit %(limit)s) as newest
+ order by history_id"""
+
+# Why a stream is blocked is told as long as it is.
+_FORGET = """
+delete from lending_history where history_id in (
+  select h.history_id from lending_history h
+   where h.at < clock_timestamp() - make_interval(secs => %(older)s)
+     and not (h.event = 'block' and exists (
+       select from lending l where l.group_id = h.group_id and l.stream_id = h.stream_id and l.status = 'blocked'))
+   order by h.at limit %(limit)s)"""
+
+
+def read_history(
+    conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
+) -> tuple[HistoryRecord, ...]:
+    """The newest `limit` lines of a group, or of one of its streams, oldest first. Stream 0 is the group itself."""
+    found = conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit})
+    return tuple(HistoryRecord(*row) for row in found)
+
+
+def forced_lately(conn: psycopg.Connection[Any], group_id: int) -> tuple[HistoryRecord, ...]:
+    """The moves of late after which messages in [position, until) may have been seen twice, oldest first."""
+    return tuple(
+        HistoryRecord(*row) for row in conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY})
+    )
+
+
+def forget_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
+    """Delete the lines older than that, at most `limit` in one statement; how many they were, of all groups.
+
+    On an autocommit connection each statement is a transaction of its own.
+    """
+    forgotten = 0
+    while True:
+        deleted = conn.execute(_FORGET, {"older": older_than_s, "limit": limit}).rowcount
+        forgotten += deleted
+        if deleted < limit:
+            return forgotten

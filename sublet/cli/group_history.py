@@ -1,0 +1,92 @@
+"""`sublet groups history`: what happened to a group's streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protocol.words import Subscription
+from sublet.cli import values
+from sublet.cli.command import Cli
+from sublet.cli.values import GroupName
+
+if TYPE_CHECKING:
+    from storage.groups.model import HistoryRecord
+
+
+def history(
+    cli: Cli,
+    subscription: GroupName,
+    stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
+    limit: Annotated[str, typer.Option(metavar="N", help="The newest so many lines.")] = "50",
+) -> None:
+    """Show what happened to a group's streams, and why.
+
+    A line each for who led, who got which stream, who had to give it back, and how that ended. The newest is the last.
+    Where a stream was taken by force, TWICE is the range of offsets that may have been seen twice, without its end.
+
+    Examples:
+
+    \b
+      sublet groups history '$share/billing/orders/#'
+      sublet groups history '$share/billing/orders/#' --stream 3 --limit 10 --json
+    """
+    from storage.groups import births
+    from storage.groups.refusals import no_such_group
+    from storage.history import read_history
+
+    wanted = Subscription.parse(subscription)
+    stream_id = None if stream is None else values.whole("--stream", stream)
+    most = values.whole("--limit", limit, least=1)
+    with cli.connection() as connection:
+        group = births.find_live(connection, wanted)
+        if group is None:
+            raise no_such_group(wanted)
+        lines = read_history(connection, group.group_id, stream_id, most)
+    if cli.json:
+        told = {"subscription": str(wanted), "group_id": group.group_id}
+        cli.emit({**told, "history": [as_json(line) for line in lines]})
+        return
+    if not lines:
+        cli.say("Nothing has happened to it that is still known.")
+        return
+    cli.table(
+        ("AT", "EVENT", "STREAM>", "POSITION>", "TWICE", "OWNER", "REASON"),
+        [
+            (
+                values.utc(line.at_us),
+                line.event,
+                line.stream_id or None,
+                line.position if line.stream_id else None,
+                _twice(line),
+                line.session or line.agent,
+                line.reason,
+            )
+            for line in lines
+        ],
+    )
+
+
+def _twice(line: HistoryRecord) -> str | None:
+    if line.until is None:
+        return None
+    return f"[{line.position}, {line.until})" if line.until > line.position else "nothing"
+
+
+def as_json(line: HistoryRecord) -> dict[str, Any]:
+    """A line of history as an object; what is of the group as a whole has no stream."""
+    return {
+        "at": values.utc(line.at_us),
+        "event": line.event,
+        "reason": line.reason,
+        "stream_id": line.stream_id or None,
+        "grant_id": line.grant_id or None,
+        "borrower_id": line.borrower_id,
+        "agent": line.agent,
+        "session": line.session,
+        "position": line.position if line.stream_id else None,
+        "until": line.until,
+        "forced": line.forced,
+        "term": line.term,
+    }

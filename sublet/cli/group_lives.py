@@ -1,0 +1,133 @@
+"""`sublet groups create` and `delete`: the beginning and the end of a group's life."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from protocol.words import Start, Subscription
+from storage.groups.options import GroupOptions, WhenGone
+from sublet.cli import values
+from sublet.cli.command import Cli
+from sublet.cli.values import GroupName
+
+
+def create(
+    cli: Cli,
+    subscription: GroupName,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="Where it begins: latest (with what comes), earliest (with all that is stored), a time such as "
+            "2026-11-21T10:00:00Z, or offset:N of each stream.",
+        ),
+    ] = "latest",
+    when_gone: Annotated[
+        WhenGone,
+        typer.Option(
+            help="What becomes of a stream whose messages retention took before they were consumed: it is blocked "
+            "until somebody decides, or goes on without them and counts them as lost."
+        ),
+    ] = WhenGone.FAIL,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="How streams are shared among members: even, load, or one installed here and on nodes."
+        ),
+    ] = "even",
+    session_expiry: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Keep the streams of a named consumer that has left for its return, so long: 90s, 15m, or 0.",
+        ),
+    ] = "0",
+) -> None:
+    """Create a group before it has consumers.
+
+    A $queue group must be: it keeps messages for consumers to come. Creating the same group again changes nothing;
+    with other options it is a conflict, since a group keeps those of its birth.
+
+    Examples:
+
+    \b
+      sublet groups create '$queue/mail/outgoing/+'
+      sublet groups create '$share/audit/#' --start 2026-11-21T10:00:00Z --when-gone skip
+    """
+    from leader.allocation.find import find_strategy
+    from storage.connect import connect
+    from storage.groups import births
+    from storage.groups.postgres import PostgresGroups
+
+    wanted = Subscription.parse(subscription)
+    options = GroupOptions(Start.parse(start), when_gone, strategy, _seconds(session_expiry))
+    find_strategy(strategy)
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        existed = births.find_live(connection, wanted) is not None
+        store = PostgresGroups(database.url)
+        try:
+            group = store.declare_group(wanted, options)
+        finally:
+            store.close()
+    if cli.json:
+        told = {"subscription": str(wanted), "group_id": group.group_id, "created": not existed}
+        cli.emit({**told, **values.options_as_json(group.options)})
+    elif existed:
+        cli.say(f"The group {wanted} exists already, with these options: nothing was changed.")
+    else:
+        cli.say(f"The group {wanted} exists now, and starts at {group.start}.")
+
+
+def delete(
+    cli: Cli,
+    subscription: GroupName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> int:
+    """Delete a group with its progress.
+
+    Its members end, told that it is deleted. A group that is created under the same name is another one, which starts
+    where it is told to.
+
+    Example:
+
+    \b
+      sublet groups delete '$share/billing/orders/#' --yes
+    """
+    from storage.connect import connect
+    from storage.groups.overview import describe
+    from storage.groups.postgres import PostgresGroups
+    from storage.groups.refusals import no_such_group
+
+    wanted = Subscription.parse(subscription)
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        overview = describe(connection, wanted)
+        held = sum(len(member.streams) for member in overview.members)
+        if not yes and not _agreed(cli, f"Delete {wanted}, its progress, and the lending of {held} streams?"):
+            cli.say("Nothing was deleted. Answer y, or give --yes.")
+            return 1
+        store = PostgresGroups(database.url)
+        try:
+            deleted = store.delete_group(wanted)
+        finally:
+            store.close()
+    if deleted is None:
+        raise no_such_group(wanted)
+    if cli.json:
+        cli.emit({"subscription": str(wanted), "group_id": deleted, "deleted": True})
+    else:
+        cli.say(f"The group {wanted} is deleted.")
+    return 0
+
+
+def _agreed(cli: Cli, question: str) -> bool:
+    """Ask on stderr; the answer is a line of stdin, and its end is no."""
+    cli.say(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _seconds(text: str) -> float:
+    """A duration with a unit, or a number of seconds."""
+    return float(values.seconds(text)) if text[-1:].isalpha() else values.number_of_seconds("--session-expiry", text)

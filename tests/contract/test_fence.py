@@ -1,0 +1,154 @@
+"""What a consumer writes itself, on the real database: its progress in its own transaction, its session's epoch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from protocol.errors import GrantLost
+from storage import fence
+from storage.connect import connect
+from storage.groups.model import Advance, Release, Seize
+from storage.history import forget_history, read_history
+from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, events, lent
+from tests.contract.test_group_postgres import waiting_for_locks
+from tests.kit import eventually
+
+
+@pytest.mark.conforms("E25", "E17")
+def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    held = lent(postgres, group, term, stream)
+    postgres.append(stream, 10)
+    ours = (group.group_id, stream, held.grant_id)
+    postgres.connection.execute("create table output (n integer)")
+    with psycopg.connect(postgres.url) as user:  # the user's own, without our search_path
+        user.execute("insert into sublet.output values (1)")
+        fence.advance(user, *ours, 4)
+        user.commit()
+        assert fence.position(user, *ours) == 4
+        user.execute("insert into sublet.output values (2)")
+        fence.advance(user, *ours, 7)
+        user.rollback()
+        assert fence.position(user, *ours) == 4
+        user.commit()
+        for position in (3, 4, 11):
+            user.execute("insert into sublet.output values (3)")
+            with pytest.raises(GrantLost, match=f"stream {stream} of group .* grant {held.grant_id} .* Roll"):
+                fence.advance(user, *ours, position)
+            user.rollback()
+        postgres.apply(group, term, Seize(stream, held.grant_id, "silent"))
+        with pytest.raises(GrantLost):
+            fence.advance(user, *ours, 8)
+        user.rollback()
+        assert fence.position(user, *ours) == 4, "history knows how far it came"
+        assert fence.position(user, group.group_id, stream, held.grant_id - 1) is None
+    assert postgres.connection.execute("select n from output").fetchall() == [(1,)]
+    assert postgres.row(group, term, stream).position == 4
+
+
+@pytest.mark.conforms("E25")
+def test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = lent(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    ours = (group.group_id, stream, held.grant_id)
+    with connect(postgres.url) as asking, connect(postgres.url) as moving, ThreadPoolExecutor(1) as pool:
+        with moving.transaction():
+            fence.advance(moving, *ours, 3)
+            answer = pool.submit(fence.position, asking, *ours)
+            eventually(waiting_for_locks(postgres))
+        assert answer.result(30) == 3
+
+
+def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: PostgresWorld) -> None:
+    def draw(_: int) -> list[int]:
+        with connect(postgres.url) as connection:
+            return [fence.draw_session_epoch(connection) for _ in range(50)]
+
+    with ThreadPoolExecutor(8) as pool:
+        drawn = list(pool.map(draw, range(8)))
+    assert all(mine == sorted(mine) for mine in drawn)
+    assert len({epoch for mine in drawn for epoch in mine}) == 400
+    clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
+    row = postgres.connection.execute(clock).fetchone()
+    assert row is not None
+    assert fence.draw_session_epoch(postgres.connection) >= row[0]
+    postgres.connection.execute("update session_epoch set last = last + 1000000000000")
+    (ahead,) = postgres.connection.execute("select last from session_epoch").fetchone() or (0,)
+    assert fence.draw_session_epoch(postgres.connection) == ahead + 1
+
+
+def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = lent(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    with connect(postgres.url) as user:
+        user.execute("drop role if exists a_consumer")
+        user.execute("create role a_consumer")
+        user.execute("grant usage on schema sublet to a_consumer")
+        user.execute("set role a_consumer")
+        try:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                user.execute("select * from lending")
+            fence.advance(user, group.group_id, stream, held.grant_id, 2)
+            assert fence.position(user, group.group_id, stream, held.grant_id) == 2
+            assert fence.draw_session_epoch(user) > 0
+        finally:
+            user.execute("reset role")
+            user.execute("drop owned by a_consumer")
+            user.execute("drop role a_consumer")
+
+
+# --- history, as people read it -------------------------------------------------------------------------------------
+
+
+def test_history_is_read_from_its_end_for_a_group_or_one_stream(postgres: PostgresWorld) -> None:
+    first, second = postgres.add_space(shards=2)
+    group = postgres.group()
+    term = postgres.lead(group)
+    for stream in (first, second, first):
+        held = lent(postgres, group, term, stream)
+        postgres.apply(group, term, Release(stream, held.grant_id, 0, "leave"))
+    everything = postgres.store.history(group.group_id)
+    assert read_history(postgres.connection, group.group_id) == everything
+    assert read_history(postgres.connection, group.group_id, limit=2) == everything[-2:]
+    ours = tuple(line for line in everything if line.stream_id == first)
+    assert len(ours) == 4
+    assert read_history(postgres.connection, group.group_id, first) == ours
+    assert read_history(postgres.connection, group.group_id, first, 1) == ours[-1:]
+    assert [line.event for line in read_history(postgres.connection, group.group_id, 0)] == ["takeover"]
+    assert read_history(postgres.connection, group.group_id + 1) == ()
+
+
+def test_old_history_is_forgotten_in_steps_but_for_why_a_stream_is_blocked(postgres: PostgresWorld) -> None:
+    blocked, unblocked, moved = postgres.add_space(shards=3)
+    group = postgres.group()
+    term = postgres.lead(group)
+    for stream in (blocked, unblocked):
+        postgres.apply(group, term, Advance(stream, lent(postgres, group, term, stream).grant_id, 99))
+    postgres.connection.execute("update lending set status = 'free' where stream_id = %s", (unblocked,))
+    lent(postgres, group, term, moved)
+    assert len(events(postgres, group)) == 5
+    postgres.connection.execute("update lending_history set at = clock_timestamp() - interval '2 hours'")
+    postgres.clock.now_us = round(now_s(postgres) * 1_000_000)
+    postgres.store.claim(group.group_id, ONE, LEASE_S)
+    postgres.clock.advance(LEASE_S)
+    postgres.lead(group, TWO)
+    assert forget_history(postgres.connection, 3 * 3600.0) == 0
+    assert forget_history(postgres.connection, 3600.0, limit=2) == 5
+    left = postgres.store.history(group.group_id)
+    assert [(line.event, line.stream_id) for line in left] == [("block", blocked), ("takeover", 0)]
+    assert forget_history(postgres.connection, 3600.0, limit=2) == 0
+
+
+def now_s(world: PostgresWorld) -> float:
+    row = world.connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+    assert row is not None
+    return float(row[0])

@@ -1,0 +1,244 @@
+"""Rows that wait for a session's return, and the lines of history that say who led and what may be seen twice."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from storage.groups.model import (
+    TAKEOVER,
+    Advance,
+    EntryResult,
+    Grant,
+    Group,
+    Lending,
+    Mark,
+    NodeRef,
+    Reclaim,
+    Release,
+    Seize,
+    Verdict,
+)
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, LEASE_S, ONE, TWO, World, events, lent, outcome
+
+
+def named(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> Grant:
+    return Grant(stream_id, "b1", "a1", session, "share", epoch)
+
+
+def held_by(world: World, group: Group, term: int, entry: Grant) -> Lending:
+    result = world.apply(group, term, entry)
+    assert result.verdict is Verdict.APPLIED
+    assert result.lending is not None
+    return result.lending
+
+
+def takeovers(world: World, group_id: int) -> list[tuple[str, int]]:
+    return [(line.reason, line.term) for line in world.store.history(group_id) if line.event == TAKEOVER]
+
+
+# --- kept for a session -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["release", "seize"])
+def test_a_row_is_kept_for_its_session_for_so_long(world: World, word: str) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group, ONE)
+    held = held_by(world, group, term, named(stream))
+    assert (held.session, held.session_epoch, held.kept_s) == ("etl", 7, 0.0)
+    world.append(stream, 3)
+    end = (
+        Release(stream, held.grant_id, 2, "leave", 30.5)
+        if word == "release"
+        else Seize(stream, held.grant_id, "silent", 30.5)
+    )
+    freed = world.apply(group, term, end).lending
+    assert freed is not None
+    assert (freed.status, freed.session, freed.session_epoch, freed.kept_s) == (FREE, "etl", 7, 30.5)
+    assert (freed.borrower_id, freed.agent) == (None, None)
+    assert freed.grant_id > held.grant_id
+    world.clock.advance(4.25)
+    assert world.row(group, term, stream).kept_s == 26.25
+    world.store.renew(ONE, {group.group_id: term}, 1000)
+    world.clock.advance(30)
+    row = world.row(group, term, stream)
+    assert (row.session, row.kept_s) == ("etl", -3.75)
+    assert world.store.history(group.group_id)[-1].session == "etl"
+
+
+def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
+    first, second = world.add_space(shards=2)
+    group = world.group()
+    term = world.lead(group)
+    for stream in (first, second):
+        held = held_by(world, group, term, named(stream))
+        world.apply(group, term, Release(stream, held.grant_id, 0, "leave", 60))
+    back = held_by(world, group, term, named(first, "etl", 8))
+    assert (back.session, back.session_epoch, back.kept_s) == ("etl", 8, 0.0)
+    other = held_by(world, group, term, named(second, None, None))
+    assert (other.session, other.session_epoch, other.kept_s) == (None, None, 0.0)
+    ended = world.apply(group, term, Release(first, back.grant_id, 0, "leave")).lending
+    assert ended is not None
+    assert (ended.session, ended.session_epoch, ended.kept_s) == (None, None, 0.0)
+
+
+@pytest.mark.parametrize(("session", "keep_s"), [(None, 60.0), ("etl", 0.0), ("etl", -1.0)])
+def test_nothing_is_kept_for_the_nameless_or_without_being_asked(
+    world: World, session: str | None, keep_s: float
+) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = held_by(world, group, term, named(stream, session))
+    freed = world.apply(group, term, Seize(stream, held.grant_id, "silent", keep_s)).lending
+    assert freed is not None
+    assert (freed.session, freed.session_epoch, freed.kept_s) == (None, None, 0.0)
+
+
+def test_a_wait_for_ever_is_cut_to_the_longest_there_is(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = held_by(world, group, term, named(stream))
+    freed = world.apply(group, term, Seize(stream, held.grant_id, "silent", math.inf)).lending
+    assert freed is not None
+    assert freed.kept_s == 366 * 86400
+
+
+def test_what_ends_for_good_is_kept_for_nobody(world: World) -> None:
+    consumed, poisoned, idle = world.add_space(shards=3)
+    group = world.group()
+    term = world.lead(group)
+    for stream in (consumed, poisoned):
+        world.append(stream, 1)
+    kept = held_by(world, group, term, named(idle))
+    world.apply(group, term, Release(idle, kept.grant_id, 0, "leave", 60))
+    held = held_by(world, group, term, named(consumed))
+    world.apply(group, term, Advance(consumed, held.grant_id, 1))
+    beyond = held_by(world, group, term, named(poisoned))
+    world.rollover(1, shards=1)
+    ends = (
+        world.apply(group, term, Release(consumed, held.grant_id, 1, "leave", 60)),
+        world.apply(group, term, Release(poisoned, beyond.grant_id, 9, "leave", 60)),
+        world.apply(group, term, named(idle)),
+    )
+    assert [end.lending.status for end in ends if end.lending] == [FINISHED, BLOCKED, FINISHED]
+    for end in ends:
+        assert end.lending is not None
+        assert (end.lending.session, end.lending.session_epoch, end.lending.kept_s) == (None, None, 0.0)
+
+
+@pytest.mark.conforms("E16")
+def test_a_reclaim_brings_a_newer_session_epoch_or_leaves_the_old_one(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = held_by(world, group, term, named(stream))
+    silent = world.apply(group, term, Reclaim(stream, held.grant_id, 0, "b1", "a1"))
+    assert silent.lending == held
+    newer = world.apply(group, term, Reclaim(stream, held.grant_id, 0, "b1", "a1", 9))
+    assert newer.lending is not None
+    assert (newer.lending.session, newer.lending.session_epoch, newer.lending.grant_id) == ("etl", 9, held.grant_id)
+    assert [event for event, _, _ in events(world, group)] == ["grant", "reclaim"]
+
+
+# --- history ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("A7")
+def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = held_by(world, group, term, named(stream))
+    world.append(stream, 5)
+    world.apply(group, term, Advance(stream, held.grant_id, 2))
+    before = world.row(group, term, stream)
+    mark = Mark(stream, held.grant_id, "revoke", "balance")
+    assert world.apply(group, term, mark) == EntryResult(mark, Verdict.APPLIED, before)
+    assert world.row(group, term, stream) == before
+    line = world.store.history(group.group_id)[-1]
+    assert (line.event, line.reason, line.grant_id, line.borrower_id, line.session, line.position, line.term) == (
+        "revoke", "balance", held.grant_id, "b1", "etl", 2, term
+    )  # fmt: skip
+    assert (line.forced, line.until) == (False, None)
+
+
+@pytest.mark.conforms("E17", "A7")
+def test_a_mark_under_another_grant_is_refused(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = held_by(world, group, term, named(stream))
+    for grant_id in (held.grant_id - 1, held.grant_id + 1):
+        assert world.apply(group, term, Mark(stream, grant_id, "revoke", "x")).verdict is Verdict.REFUSED
+    world.apply(group, term, Release(stream, held.grant_id, 0, "leave"))
+    free = world.row(group, term, stream)
+    assert world.apply(group, term, Mark(stream, free.grant_id, "revoke", "x")).verdict is Verdict.REFUSED
+    assert [event for event, _, _ in events(world, group)] == ["grant", "release"]
+
+
+@pytest.mark.conforms("E11")
+def test_a_forced_move_says_up_to_where_messages_may_be_seen_twice(world: World) -> None:
+    moved, blocked, left = world.add_space(shards=3)
+    group = world.group()
+    term = world.lead(group)
+    grants = {stream: lent(world, group, term, stream).grant_id for stream in (moved, blocked, left)}
+    for stream in grants:
+        world.append(stream, 10)
+        world.apply(group, term, Advance(stream, grants[stream], 3))
+    world.apply(group, term, Seize(moved, grants[moved], "deadline"))
+    world.append(moved, 5)
+    world.apply(group, term, Advance(blocked, grants[blocked], 99))
+    world.apply(group, term, Release(left, grants[left], 4, "leave"))
+    windows = {line.stream_id: (line.forced, line.position, line.until) for line in world.store.history(group.group_id)}
+    assert windows[moved] == (True, 3, 10), "what came later cannot have been seen"
+    assert windows[blocked] == (True, 3, 10)
+    assert windows[left] == (False, 4, None)
+
+
+@pytest.mark.conforms("A7")
+def test_history_tells_who_leads_from_when_on(world: World) -> None:
+    world.add_space()
+    group = world.group()
+    terms = [world.lead(group, ONE)]
+    world.lead(group, ONE)
+    world.clock.advance(LEASE_S)
+    again = world.lead(group, ONE)
+    assert again > terms[0], "its own lease had run out: a new term, but nobody took over"
+    world.clock.advance(LEASE_S)
+    terms.append(world.lead(group, TWO))
+    assert world.store.claim(group.group_id, ONE, LEASE_S).node == TWO
+    world.store.release(TWO, {group.group_id: terms[1]})
+    terms.append(world.lead(group, NodeRef("two", "its next life", "127.0.0.1:2")))
+    reasons = ["node one leads; first leader", "node two leads; before: one", "node two leads; before: two"]
+    assert takeovers(world, group.group_id) == list(zip(reasons, terms, strict=True))
+    line = world.store.history(group.group_id)[0]
+    assert (line.stream_id, line.grant_id, line.borrower_id, line.agent, line.session, line.position) == (
+        0, 0, None, None, None, 0
+    )  # fmt: skip
+    assert (line.forced, line.until) == (False, None)
+
+
+def test_who_keeps_house_for_the_database_is_no_history(world: World) -> None:
+    world.store.claim(0, ONE, LEASE_S)
+    world.clock.advance(LEASE_S)
+    world.store.claim(0, TWO, LEASE_S)
+    assert world.store.history(0) == ()
+
+
+def test_an_old_grant_id_is_not_drawn_again_by_a_kept_row(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    seen: list[int] = []
+    for _ in range(3):
+        held = held_by(world, group, term, named(stream))
+        ended = world.apply(group, term, Release(stream, held.grant_id, 0, "leave", 60))
+        assert outcome(ended) == (Verdict.APPLIED, FREE, 0)
+        assert ended.lending is not None
+        seen += [held.grant_id, ended.lending.grant_id]
+    assert seen == sorted(set(seen))
+    assert held.status is HELD

@@ -1,0 +1,239 @@
+"""Groups from the command line, from their declaration to their end: real processes, a real database."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from protocol.words import Subscription
+from storage.connect import connect
+from storage.groups.model import (
+    Advance,
+    Entry,
+    Grant,
+    GroupOptions,
+    GroupWrites,
+    Lending,
+    Mark,
+    NodeRef,
+    Release,
+    Seize,
+    Verdict,
+)
+from storage.groups.postgres import PostgresGroups
+from storage.publish import Publisher
+from tests.integration.cli_kit import Answer, Shell, a_shell
+from tests.kit import eventually
+
+QUEUE, GROUP = "$queue/mails/mail/#", "$share/billing/#"
+NODE = NodeRef("n9", "a life of n9", "127.0.0.1:1")
+
+
+@pytest.fixture
+def shell(database: str) -> Iterator[Shell]:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        yield shell
+
+
+def done(answer: Answer) -> Any:
+    assert answer.code == 0, answer.err
+    return answer.object
+
+
+def refused(answer: Answer, code: int, *told: str) -> None:
+    assert (answer.code, answer.out) == (code, ""), answer.err
+    assert "Traceback" not in answer.err
+    for text in told:
+        assert text in answer.err, answer.err
+
+
+def listed(shell: Shell) -> list[str]:
+    return [group["subscription"] for group in done(shell.run("groups", "list", "--json"))["groups"]]
+
+
+# --- declaring ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E2")
+def test_a_declared_queue_keeps_every_matching_message_for_its_first_consumer(shell: Shell) -> None:
+    shell.leader("n1")
+    refused(shell.run("consume", QUEUE, "--idle-exit", "30"), 3, "declared before it is used", "sublet groups create")
+    assert listed(shell) == []
+    shell.run("publish", "mail/before", stdin="too early")
+    assert done(shell.run("groups", "create", QUEUE, "--json"))["created"] is True
+    shell.run("publish", "mail/out", stdin="".join(f"{n}\n" for n in range(100)))
+    shell.run("publish", "other/topic", stdin="not of the queue")
+    assert shell.run("spaces", "reshard", "default", "3").code == 0
+    shell.run("publish", "mail/out", stdin="".join(f"{n}\n" for n in range(100, 200)))
+    answer = shell.run("consume", QUEUE, "--max", "200", "--json")
+    assert answer.code == 0, answer.err
+    assert sorted(int(json.loads(line)["value"]) for line in answer.out.splitlines()) == list(range(200))
+    assert shell.run("consume", QUEUE, "--idle-exit", "2").out == ""
+
+
+@pytest.mark.conforms("A1", "A9")
+def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(shell: Shell) -> None:
+    command = ("groups", "create", QUEUE, "--start", "offset:3", "--when-gone", "skip", "--session-expiry", "1m")
+    first = done(shell.run(*command, "--json"))
+    assert first == {
+        "subscription": QUEUE, "group_id": 1, "created": True, "start": "offset:3", "when_gone": "skip",
+        "strategy": "even", "session_expiry_s": 60.0,
+    }  # fmt: skip
+    assert done(shell.run(*command, "--json")) == {**first, "created": False}
+    again = shell.run(*command)
+    assert (again.code, "nothing was changed" in again.err) == (0, True)
+    refused(shell.run(*command[:-1], "30"), 4, "its session expiry is 60.0 s, not 30.0 s")
+    refused(shell.run("groups", "create", QUEUE), 4, "its start is offset:3, not latest", "is skip, not fail")
+    told = done(shell.run("groups", "describe", QUEUE, "--json"))
+    assert {name: told[name] for name in first if name in told} == {k: v for k, v in first.items() if k != "created"}
+    prose = shell.run("groups", "describe", QUEUE).out
+    assert "start offset:3, when gone skip, strategy even, streams are kept 60 s for a named session" in prose
+
+
+def test_a_group_created_for_a_time_gets_what_was_stored_since(shell: Shell, database: str) -> None:
+    shell.leader("n1")
+    shell.run("publish", "a", "--key", "k", stdin="old")
+    with connect(database) as connection:
+        row = connection.execute('select to_char(clock_timestamp(), \'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')').fetchone()
+    assert row is not None
+    shell.run("publish", "a", "--key", "k", stdin="new")
+    answer = shell.run("consume", GROUP, "--start", row[0], "--max", "1", "--json")
+    assert [line["value"] for line in answer.lines] == ["new"]
+
+
+# --- deleting -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E23", "A9")
+def test_deleting_a_group_ends_its_live_members_who_do_not_create_it_again(shell: Shell) -> None:
+    shell.leader("n1")
+    consumer = shell.start("consume", GROUP, "--name", "worker-1", "--json")
+
+    def held() -> Any:
+        answer = shell.run("groups", "describe", GROUP, "--json")
+        return answer.code == 0 and answer.object["streams_by_status"] == {"held": 16} and answer.object
+
+    group = eventually(held, 30)
+    kept = shell.run("groups", "delete", GROUP, stdin="n\n")
+    assert (kept.code, "the lending of 16 streams?" in kept.err, "Nothing was deleted" in kept.err) == (1, True, True)
+    assert shell.run("groups", "delete", GROUP).code == 1, "nobody answers"
+    assert listed(shell) == [GROUP]
+    deleted = done(shell.run("groups", "delete", GROUP, "--yes", "--json"))
+    assert deleted == {"subscription": GROUP, "group_id": group["group_id"], "deleted": True}
+    answer = consumer.end()
+    assert (answer.code, "deleted" in answer.err) == (3, True), answer.err
+    assert listed(shell) == []
+    refused(shell.run("groups", "delete", GROUP, "--yes"), 3, "there is no such group")
+    again = done(shell.run("groups", "create", GROUP, "--json"))
+    assert again["group_id"] != group["group_id"]
+    answered = shell.run("groups", "delete", GROUP, stdin="y\n")
+    assert (answered.code, "is deleted" in answered.err) == (0, True)
+
+
+# --- what is shown of sessions and of what happened -----------------------------------------------------------------
+
+
+@dataclass
+class Writer:
+    """A leader by hand, for a group with two streams."""
+
+    store: PostgresGroups
+    group_id: int
+    term: int
+
+    def write(self, entry: Entry) -> Lending:
+        result = self.store.commit([GroupWrites(self.group_id, self.term, (entry,))])[0].results[0]
+        assert result.verdict is Verdict.APPLIED
+        assert result.lending is not None
+        return result.lending
+
+
+@pytest.fixture
+def writer(shell: Shell, database: str) -> Iterator[Writer]:
+    assert shell.run("spaces", "reshard", "default", "2").code == 0
+    store = PostgresGroups(database)
+    group = store.declare_group(Subscription.parse(GROUP), GroupOptions(session_expiry_s=60))
+    with Publisher(database) as publisher:
+        for key in "abcdefgh":
+            publisher.publish("a", "x", key=key).result(10)
+    yield Writer(store, group.group_id, store.claim(group.group_id, NODE, 60).term)
+    store.close()
+
+
+@pytest.mark.conforms("E11", "A2", "A9")
+def test_kept_streams_and_what_may_have_been_seen_twice_are_shown(shell: Shell, writer: Writer) -> None:
+    before = time.time()
+    kept, moved = (row for row in writer.store.load(writer.group_id, writer.term))
+    assert min(kept.head, moved.head) > 1
+    ours = writer.write(Grant(kept.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
+    writer.write(Release(kept.stream_id, ours.grant_id, 1, "left", 60.0))
+    theirs = writer.write(Grant(moved.stream_id, "b2", "host:2:x", None, "allocated"))
+    writer.write(Advance(moved.stream_id, theirs.grant_id, 1))
+    writer.write(Seize(moved.stream_id, theirs.grant_id, "evicted: unheard of"))
+    told = done(shell.run("groups", "describe", GROUP, "--json"))
+    (waiting,) = told["kept_for_sessions"]
+    assert (waiting["session"], waiting["streams"]) == ("etl", [kept.stream_id])
+    assert 30 < waiting["seconds_left"] <= 60
+    by_stream = {line["stream_id"]: line for line in told["streams"]}
+    assert 30 < by_stream[kept.stream_id]["kept_s"] <= 60
+    assert (by_stream[moved.stream_id]["kept_s"], by_stream[moved.stream_id]["session"]) == (None, None)
+    (forced,) = told["forced_moves"]
+    assert (forced["stream_id"], forced["event"], forced["position"], forced["until"], forced["agent"]) == (
+        moved.stream_id, "seize", 1, moved.head, "host:2:x"
+    )  # fmt: skip
+    assert forced["reason"] == "evicted: unheard of"
+    prose = shell.run("groups", "describe", GROUP).out
+    assert "kept     for etl, " in prose
+    assert "(kept for etl)" in prose
+    assert [line.split()[1:] for line in prose.splitlines() if "evicted" in line] == [
+        [str(moved.stream_id), "1", str(moved.head), "host:2:x", "evicted:", "unheard", "of"]
+    ]
+    assert time.time() - before < 30, "too slow to tell the seconds left"
+
+
+@pytest.mark.conforms("A2")
+def test_a_wait_that_is_over_and_a_move_long_ago_are_not_shown(shell: Shell, writer: Writer, database: str) -> None:
+    kept, moved = (row for row in writer.store.load(writer.group_id, writer.term))
+    ours = writer.write(Grant(kept.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
+    writer.write(Release(kept.stream_id, ours.grant_id, 1, "left", 60.0))
+    theirs = writer.write(Grant(moved.stream_id, "b2", "host:2:x", None, "allocated"))
+    writer.write(Seize(moved.stream_id, theirs.grant_id, "evicted: unheard of"))
+    with connect(database) as connection:
+        connection.execute("update lending set held_until = held_until - interval '1 hour'")
+        connection.execute("update lending_history set at = at - interval '2 days'")
+    told = done(shell.run("groups", "describe", GROUP, "--json"))
+    assert (told["kept_for_sessions"], told["forced_moves"]) == ([], [])
+    assert {(line["session"], line["kept_s"]) for line in told["streams"]} == {(None, None)}
+    prose = shell.run("groups", "describe", GROUP).out
+    assert "etl" not in prose
+    assert "evicted" not in prose
+
+
+@pytest.mark.conforms("A7", "A9")
+def test_history_shows_who_led_and_had_what_and_why(shell: Shell, writer: Writer) -> None:
+    first, second = (row for row in writer.store.load(writer.group_id, writer.term))
+    ours = writer.write(Grant(first.stream_id, "b1", "host:1:x", "etl", "allocated"))
+    writer.write(Mark(first.stream_id, ours.grant_id, "revoke", "balance"))
+    writer.write(Seize(first.stream_id, ours.grant_id, "deadline"))
+    writer.write(Grant(second.stream_id, "b2", "host:2:x", None, "allocated"))
+    told = done(shell.run("groups", "history", GROUP, "--json"))
+    assert (told["subscription"], told["group_id"]) == (GROUP, writer.group_id)
+    assert [(line["event"], line["stream_id"]) for line in told["history"]] == [
+        ("takeover", None), ("grant", first.stream_id), ("revoke", first.stream_id), ("seize", first.stream_id),
+        ("grant", second.stream_id),
+    ]  # fmt: skip
+    takeover, _, revoke, seize, _ = told["history"]
+    assert (takeover["reason"], takeover["term"]) == ("node n9 leads; first leader", writer.term)
+    assert (revoke["reason"], revoke["session"], revoke["grant_id"]) == ("balance", "etl", ours.grant_id)
+    assert (seize["forced"], seize["position"], seize["until"]) == (True, 0, first.head)
+    one = done(shell.run("groups", "history", GROUP, "--stream", str(first.stream_id), "--limit", "2", "--json"))
+    assert [line["event"] for line in one["history"]] == ["revoke", "seize"]
+    table = shell.run("groups", "history", GROUP).out.splitlines()
+    assert table[0].split() == ["AT", "EVENT", "STREAM", "POSITION", "TWICE", "OWNER", "REASON"]
+    assert table[4].split()[1:] == ["seize", str(first.stream_id), "0", "[0,", f"{first.head})", "etl", "deadline"]
+    assert len(table) == 6
