@@ -15,6 +15,7 @@ from leader.settings import LeaderSettings
 from protocol.errors import SubletError
 from storage.connect import UnknownOutcome
 from storage.groups.model import NodeRef
+from storage.groups.quiet import Quiet, again
 from storage.groups.store import GroupStore
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class DatabaseWorker:
         self._store, self._ref, self._settings, self._answer = store, ref, settings, answer
         self._queue: queue.PriorityQueue[tuple[int, int, Request | None]] = queue.PriorityQueue()
         self._order = itertools.count()
+        self._quiet = Quiet()
         self._thread = threading.Thread(target=self._work, name="sublet-database", daemon=True)
 
     def start(self) -> None:
@@ -56,8 +58,14 @@ class DatabaseWorker:
         try:
             return execute(request, self._store, self._ref, self._settings.lease_s, jitter_s)
         except SubletError as error:
-            log.warning("%s failed: %s", type(request).__name__, error)
+            self._tell(request, error)
             return failed(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s)
-        except Exception:
-            log.exception("%s failed", type(request).__name__)
+        except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
+            self._tell(request, error, logging.ERROR)
             return failed(request, unknown=True, jitter_s=jitter_s)
+
+    def _tell(self, request: Request, error: Exception, level: int = logging.WARNING) -> None:
+        """Each kind of failure of each kind of request once in a while: a database that is away fails them all."""
+        if (before := self._quiet.ask((type(request), type(error)))) is not None:
+            story = error if level > logging.WARNING else None
+            log.log(level, "%s failed%s: %s", type(request).__name__, again(before), error, exc_info=story)

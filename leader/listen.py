@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import socket
 from dataclasses import dataclass
 
+from protocol.address import split_address
 from protocol.errors import InvalidSetting
-
-_ADDRESS = re.compile(r"(\[(?P<ipv6>[^][\s/]+)]|(?P<host>[^][\s/:]+)):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +23,18 @@ class Listen:
 
         Raises `InvalidSetting` naming the address, the rule and the remedy.
         """
-        found = _ADDRESS.fullmatch(text)
-        if found is None or int(found["port"]) > 65535:
+        found = split_address(text)
+        if found is None:
             raise InvalidSetting(
                 f"address {text!r}: give HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411, with a port up to 65535."
             )
-        host = found["ipv6"] or found["host"]
+        host, port = found
         if not insecure and not _is_loopback(host):
             raise InvalidSetting(
                 f"address {text!r} can be reached from other machines, and this node neither encrypts nor asks who "
                 "calls. Listen on 127.0.0.1, or pass --insecure on a network where everybody may consume and disturb."
             )
-        return cls(host, int(found["port"]))
+        return cls(host, port)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from protocol.errors import LostLeadership, SubletError
-from storage import compaction, retention, spaces
+from storage import compaction, history, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
@@ -27,10 +27,13 @@ TOLD = 5
 
 
 class Housekeeper:
-    """A thread. `term` answers under which term this node leads the maintenance at this moment, None if it does not."""
+    """A thread. `term` answers under which term this node leads the maintenance at this moment, None if it does not.
 
-    def __init__(self, url: str, term: Callable[[], int | None], every_s: float = EVERY_S) -> None:
-        self._url, self._term, self._every_s = url, term, every_s
+    `history_s`: how long the history of lendings is kept.
+    """
+
+    def __init__(self, url: str, term: Callable[[], int | None], history_s: float, every_s: float = EVERY_S) -> None:
+        self._url, self._term, self._history_s, self._every_s = url, term, history_s, every_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sublet-maintenance", daemon=True)
 
@@ -60,7 +63,7 @@ class Housekeeper:
             leadership.guard(inside, MAINTENANCE, term)
 
         failed: list[str] = []
-        for what, step in _steps(connection, guard):
+        for what, step in _steps(connection, guard, self._history_s):
             if self._stop.is_set():
                 break
             try:
@@ -78,7 +81,9 @@ class Housekeeper:
             )
 
 
-def _steps(connection: psycopg.Connection[Any], guard: Guard) -> Iterator[tuple[str, Callable[[], None]]]:
+def _steps(
+    connection: psycopg.Connection[Any], guard: Guard, history_s: float
+) -> Iterator[tuple[str, Callable[[], None]]]:
     """A pass, step by step, each with its name; any may fail without the next."""
     due: list[str] = []
     yield "the search for spaces to roll over", lambda: due.extend(spaces.overdue(connection))
@@ -90,6 +95,7 @@ def _steps(connection: psycopg.Connection[Any], guard: Guard) -> Iterator[tuple[
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
     yield "forgetting of idle producers", partial(_forget_producers, connection, guard)
+    yield "forgetting of old history", partial(_forget_history, connection, history_s)
 
 
 def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str) -> None:
@@ -105,6 +111,11 @@ def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
 def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
     saved = compaction.compact_stream(connection, stream_id, guard=guard)
     log.info("stream %d: compaction saved %d blocks", stream_id, saved)
+
+
+def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:
+    if forgotten := history.forget_history(connection, history_s):
+        log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
 
 
 def _forget_producers(connection: psycopg.Connection[Any], guard: Guard) -> None:

@@ -84,7 +84,7 @@ class NodeServer:
         self._worker.start()
         self._sessions.register(server)
         await server.start()
-        housekeeper = Housekeeper(self._url, self._leads_maintenance)
+        housekeeper = Housekeeper(self._url, self._leads_maintenance, self.settings.history_s)
         housekeeper.start()
         self._handle(Begin())
         for number in (signal.SIGTERM, signal.SIGINT):

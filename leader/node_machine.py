@@ -173,7 +173,7 @@ class Node:
         """Lead the group, find out who does, or say why nobody will."""
         try:
             subscription = Subscription.parse(wanted.subscription)
-            start = Start(wanted.start)
+            start = Start.parse(wanted.start)
         except (UsageError, ValueError) as problem:
             self._send(heard.agent, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, str(problem)))
             return
@@ -295,6 +295,7 @@ class Node:
             self._elect(el.Unwant(group_id), now)
             return
         self._out.sends.extend(outcome.sends)
+        self._out.stories.extend(f"group {group_id}: {story}" for story in outcome.stories)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.entries or outcome.renew:
             unwritten = self._unwritten.setdefault(group_id, _Unwritten(leader.term))

@@ -57,6 +57,8 @@ class LeaderSettings:
     """How long a node holds an agent's poll when there is nothing to say."""
     unsubscribe_timeout_s: float = 5.0
     """How long a leaving borrower waits for its session's last progress."""
+    history_s: float = 30 * 86400.0
+    """How long what happened to the lendings is remembered (why a stream is blocked: as long as it is)."""
 
     def check(self) -> LeaderSettings:
         """Itself, or `InvalidSetting` naming the values, the rule they break and the remedy."""
@@ -102,6 +104,13 @@ _SLACK = 1 + 1e-9
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        ("history_s", "lease_s"),
+        "history_s must be at least 60 times lease_s",
+        lambda s: s.history_s * _SLACK >= 60 * s.lease_s,
+        "a consumer that lost the answer to its commit looks there how far it came",
+        "Raise history_s",
+    ),
     Rule(
         ("statement_timeout_s", "margin_s"),
         "statement_timeout_s must be less than margin_s",

@@ -36,7 +36,7 @@ def steps(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> Iterator[str]:
     yield from ("| in | on | goes to | and does |", "| --- | --- | --- | --- |")
     for status, row in table.items():
         for kind, (following, action) in row.items():
-            if action.name not in ("IGNORE", "NEVER") or following is not status:
+            if action.name != "IGNORE" or following is not status:
                 yield f"| `{status.value}` | {kind.value} | `{following.value}` | {_words(action)} |"
 
 
@@ -63,7 +63,7 @@ def _words(action: Enum) -> str:
 
 
 def _moves(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> dict[Any, set[Any]]:
-    return {s: {n for n, a in row.values() if n is not s and a.name != "NEVER"} for s, row in table.items()}
+    return {status: {after for after, _ in row.values() if after is not status} for status, row in table.items()}
 
 
 def sections() -> dict[str, list[str]]:

@@ -29,6 +29,7 @@ class Subscribe:
     weight: float = 1.0
     session: str | None = None
     start: str = "latest"
+    session_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,8 @@ class Agent:
         self._out = _Out()
         match event:
             case Subscribe():
-                wants = Wants(self.agent_id, event.subscription, event.weight, event.session, event.start)
+                e = event
+                wants = Wants(self.agent_id, e.subscription, e.weight, e.session, e.start, e.session_epoch)
                 self._make(event.handle, wants, None, now)
             case Unsubscribe():
                 self._pass(event.handle, borrower_events.Unsubscribe(), now)
@@ -151,6 +153,11 @@ class Agent:
                 for handle in due:
                     self._pass(handle, borrower_events.Tick(), now)
         return self._outcome(now)
+
+    def group_id(self, handle: int) -> int | None:
+        """The group that lends to this subscription, once a leader has named it."""
+        borrower = self.borrowers.get(handle)
+        return borrower.group_id if borrower is not None else None
 
     def may_start(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
         """Whether a user call on this stream may begin now; see `Borrower.may_start`."""
@@ -173,7 +180,7 @@ class Agent:
         borrower = Borrower(f"{self.agent_id}/{self._made}", wants, self.settings, inheritance)
         self.borrowers[handle] = borrower
         self._handles[borrower.borrower_id] = handle
-        self._pass(handle, borrower_events.Start(), now)
+        self._carry_out(handle, borrower, borrower.begin(now), now)
 
     def _pass_all(self, event: borrower_events.Event, now: float) -> None:
         for handle in tuple(self.borrowers):
@@ -181,9 +188,10 @@ class Agent:
 
     def _pass(self, handle: int, event: borrower_events.Event, now: float) -> None:
         borrower = self.borrowers.get(handle)
-        if borrower is None:
-            return
-        outcome = borrower.decide(event, now)
+        if borrower is not None:
+            self._carry_out(handle, borrower, borrower.decide(event, now), now)
+
+    def _carry_out(self, handle: int, borrower: Borrower, outcome: borrower_events.Outcome, now: float) -> None:
         for send in outcome.sends:
             self._route(borrower, send.node, send.message, now)
         self._out.tells.extend(Told(handle, tell) for tell in outcome.tells)

@@ -16,7 +16,6 @@ from borrower.machine.events import (
     Remove,
     Saved,
     Send,
-    Start,
     Stop,
     Tell,
     Tick,
@@ -53,7 +52,6 @@ _MESSAGE_KINDS: dict[type, Kind] = {
     Invalidate: Kind.INVALIDATE,
 }
 _EVENT_KINDS: dict[type, Kind] = {
-    Start: Kind.START,
     NodeLost: Kind.NODE_LOST,
     Progressed: Kind.PROGRESSED,
     Unsubscribe: Kind.UNSUBSCRIBE,
@@ -70,6 +68,7 @@ class Wants:
     weight: float = 1.0
     session: str | None = None
     start: str = "latest"
+    session_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class _Out:
 
 
 class Borrower:
-    """See the package's page. Not thread-safe: one owner calls `decide`."""
+    """See the package's page. `begin` it once. Not thread-safe: one owner calls it."""
 
     def __init__(
         self, borrower_id: str, wants: Wants, settings: BorrowerSettings, inheritance: Inheritance | None = None
@@ -117,13 +116,24 @@ class Borrower:
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
-    def decide(self, event: Event, now: float) -> Outcome:
-        """Answer one event. Messages for other borrowers or of another term than the leader's have no effect."""
+    def begin(self, now: float) -> Outcome:
+        """Look for the leader."""
         self._out = _Out()
+        self._move(Status.CONNECTING)
+        self._ask(now)
+        return self._outcome()
+
+    def decide(self, event: Event, now: float) -> Outcome:
+        """Answer one event. Messages for other borrowers or of another term than the leader's have no effect, nor has
+        anything on one that has not begun or is over."""
+        self._out = _Out()
+        row = TABLE.get(self.status)
         kind, item = self._classify(event)
-        if kind is not None:
-            action = TABLE[self.status][kind]
-            getattr(self, action.value)(item, now)
+        if row is not None and kind is not None:
+            getattr(self, row[kind].value)(item, now)
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
         return Outcome(tuple(self._out.sends), tuple(self._out.tells), self._out.ended, self._wake_at())
 
     def inheritance(self) -> Inheritance:
@@ -188,10 +198,6 @@ class Borrower:
     def _ignore(self, _: object, now: float) -> None:
         """The table says that this event means nothing here."""
 
-    def _begin(self, _: object, now: float) -> None:
-        self._move(Status.CONNECTING)
-        self._ask(now)
-
     def _ask(self, now: float) -> None:
         w = self.wants
         leaving = self._leave_by is not None
@@ -207,6 +213,7 @@ class Borrower:
                 self.streams.held(),
                 w.start,
                 self._predecessor,
+                w.session_epoch,
             )
         )
         self._ask_at = now + self.settings.leader_wanted_s

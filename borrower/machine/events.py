@@ -10,11 +10,6 @@ from protocol.messages import EndReason, Grant, Held, RevokedReason, ToBorrower,
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The agent made this borrower; begin."""
-
-
-@dataclass(frozen=True, slots=True)
 class FromLeader:
     """A message of a leader (or of a node that knows where it is) came in from `node`."""
 
@@ -49,7 +44,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Start | FromLeader | NodeLost | Progressed | Unsubscribe | Tick
+Event = FromLeader | NodeLost | Progressed | Unsubscribe | Tick
 
 
 # --- out ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Statuses of a borrower and of its streams, and which action answers each event in each status.
 
-The table is the protocol: a pair that is missing is an error, `IGNORE` is an answer. Tests read it and the
-documentation draws it.
+The table is the protocol: whatever may come in, a leader's words out of turn included, has its pair, and `IGNORE` is an
+answer. One that has not begun, or is over, has no row: nothing reaches it. Tests read the table and the documentation
+draws it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ class StreamStatus(Enum):
 class Kind(Enum):
     """What an event is to the table."""
 
-    START = "start"
     CONNECT_RESPONSE = "leader_connect_response"
     PING_RESPONSE = "ping_response"
     GRANT = "grant"
@@ -47,7 +47,6 @@ class Action(Enum):
     """What the borrower does; the value is the name of its method."""
 
     IGNORE = "_ignore"
-    BEGIN = "_begin"
     CONNECT = "_connect"
     CONNECT_AGAIN = "_connect_again"
     HEAR_PING = "_hear_ping"
@@ -74,7 +73,6 @@ def _row(**actions: Action) -> dict[Kind, Action]:
 
 
 TABLE: dict[Status, dict[Kind, Action]] = {
-    Status.NEW: _row(START=Action.BEGIN),
     Status.CONNECTING: _row(
         CONNECT_RESPONSE=Action.CONNECT,
         INVALIDATE=Action.END,
@@ -104,7 +102,6 @@ TABLE: dict[Status, dict[Kind, Action]] = {
         PROGRESSED=Action.COLLECT_FINAL,
         TICK=Action.SAY_FAREWELL,
     ),
-    Status.DESTROYED: _row(),
 }
 
 MOVES: dict[Status, frozenset[Status]] = {

@@ -127,9 +127,7 @@ class Election:
             return
         self._renew_no_later_than(event.attempt_started + self._settings.renew_s)
         trusted_until = event.attempt_started + self._settings.lease_s - self._settings.margin_s
-        for entry in self._at_term(attempted):
-            if entry.status is not Status.LED:
-                continue
+        for entry in self._at_term(attempted, Status.LED):
             if entry.leadership_id in event.renewed:
                 entry.trusted_until = max(entry.trusted_until, trusted_until)
                 self._happen(entry, Kind.RENEWED, now)
@@ -137,17 +135,20 @@ class Election:
                 self._happen(entry, Kind.REFUSED, now)
 
     def _release_answered(self, event: ReleaseAnswered, now: float) -> None:
-        for entry in self._at_term(event.terms):
+        for entry in self._at_term(event.terms, Status.RELEASING, Status.RETURNING):
             self._happen(entry, Kind.RELEASED if event.done else Kind.RELEASE_FAILED, now)
 
-    def _at_term(self, terms: Mapping[int, int]) -> list[_Entry]:
-        """The entries that still stand at these terms: an answer about an earlier term says nothing about a later."""
+    def _at_term(self, terms: Mapping[int, int], *waiting: Status) -> list[_Entry]:
+        """The entries that wait for this answer: one about an earlier term says nothing about a later."""
         entries = ((self._entries.get(leadership_id), term) for leadership_id, term in terms.items())
-        return [entry for entry, term in entries if entry is not None and entry.term == term]
+        return [e for e, term in entries if e is not None and e.term == term and e.status in waiting]
 
     def _happen(self, entry: _Entry, kind: Kind, now: float, answer: ClaimAnswered | None = None) -> None:
-        """One step of the table: the next status, then the action."""
-        status, action = TABLE[entry.status][kind]
+        """One step of the table: the next status, then the action. A pair that it does not have is our own mistake."""
+        row = TABLE[entry.status]
+        if kind not in row:
+            raise AssertionError(f"the table says that this cannot happen to {entry}: {kind.value} at {now:.3f}")
+        status, action = row[kind]
         was_led, entry.status = entry.status is Status.LED, status
         if status is Status.LED:
             self._led[entry.leadership_id] = entry.term

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from leader.allocation import allocate
+from leader.group.balance import Balance
 from leader.group.members import Member, Members
-from leader.group.slots import Assignment, Slot, Slots
+from leader.group.slots import Assignment, Holder, Slot, Slots
 from leader.group.table import TABLE, Kind, Status
 from leader.settings import LeaderSettings
 from protocol.messages import Grant as GrantMessage
-from protocol.messages import Held, ProgressSaved, Revoke, Revoked, RevokedReason, StreamProgress, ToBorrower
-from storage.groups.model import Advance, Grant, Group, LendingStatus, Reclaim, Release, Seize
+from protocol.messages import (
+    Held,
+    ProgressSaved,
+    Revoke,
+    Revoked,
+    RevokedReason,
+    StreamProgress,
+    ToBorrower,
+)
+from storage.groups.model import Advance, Grant, Group, LendingStatus, Mark, Reclaim, Release, Seize
 
 _NEVER = float("inf")
 
@@ -30,13 +38,18 @@ class Assignments:
     ) -> None:
         self._group, self._term, self._settings = group, term, settings
         self._slots, self._members, self._send = slots, members, send
+        self._balance = Balance(slots, members, group.options.strategy, settings)
         self._waiting: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
 
     def happen(self, assignment: Assignment, kind: Kind, now: float, position: int = 0) -> None:
-        """Take the table's step."""
-        assignment.status, action = TABLE[assignment.status][kind]
+        """Take the table's step. A pair that it does not have is our own mistake, and raises."""
+        row = TABLE[assignment.status]
+        if kind not in row:
+            story = f"{kind.value} at {now:.3f} ({position=})"
+            raise AssertionError(f"the table says that this cannot happen to {assignment}: {story}")
+        assignment.status, action = row[kind]
         getattr(self, action.value)(assignment, now, position)
 
     def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> Assignment:
@@ -59,7 +72,10 @@ class Assignments:
         before = slot.assignment
         self.detach(slot)
         self.begin(slot, member, "reclaimed", now, grant_id=held.grant_id)
-        self._slots.write(Reclaim(held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent))
+        epoch = member.session_epoch or None
+        self._slots.write(
+            Reclaim(held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent, epoch)
+        )
         if before is not None and before.status is Status.REVOKING:
             self.revoke((held.stream_id,), before.reason, now, before.deadline)
 
@@ -67,17 +83,22 @@ class Assignments:
         """Forget the assignment; whatever is being written for the stream goes on."""
         assignment, slot.assignment = slot.assignment, None
         if assignment is not None:
-            self._waiting.discard(assignment.stream_id)
             member = self._members.get(assignment.borrower_id)
+            session = member.session if member is not None else slot.lending.session
+            slot.last = Holder(assignment.borrower_id, assignment.agent, session)
+            self._waiting.discard(assignment.stream_id)
             if member is not None:
                 member.streams.discard(assignment.stream_id)
 
-    def seize(self, slot: Slot, reason: str) -> None:
-        """End the grant without its holder's word. One that was never written is ended when its answer comes."""
+    def seize(self, slot: Slot, reason: str, keep_s: float | None = None) -> None:
+        """End the grant without its holder's word. One that was never written is ended when its answer comes.
+
+        `keep_s`: how long to keep the stream for its holder's session (None: as the group wants it)."""
         assignment = slot.assignment
         self.detach(slot)
         if assignment is not None and assignment.grant_id and not assignment.final_queued:
-            self._slots.write(Seize(assignment.stream_id, assignment.grant_id, reason))
+            kept_s = self._keep_s(slot) if keep_s is None else keep_s
+            self._slots.write(Seize(assignment.stream_id, assignment.grant_id, reason, kept_s))
 
     # --- what comes in ----------------------------------------------------------------------------------------------
 
@@ -88,6 +109,8 @@ class Assignments:
             if slot is not None and slot.assignment is not None:
                 # Said again, it is not put off: else it could be said so often that it is never forced.
                 slot.assignment.reason, slot.assignment.deadline = reason, min(deadline, slot.assignment.deadline)
+                if slot.assignment.grant_id and slot.assignment.status is not Status.REVOKING:
+                    self._slots.write(Mark(stream_id, slot.assignment.grant_id, "revoke", reason))
                 self.happen(slot.assignment, Kind.REVOKE, now)
 
     def last_words(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
@@ -164,42 +187,33 @@ class Assignments:
                 self.happen(farewell, Kind.RESEND, now)
 
     def balance(self, now: float) -> float:
-        """Grant and revoke what the allocation says; when to look again at what could not move yet."""
-        held: dict[int, str] = {}
-        free: list[int] = []
-        moving: list[int] = []
-        movable: list[int] = []
-        ripe = now - self._settings.min_hold_s
-        again_at = _NEVER
-        for slot in self._slots:
-            stream_id, assignment = slot.lending.stream_id, slot.assignment
-            if slot.quiet and slot.retry_at > now:
-                again_at = min(again_at, slot.retry_at)
-            if assignment is not None and assignment.status is not Status.REVOKING:
-                held[stream_id] = assignment.borrower_id
-                if assignment.status is Status.GRANTED and assignment.since <= ripe:
-                    movable.append(stream_id)
-            elif self._slots.grantable(slot, now):
-                free.append(stream_id)
-            elif assignment is not None or slot.in_flight is not None:
-                moving.append(stream_id)
-        plan = allocate(held, free, self._members.weights(), movable, moving)
-        for stream_id, borrower_id in plan.grants:
-            self._grant(stream_id, borrower_id, now)
-        self.revoke(plan.revokes, "balance", now)
-        return again_at if len(movable) == len(held) else min(again_at, now + self._settings.min_hold_s)
+        """Grant and revoke what the strategy says; when to look again at what could not move yet."""
+        balanced = self._balance.now(now)
+        for stream_id, borrower_id in balanced.returning:
+            self._grant(stream_id, borrower_id, "kept for its session", now)
+        for stream_id, borrower_id in balanced.plan.grants:
+            self._grant(stream_id, borrower_id, "allocated", now)
+        self.revoke(balanced.plan.revokes, "balance", now)
+        return balanced.again_at
 
-    def _grant(self, stream_id: int, borrower_id: str, now: float) -> None:
+    def problems(self) -> list[str]:
+        """What people should know of the strategy since this was last asked."""
+        problems, self._balance.problems = self._balance.problems, []
+        return problems
+
+    def _grant(self, stream_id: int, borrower_id: str, reason: str, now: float) -> None:
         slot, member = self._slots.get(stream_id), self._members.get(borrower_id)
         assert slot is not None
         assert member is not None
-        self.begin(slot, member, "allocated", now)
-        self._slots.write(Grant(stream_id, borrower_id, member.agent, member.session, "allocated"))
+        self.begin(slot, member, reason, now)
+        epoch = member.session_epoch or None
+        self._slots.write(Grant(stream_id, borrower_id, member.agent, member.session, reason, epoch))
+
+    def _keep_s(self, slot: Slot) -> float:
+        """For how long the stream is kept for its holder's session once it is free."""
+        return self._group.options.session_expiry_s if slot.lending.session_epoch else 0.0
 
     # --- actions of the table ---------------------------------------------------------------------------------------
-
-    def _never(self, assignment: Assignment, now: float, position: int) -> None:
-        raise AssertionError(f"the table says that this cannot happen to {assignment} at {now:.3f} ({position=})")
 
     def _ignore(self, assignment: Assignment, now: float, position: int) -> None:
         """The table says that this changes nothing."""
@@ -277,13 +291,18 @@ class Assignments:
     def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
             assignment.final_queued = True
-            self._slots.write(Release(assignment.stream_id, assignment.grant_id, position, assignment.reason))
+            slot = self._slots.get(assignment.stream_id)
+            kept_s = self._keep_s(slot) if slot is not None else 0.0
+            self._slots.write(Release(assignment.stream_id, assignment.grant_id, position, assignment.reason, kept_s))
 
     def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
             assignment.final_queued = assignment.broken_off = True
             self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position))
-            self._slots.write(Seize(assignment.stream_id, assignment.grant_id, "left in the middle of a batch"))
+            slot = self._slots.get(assignment.stream_id)
+            kept_s = self._keep_s(slot) if slot is not None else 0.0
+            why = "left in the middle of a batch"
+            self._slots.write(Seize(assignment.stream_id, assignment.grant_id, why, kept_s))
 
     def _write_unheld(self, assignment: Assignment, now: float, position: int) -> None:
         """The borrower does not have it, so the row's position is exact."""

@@ -51,6 +51,7 @@ class Outcome:
     """`entries` and `renew` are to be committed under the term; `sends` are (agent, message) and may go at once.
 
     `stop`: why this leader is over ("idle", "deposed"); the node forgets it, and releases the claim if it still has it.
+    `stories`: what people should read.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -58,3 +59,4 @@ class Outcome:
     sends: tuple[tuple[str, ToBorrower], ...] = ()
     wake_at: float | None = None
     stop: str | None = None
+    stories: tuple[str, ...] = ()

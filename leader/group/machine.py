@@ -10,6 +10,7 @@ from typing import assert_never
 from leader.group.assignments import Assignments
 from leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, Tick
 from leader.group.members import Member, Members
+from leader.group.names import Names
 from leader.group.schedule import Schedule
 from leader.group.slots import Slot, Slots
 from leader.group.table import Kind
@@ -37,6 +38,7 @@ from storage.groups.model import (
     GroupResult,
     Lending,
     LendingStatus,
+    Mark,
     Reclaim,
     Release,
     Seize,
@@ -61,10 +63,11 @@ class GroupLeader:
     def __init__(self, group: Group, term: int, rows: Iterable[Lending], settings: LeaderSettings, now: float) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.slots = Slots(rows)
+        self.slots = Slots(rows, now)
         self.schedule = Schedule(settings, now)
         self._out = _Out()
         self._assignments = Assignments(group, term, self.slots, self.members, settings, self._send)
+        self._names = Names(group, self.slots, self.members, self._assignments, settings, self._send)
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
@@ -89,7 +92,8 @@ class GroupLeader:
             self._allocate(now)
         entries = self.slots.take(now)
         renew = self.schedule.take_renewal(now)
-        return Outcome(entries, renew, tuple(self._out.sends), self._wake_at(), self._out.stop)
+        stories = tuple(self._assignments.problems())
+        return Outcome(entries, renew, tuple(self._out.sends), self._wake_at(), self._out.stop, stories)
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
@@ -141,6 +145,8 @@ class GroupLeader:
             detail = f"weight is {wanted.weight}: it must be a finite number above 0"
             self._send(agent, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, detail))
             return
+        if not self._names.admit(agent, wanted, self.term):
+            return
         member = self._member(agent, wanted.borrower_id)
         if member is None and (self.members.get(wanted.borrower_id) or self.members.is_past(wanted.borrower_id)):
             reason = EndReason.DONE if self.members.has_departed(wanted.borrower_id) else EndReason.RETRY
@@ -148,6 +154,7 @@ class GroupLeader:
             return
         if member is None:
             member = Member(wanted.borrower_id, agent, wanted.weight, wanted.session, now, wanted.leaving)
+            member.session_epoch = wanted.session_epoch
             self.members.add(member)
             self.schedule.membership_changed(now)
         member.heard_at, member.leaving = now, member.leaving or wanted.leaving
@@ -182,6 +189,9 @@ class GroupLeader:
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
         found = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
+        slot = self.slots.get(progress.stream_id)
+        if slot is not None and slot.assignment is found:
+            slot.meter.note(progress.grant_id, progress.size, progress.lag, now)
         kind = Kind.FINAL if progress.final else Kind.PROGRESS
         self._assignments.happen(found, kind, now, progress.position)
 
@@ -229,6 +239,8 @@ class GroupLeader:
                 self._assignments.advance_answered(slot, answer.entry, applied, now)
             case Release() | Seize():
                 self._assignments.end_answered(slot, answer.entry, applied, now)
+            case Mark():
+                pass  # a line of history, which changes nothing
             case _:
                 assert_never(answer.entry)
         if self.slots.drop_finished(slot) or slot.quiet:
@@ -237,7 +249,7 @@ class GroupLeader:
             self._bid_farewell(holder, now)
 
     def _take_row(self, row: Lending, now: float) -> None:
-        slot = self.slots.note(row)
+        slot = self.slots.note(row, now)
         if slot is None or self.slots.drop_finished(slot):
             self.schedule.stream_freed(now)
             return
@@ -270,7 +282,9 @@ class GroupLeader:
         """Nobody came back for these."""
         for slot in self.slots:
             if slot.lending.status is LendingStatus.HELD and slot.quiet:
-                self.slots.write(Seize(slot.lending.stream_id, slot.lending.grant_id, "not reclaimed"))
+                row = slot.lending
+                kept_s = self.group.options.session_expiry_s if row.session_epoch else 0.0
+                self.slots.write(Seize(row.stream_id, row.grant_id, "not reclaimed", kept_s))
 
     def _evict(self, member: Member, now: float) -> None:
         for stream_id in tuple(member.streams):

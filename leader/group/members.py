@@ -11,7 +11,7 @@ from leader.group.slots import Assignment
 @dataclass(slots=True)
 class Member:
     """A connected borrower. `leaving`: wants nothing new. `departing`: has said its last word, its rows are being
-    written."""
+    written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for people."""
 
     borrower_id: str
     agent: str
@@ -20,7 +20,13 @@ class Member:
     heard_at: float
     leaving: bool = False
     departing: bool = False
+    session_epoch: int = 0
     streams: set[int] = field(default_factory=set)
+
+    @property
+    def takes_part(self) -> bool:
+        """Wants streams."""
+        return not (self.leaving or self.departing)
 
 
 class Members:
@@ -31,6 +37,7 @@ class Members:
         self._members: dict[str, Member] = {}
         self._departed: dict[str, float] = {}
         self._replaced: dict[str, float] = {}
+        self._named: dict[str, str] = {}
         self.farewells: dict[tuple[int, int], Assignment] = {}
         """Assignments in status `revoked`, by (stream, grant id)."""
 
@@ -44,13 +51,25 @@ class Members:
         """The borrower if it is connected."""
         return self._members.get(borrower_id)
 
+    def named(self, session: str) -> Member | None:
+        """The newest borrower of the process that bears this stable name, if it is connected."""
+        return self._members.get(self._named.get(session, ""))
+
+    def bearing(self, session: str, before: int) -> list[Member]:
+        """The borrowers of older processes of that name: those with an epoch below this one."""
+        return [m for m in self._members.values() if m.session == session and 0 < m.session_epoch < before]
+
     def add(self, member: Member) -> None:
         """A borrower has connected."""
         self._members[member.borrower_id] = member
+        if member.session is not None and member.session_epoch:
+            self._named[member.session] = member.borrower_id
 
     def remove(self, borrower_id: str) -> None:
         """Forget the borrower and every farewell it owes us."""
-        self._members.pop(borrower_id, None)
+        member = self._members.pop(borrower_id, None)
+        if member is not None and member.session is not None and self._named.get(member.session) == borrower_id:
+            del self._named[member.session]
         for key in [k for k, f in self.farewells.items() if f.borrower_id == borrower_id]:
             del self.farewells[key]
 
@@ -79,4 +98,4 @@ class Members:
 
     def weights(self) -> dict[str, float]:
         """Who takes part in the allocation, and with how much."""
-        return {m.borrower_id: m.weight for m in self._members.values() if not (m.leaving or m.departing)}
+        return {m.borrower_id: m.weight for m in self._members.values() if m.takes_part}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from leader.group.meter import Meter
 from leader.group.table import Status
 from protocol.messages import RevokedReason
 from storage.groups.model import Advance, Entry, EntryResult, Lending, LendingStatus, Release, Verdict
@@ -31,11 +32,26 @@ class Assignment:
     revoked: RevokedReason = RevokedReason.LOST
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who had a stream."""
+
+    borrower_id: str
+    agent: str
+    session: str | None
+
+
 @dataclass(slots=True)
 class Slot:
-    """One stream: its row as last seen, who has it, and the entries that wait for their turn."""
+    """One stream: its row as last seen, who has it, and the entries that wait for their turn.
+
+    `kept_until`: until then the free row is kept for its session. `last`: who had it last, as far as this leader knows.
+    """
 
     lending: Lending
+    kept_until: float = 0.0
+    last: Holder | None = None
+    meter: Meter = field(default_factory=Meter)
     assignment: Assignment | None = None
     in_flight: Entry | None = None
     queue: list[Entry] = field(default_factory=list)
@@ -50,9 +66,12 @@ class Slot:
 class Slots:
     """All unfinished streams of a group by id."""
 
-    def __init__(self, rows: Iterable[Lending]) -> None:
-        self._slots = {row.stream_id: Slot(row) for row in rows if row.status is not LendingStatus.FINISHED}
+    def __init__(self, rows: Iterable[Lending], now: float) -> None:
+        self._slots: dict[int, Slot] = {}
+        self._by_session: dict[str, set[int]] = {}
         self._ready: set[int] = set()
+        for row in rows:
+            self.note(row, now)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots.values())
@@ -63,6 +82,10 @@ class Slots:
     def get(self, stream_id: int) -> Slot | None:
         """The stream's slot; None once it is finished, or if it never was ours."""
         return self._slots.get(stream_id)
+
+    def of_session(self, session: str) -> list[Slot]:
+        """The streams that the process of this name holds, or that are kept for it."""
+        return [self._slots[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
 
     def grantable(self, slot: Slot, now: float) -> bool:
         """Free for certain, and every parent consumed: a parent without a slot is finished or never was the group's."""
@@ -102,7 +125,7 @@ class Slots:
             return None
         slot.in_flight = None
         if result.lending is not None:
-            slot.lending = result.lending
+            self._see(slot, result.lending, now)
         return slot
 
     def put_back(self, entry: Entry, retry_at: float) -> None:
@@ -117,21 +140,32 @@ class Slots:
         waiting = (s.retry_at for s in map(self._slots.get, self._ready) if s and s.queue and s.in_flight is None)
         return min(waiting, default=float("inf"))
 
-    def note(self, row: Lending) -> Slot | None:
+    def note(self, row: Lending, now: float) -> Slot | None:
         """A row that a renewal reported: new, closed by now, or finished. The slot, None once it is finished."""
         slot = self._slots.get(row.stream_id)
         if slot is None:
             if row.status is LendingStatus.FINISHED:
                 return None
             slot = self._slots[row.stream_id] = Slot(row)
+            self._see(slot, row, now)
         elif row.grant_id >= slot.lending.grant_id:
-            slot.lending = row
+            self._see(slot, row, now)
         return slot
+
+    def _see(self, slot: Slot, row: Lending, now: float) -> None:
+        """The row as it was read just now."""
+        before, slot.lending = slot.lending.session, row
+        slot.kept_until = now + row.kept_s if row.kept_s > 0 else 0.0
+        if before is not None and before != row.session:
+            self._by_session.get(before, set()).discard(row.stream_id)
+        if row.session is not None:
+            self._by_session.setdefault(row.session, set()).add(row.stream_id)
 
     def drop_finished(self, slot: Slot) -> bool:
         """Forget a stream that is consumed to its end; True if it was."""
         if slot.lending.status is not LendingStatus.FINISHED or slot.in_flight is not None or slot.queue:
             return False
         self._slots.pop(slot.lending.stream_id, None)
+        self._by_session.get(slot.lending.session or "", set()).discard(slot.lending.stream_id)
         self._ready.discard(slot.lending.stream_id)
         return True

@@ -20,7 +20,7 @@ from borrower.machine.agent import (
 )
 from borrower.machine.events import Install, Progressed, Remove, Saved, Stop
 from borrower.settings import BorrowerSettings
-from protocol.messages import RevokedReason, ToBorrower
+from protocol.messages import PingResponse, ProgressSaved, RevokedReason, ToBorrower
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
@@ -62,11 +62,13 @@ class SimulatedAgent(Process):
         return handle
 
     def leave(self, handle: int) -> None:
-        """End a subscription gracefully."""
+        """End a subscription gracefully; some say it twice."""
         if self.alive and handle in self.open:
             self.open.discard(handle)
             self.world.say(self.agent_id, f"leaves {handle}")
             self._happens(Unsubscribe(handle))
+            if self.world.chance(0.3):
+                self.world.after(self.world.random.uniform(0.0, 0.5), lambda: self._happens(Unsubscribe(handle)))
 
     def crash(self) -> None:
         """Gone, in the middle of whatever it did."""
@@ -78,6 +80,12 @@ class SimulatedAgent(Process):
     def hear(self, node: str, message: ToBorrower) -> None:
         """A message has come over the network."""
         self._happens(FromNode(node, message))
+
+    def hear_strays(self, node: str) -> None:
+        """Words out of turn, under a term that nobody leads by, as only a node with a fault would say them."""
+        for borrower in tuple(self.machine.borrowers.values()):
+            self.hear(node, PingResponse(borrower.borrower_id, 1, self.world.now))
+            self.hear(node, ProgressSaved(borrower.borrower_id, 1, stream_id=1, grant_id=1, position=1))
 
     def lose(self, node: str) -> None:
         """The connection to a node broke."""

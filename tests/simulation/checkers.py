@@ -17,6 +17,7 @@ from storage.groups.model import (
     GroupWrites,
     Lending,
     LendingStatus,
+    Mark,
     Reclaim,
     Release,
     Seize,
@@ -58,10 +59,15 @@ class Checkers:
         self._had: dict[tuple[int, int], str | None] = {}
         self._holder: dict[tuple[int, int], str] = {}
         self._reported: dict[tuple[int, int], int] = {}
+        self._taken: set[tuple[int, int]] = set()
 
     def reported(self, work: Work) -> None:
         """A session says how far it is under this grant."""
         self._reported[work.stream_id, work.grant_id] = work.position
+
+    def taken(self, stream_id: int, grant_id: int) -> None:
+        """Somebody ended this grant by force, and neither leader nor borrower has heard of it."""
+        self._taken.add((stream_id, grant_id))
 
     # --- while it runs ----------------------------------------------------------------------------------------------
 
@@ -104,11 +110,11 @@ class Checkers:
         else:
             self._in_force.pop(key, None)
 
-    def _under_its_grant(self, key: tuple[int, int], entry: Advance | Reclaim | Release | Seize) -> None:
+    def _under_its_grant(self, key: tuple[int, int], entry: Advance | Reclaim | Release | Seize | Mark) -> None:
         """What counts under a grant was said under that very grant, and that grant is in force (E10, E17)."""
         if self._in_force.get(key) != entry.grant_id:
             raise Violation(f"{key}: {entry} was applied, but in force is {self._in_force.get(key)}")
-        if isinstance(entry, Seize):
+        if isinstance(entry, Seize | Mark):
             return
         reported = self._reported.get((entry.stream_id, entry.grant_id), 0)
         if entry.position > reported:
@@ -137,6 +143,8 @@ class Checkers:
         holder = self._holder.setdefault((call.stream_id, call.grant_id), agent)
         if holder != agent:
             raise Violation(f"{call}: the grant is {holder}'s")
+        if (call.stream_id, call.grant_id) in self._taken:
+            return  # it cannot know yet, and what it does counts for nothing
         row = self.simulation.row(call.stream_id)
         if row.grant_id != call.grant_id or row.status is not LendingStatus.HELD:
             raise Violation(f"{call} begins, but the row says {row}")

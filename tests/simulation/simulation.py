@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 from borrower.settings import BorrowerSettings
 from leader.settings import LeaderSettings
@@ -11,7 +12,7 @@ from protocol.messages import ToBorrower, ToLeader
 from protocol.words import Subscription
 from storage.groups.memory import MemoryGroups
 from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import HistoryRecord, Start
+from storage.groups.model import GroupWrites, HistoryRecord, LendingStatus, Seize, Start, Verdict
 from storage.groups.rules import Row
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers, Violation
@@ -22,10 +23,13 @@ SUBSCRIPTION = "$share/sim/#"
 SAFETY_S = 60.0
 LIVENESS_S = 75.0
 AT_REST_S = 8.0
+LOSSES_HERE = 1_000
+"""In such weather five holders in a row may be lost at one offset by accident, about once in two thousand runs. Then
+the stream is rightly blocked for an operator to look at; there is none here who would, so no loss blocks a stream."""
 
 _NODE_TROUBLES = ("crash", "stop", "start", "start", "start", "pause", "flutter", "database", "database")
-_GROUP_TROUBLES = ("join", "roll", "revoke", "lock", "hang")
-_AGENT_TROUBLES = ("crash", "leave", "again", "again", "pause", "part", "blip", "blip")
+_GROUP_TROUBLES = ("join", "roll", "revoke", "lock", "take", "hang")
+_AGENT_TROUBLES = ("crash", "leave", "again", "again", "pause", "part", "blip", "blip", "stray")
 
 
 class Simulation:
@@ -38,7 +42,7 @@ class Simulation:
         self.store = MemoryGroups(self.streams, self.world.clock_us)
         self.checkers = Checkers(self)
         self.crashes = 0
-        leader = replace(LeaderSettings(), revoke_deadline_s=6.0)
+        leader = replace(LeaderSettings(), revoke_deadline_s=6.0, idle_stop_s=11.0).check()
         self.nodes = [SimulatedNode(self, name, leader) for name in ("n1", "n2", "n3")]
         self.agents: dict[str, SimulatedAgent] = {}
         self._broken: set[tuple[str, str, int]] = set()
@@ -104,6 +108,7 @@ class Simulation:
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
+    @mock.patch("storage.groups.rules.LOSSES_BEFORE_BLOCKED", LOSSES_HERE)
     def run(self) -> None:
         """Safety phase, then liveness phase, then the final checks."""
         self.streams.add_space(shards=self.world.random.randint(2, 5))
@@ -213,7 +218,9 @@ class Simulation:
                 for every in self.nodes:
                     every.revoke(streams)
             case "lock":
-                self._lock_row()
+                self._lock_row(rnd.choice(tuple(self.streams.streams)))
+            case "take":
+                self._take_stream(rnd.choice(sorted(self.store.rows(1))))
             case "hang":
                 self._hang_database(rnd.uniform(2.0, 6.0))
 
@@ -228,6 +235,8 @@ class Simulation:
                 until = self.world.now + self.world.random.uniform(1.0, 15.0)
                 self._parted[agent.agent_id, node.address] = until
                 self.world.say("world", f"{agent.agent_id} and {node.name} are parted until {until:.3f}")
+            case "stray":
+                agent.hear_strays(node.address)
             case "blip":
                 self.world.say("world", f"{agent.agent_id} loses its connection to {node.name} for a moment")
                 agent.lose(node.address)
@@ -255,8 +264,36 @@ class Simulation:
         for node in self.nodes:
             self.world.after(self.world.random.uniform(1.0, 9.0), node.shut_down)
 
-    def _lock_row(self) -> None:
+    def _lock_row(self, stream_id: int) -> float:
         """A user's transaction holds a lending row for a while."""
-        key = (1, self.world.random.choice(tuple(self.streams.streams)))
-        self.store.locked.add(key)
-        self.world.after(self.world.random.uniform(0.2, 4.0), lambda: self.store.locked.discard(key))
+        duration_s = self.world.random.uniform(0.2, 4.0)
+        self.store.locked.add((1, stream_id))
+        self.world.after(duration_s, lambda: self.store.locked.discard((1, stream_id)))
+        return duration_s
+
+    def _take_stream(self, stream_id: int) -> None:
+        """An operator wants a stream back, and in the end takes it by hand, in a transaction that its leader knows
+        nothing of. Meanwhile its holder may lose its leader."""
+        if self.world.chance(0.5):
+            for node in self.nodes:
+                node.revoke((stream_id,))
+        if self.world.chance(0.5) and (holder := self.agents.get(self.row(stream_id).agent or "")):
+            for node in self.nodes:
+                holder.lose(node.address)
+        self.world.after(self._lock_row(stream_id), lambda: self._seize(stream_id))
+
+    def _seize(self, stream_id: int) -> None:
+        """Only a stream that somebody reads: a leader finds out at the next progress."""
+        row, claim = self.row(stream_id), self.store.look([1]).get(1)
+        if (
+            claim is None
+            or row.status is not LendingStatus.HELD
+            or row.position == self.streams.streams[stream_id].head
+        ):
+            return
+        batch = [GroupWrites(1, claim.term, (Seize(stream_id, row.grant_id, "by hand"),), renew=False)]
+        results = self.store.commit(batch)
+        self.checkers.committed(batch, results)
+        if not results[0].deposed and results[0].results[0].verdict is Verdict.APPLIED:
+            self.world.say("world", f"stream {stream_id} is taken by hand")
+            self.checkers.taken(stream_id, row.grant_id)

@@ -22,7 +22,7 @@ from protocol.messages import (
 from protocol.words import Subscription
 from storage.groups.memory import MemoryGroups
 from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import Entry, GroupWrites, LendingStatus, NodeRef, Start
+from storage.groups.model import Entry, GroupOptions, GroupWrites, LendingStatus, NodeRef, Start
 from storage.groups.rules import Row
 
 EPOCH_US = 1_700_000_000_000_000
@@ -36,7 +36,9 @@ M = TypeVar("M")
 class Bench:
     """One group of `shards` streams with `HEAD` messages each. What the leader wants written waits for `commit`."""
 
-    def __init__(self, shards: int = 1, settings: LeaderSettings | None = None) -> None:
+    def __init__(
+        self, shards: int = 1, settings: LeaderSettings | None = None, options: GroupOptions | None = None
+    ) -> None:
         self.now = 0.0
         self.settings = settings or LeaderSettings()
         self.streams = MemoryStreams()
@@ -44,7 +46,7 @@ class Bench:
         self.store = MemoryGroups(self.streams, lambda: EPOCH_US + round(self.now * 1_000_000))
         for stream_id in self.streams.streams:
             self.streams.append(stream_id, HEAD)
-        self.group = self.store.open_group(SUBSCRIPTION, Start.EARLIEST)
+        self.group = self.store.declare_group(SUBSCRIPTION, options or GroupOptions(Start.EARLIEST))
         self._lives, self.term = 0, 0
         self._ref = NodeRef("n", "n#0", "n:1")
         self.lead()
@@ -63,6 +65,7 @@ class Bench:
         self.sent: list[tuple[str, ToBorrower]] = []
         self.wake_at = self.now
         self.stopped: str | None = None
+        self.stories: list[str] = []
         self.give(Tick())
         self.settle()
 
@@ -75,6 +78,7 @@ class Bench:
         self.renew = self.renew or outcome.renew
         self.sent += outcome.sends
         self.stopped = self.stopped or outcome.stop
+        self.stories += outcome.stories
         self.wake_at = self.now + 1.0 if outcome.wake_at is None else outcome.wake_at
         return outcome
 

@@ -147,6 +147,8 @@ def test_a_holding_is_told_in_words() -> None:
             record(12, "release", "balance", "host:42:x", 50, False),
             record(12, "grant", "allocated", "host:43:x", 50, False),
             record(14, "release", "allocated", "host:43:x", 70, False),
+            record(15, "grant", "allocated", "host:44:x", 70, False),
+            record(16, "revoke", "balance", "host:44:x", 80, False),
         ],
         began_us=5_000_000,
     )
@@ -155,8 +157,9 @@ def test_a_holding_is_told_in_words() -> None:
         ("worker 41", 0.0, 4.0, 30, "taken away: not reclaimed"),
         ("worker 42", 4.0, 7.0, 50, "handed over for balance"),
         ("worker 43", 7.0, 9.0, 70, "handed over when it left"),
+        ("worker 44", 10.0, None, 70, "holds it still"),
     ]
-    assert [line["moved_from"] for line in lines] == [None, "worker 41", "worker 42"]
+    assert [line["moved_from"] for line in lines] == [None, "worker 41", "worker 42", "worker 43"]
 
 
 def test_what_became_of_a_kill_is_told_once() -> None:

@@ -1,15 +1,33 @@
-"""The election's table is whole: every pair answered, every status reached and left, every action a method."""
+"""The election's table: every pair leads where it says, every status is reached and left, and what it leaves out is
+never asked of it.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from leader.election import TABLE, Action, ClaimAnswered, Election, Event, Kind, Outcome, Status, Unwant, Want
+from leader.election import (
+    TABLE,
+    Action,
+    ClaimAnswered,
+    Election,
+    Event,
+    Kind,
+    Outcome,
+    ReleaseAnswered,
+    RenewAnswered,
+    Status,
+    Tick,
+    Unwant,
+    UnwantAll,
+    Want,
+)
 from leader.election.machine import _Entry
 from leader.settings import LeaderSettings
 from storage.groups.model import Claim, NodeRef
 
-PAIRS = [(status, kind) for status in Status for kind in Kind]
+PAIRS = [(status, kind) for status, row in TABLE.items() for kind in row]
+NEVER = [(status, kind) for status in Status for kind in Kind if kind not in TABLE[status]]
 ME, OTHER = NodeRef("me", "me-1", "here:1"), NodeRef("other", "other-1", "there:1")
 OURS = ClaimAnswered(1, 0.0, Claim(1, ME, 100, 10.0))
 THEIRS = ClaimAnswered(1, 0.0, Claim(1, OTHER, 100, 10.0))
@@ -25,24 +43,57 @@ WAYS: dict[Status, tuple[Event, ...]] = {
 """How each status is come by."""
 
 
-def at(status: Status) -> tuple[Election, _Entry]:
+def come_to(status: Status) -> Election:
     """A machine whose leadership 1 has come to that status."""
     machine = Election(LeaderSettings(), ME.incarnation)
     for event in WAYS[status]:
         machine.decide(event, 0.1)
+    assert machine.status(1) is status
+    return machine
+
+
+def at(status: Status) -> tuple[Election, _Entry]:
+    """Such a machine, and what it remembers of leadership 1."""
+    machine = come_to(status)
     entry = machine._entries.setdefault(1, _Entry(1))
     assert entry.status is status
     return machine, entry
 
 
-@pytest.mark.parametrize(("status", "kind"), PAIRS, ids=lambda part: part.name.lower())
-def test_every_pair_has_an_answer(status: Status, kind: Kind) -> None:
-    assert kind in TABLE[status]
+ANSWERS: tuple[Event, ...] = (
+    OURS,
+    THEIRS,
+    ClaimAnswered(1, 0.0, None),
+    RenewAnswered(0.0, frozenset({1})),
+    RenewAnswered(0.0, frozenset()),
+    RenewAnswered(0.0, None),
+    ReleaseAnswered({1: 100}, done=True),
+    ReleaseAnswered({1: 100}, done=False),
+)
+
+
+@pytest.mark.parametrize("status", Status, ids=lambda status: status.name.lower())
+@pytest.mark.parametrize("event", [*ANSWERS, Want(1), Unwant(1), UnwantAll(), Tick()], ids=str)
+def test_nothing_that_comes_in_is_missing_in_the_table(status: Status, event: Event) -> None:
+    """Late and repeated answers are weighed before it is asked: none raises, and the machine goes on."""
+    for now in (0.2, 50.0):
+        machine = come_to(status)
+        machine.decide(event, now)
+        machine.decide(event, now)
+        machine.decide(Tick(), now + 50.0)
+
+
+@pytest.mark.parametrize(("status", "kind"), NEVER, ids=lambda part: part.name.lower())
+def test_what_cannot_happen_tells_its_story(status: Status, kind: Kind) -> None:
+    machine, entry = at(status)
+    with pytest.raises(AssertionError, match=rf"cannot happen to .*leadership_id=1.*{kind.value}"):
+        machine._happen(entry, kind, 0.2, THEIRS)
+    assert entry.status is status
 
 
 @pytest.mark.parametrize(("status", "kind"), PAIRS, ids=lambda part: part.name.lower())
 def test_each_pair_leads_where_the_table_says(status: Status, kind: Kind) -> None:
-    """Also the pairs that no run brings about: what is ignored says nothing, asks for nothing, sets no timer."""
+    """What is ignored says nothing, asks for nothing, sets no timer."""
     machine, entry = at(status)
     after, action = TABLE[status][kind]
     before = entry.wake_at
@@ -79,7 +130,7 @@ def test_every_action_is_used_and_is_a_method() -> None:
 
 
 def test_leading_begins_only_with_a_claim_in_time() -> None:
-    begins = {(s, k) for s in Status for k in Kind if s is not Status.LED and TABLE[s][k][0] is Status.LED}
+    begins = {(s, k) for s, k in PAIRS if s is not Status.LED and TABLE[s][k][0] is Status.LED}
     assert begins == {(Status.CLAIMING, Kind.WON)}
 
 

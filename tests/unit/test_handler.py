@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import pyarrow as pa
 import pytest
 
+from borrower.batch import Batch
 from borrower.handler import Handler, Lent
 from borrower.machine.events import Install, Progressed, Remove, Stop
 from protocol.messages import Grant, RevokedReason
@@ -99,6 +103,21 @@ def test_what_is_given_up_is_not_waited_for_and_does_not_count() -> None:
     assert play.last() == (FROM + 5, True)
 
 
+@pytest.mark.conforms("E8")
+def test_whoever_was_told_to_stop_has_its_last_word_at_once_when_the_rest_is_given_up() -> None:
+    play = Play()
+    first = play.give(5)
+    play.give(5)
+    play.handler.take(Stop(7, 1))
+    play.handler.acknowledged(play.lent, first)
+    assert play.last() == (FROM + 5, False)
+    play.handler.give_up()
+    assert play.last() == (FROM + 5, True)
+    reported = len(play.reports)
+    play.handler.give_up()
+    assert len(play.reports) == reported
+
+
 def test_a_word_about_another_grant_means_nothing_and_a_new_grant_ends_the_old() -> None:
     play = Play()
     first = play.give(5)
@@ -118,3 +137,41 @@ def test_a_stream_that_was_handed_over_is_over_and_not_lost() -> None:
     play.handler.take(Remove(7, 1, RevokedReason.SAVED))
     assert (play.lent.over, play.lent.lost) == (True, False)
     assert play.handler.streams() == {}
+
+
+class Popping(dict[int, int]):
+    """Its owner acknowledges the last batch while another thread looks: after its first look there is none."""
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __len__(self) -> int:
+        found = super().__len__()
+        self.clear()
+        return found
+
+
+def test_where_a_stream_stands_can_be_asked_while_its_owner_acknowledges() -> None:
+    play = Play()
+    play.give(3)
+    play.lent.outstanding = Popping(play.lent.outstanding)
+    assert play.handler.streams() == {7: FROM}
+
+
+class Acknowledging(int):
+    """An offset; whoever compares it does so while another thread acknowledges a batch."""
+
+    outstanding: ClassVar[dict[int, int]]
+
+    def __lt__(self, other: int) -> bool:
+        self.outstanding.pop(FROM + 3, None)
+        return int(self) < other
+
+
+def test_a_transaction_may_begin_while_another_thread_acknowledges() -> None:
+    play = Play()
+    first, second, third = play.give(3), play.give(4), play.give(5)
+    play.lent.outstanding = Acknowledging.outstanding = {Acknowledging(first): first, second: second, third: third}
+    batch = Batch(pa.table({"offset": [first]}), first, first + 3, play.lent, play.handler.acknowledged)
+    batch.begin([batch])
+    assert batch.began

@@ -14,6 +14,7 @@ from leader.settings import RULES, LeaderSettings
 from protocol.errors import InvalidSetting
 
 BREAKS: dict[str, dict[str, float]] = {
+    "history_s must be at least 60 times lease_s": {"history_s": 599.0},
     "statement_timeout_s must be less than margin_s": {"statement_timeout_s": 1.0},
     "tcp_timeout_s must be less than margin_s": {"tcp_timeout_s": 1.0},
     "lock_timeout_s must be less than statement_timeout_s": {"lock_timeout_s": 0.8},

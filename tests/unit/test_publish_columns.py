@@ -14,6 +14,8 @@ from storage.layout import BLOCK_SCHEMA
 from storage.publish.columns import as_bytes, as_headers, as_timestamp_us, normalise, size_of
 
 WEST = timezone(timedelta(hours=-12))
+NAIVE = datetime(2020, 1, 1)  # noqa: DTZ001 - that is what is refused
+HEADERS = BLOCK_SCHEMA.field("headers").type
 EAST = timezone(timedelta(hours=12))
 
 
@@ -56,7 +58,7 @@ def test_a_timestamp_is_any_whole_number_or_an_aware_datetime(given: Any, micros
         (np.int64(2**62), "outside of the years 1 to 9999"),
         (datetime.max.replace(tzinfo=WEST), "outside of the years 1 to 9999"),
         (datetime.min.replace(tzinfo=EAST), "outside of the years 1 to 9999"),
-        (datetime(2020, 1, 1), "has no time zone. Give an aware datetime"),  # noqa: DTZ001 - that is what is refused
+        (NAIVE, "has no time zone. Give an aware datetime"),
         (datetime(2020, 1, 1, tzinfo=Nowhere()), "has no time zone"),
     ],
     ids=repr,
@@ -143,6 +145,22 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
         ({"timestamp": [True]}, UsageError, "column timestamp: "),
         ({"timestamp": [2**80]}, UsageError, "column timestamp: "),
         ({"timestamp": ["2020"]}, UsageError, "column timestamp: "),
+        ({"timestamp": [None, NAIVE]}, UsageError, "column timestamp: timestamp 2020-01-01 00:00:00 has no time zone."),
+        ({"timestamp": [np.datetime64("2020-01-01T00", "us")]}, UsageError, "has no time zone. Give an aware datetime"),
+        (
+            {"timestamp": pa.array([NAIVE])},
+            UsageError,
+            "column timestamp of type timestamp[us]: it has no time zone. Say which it is in (pyarrow.compute.assume_",
+        ),
+        ({"timestamp": pa.array([NAIVE.date()])}, UsageError, "column timestamp of type date32[day]: it has no time"),
+        ({"timestamp": pa.array([2**62], pa.timestamp("s", "UTC"))}, UsageError, "would result in out of bounds"),
+        ({"timestamp": pa.array([2**40], pa.timestamp("s", "UTC"))}, UsageError, "outside of the years 1 to 9999"),
+        ({"headers": pa.array([[None]], HEADERS)}, UsageError, "message 0 of the batch has a header without a name."),
+        (
+            {"headers": pa.array([[{"key": "a"}, {"value": b"x"}]], HEADERS)},
+            UsageError,
+            "column headers: message 0 of the batch has a header without a name. Name each.",
+        ),
         ({"timestamp": [datetime.max.replace(tzinfo=WEST)]}, UsageError, "outside of the years 1 to 9999"),
         ({"key": [b"x", b"y"]}, UsageError, "columns of different lengths (topic 2, value 1, key 2)"),
         ({5: [b"x"]}, UsageError, "no such columns: 5"),
@@ -166,3 +184,21 @@ def test_one_message_is_no_batch() -> None:
     with pytest.raises(UsageError, match=r"give the values as a list, or call publish\(\) for one"):
         normalise({"topic": "a", "value": b"x"})
     assert normalise({"topic": "a", "value": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "given", "micros"),
+    [("s", 7, 7_000_000), ("ms", 7, 7_000), ("us", 7, 7), ("ns", 7_999, 7)],
+)
+def test_times_of_every_unit_are_taken(unit: str, given: int, micros: int) -> None:
+    times = pa.array([given, None], pa.timestamp(unit, "Europe/Berlin"))
+    (batch,) = normalise(pa.table({"topic": ["a", "a"], "value": [b"x", b"y"], "timestamp": times}))
+    first, second = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    assert first == micros
+    assert second > 1_700_000_000_000_000
+
+
+def test_headers_without_values_and_messages_without_headers_are_taken() -> None:
+    given = [None, [], [{"key": "a", "value": None}, {"key": "", "value": b"x"}]]
+    (batch,) = normalise({"topic": "a", "value": [b"x"] * 3, "headers": pa.array(given, HEADERS)})
+    assert batch.column("headers").to_pylist() == given

@@ -102,6 +102,24 @@ def test_what_cannot_be_is_refused(spark: Any, fn: Any, tasks: Any, told: str) -
         consume(spark, "$share/g/#", fn, tasks=tasks)
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"name": ""}, "name is '': a session's name is not empty"),
+        ({"name": 5}, "name is 5: a session's name is a text"),
+        ({"name": "a\0"}, "NUL"),
+        ({"name": "n" * 401}, "it has 401 characters, and at most 400"),
+        ({"weight": "1"}, "weight is '1': it is a number"),
+        ({"batch_bytes": 1.5}, "batch_bytes is 1.5: it is a whole number"),
+        ({"nodes": [5]}, "node 5: a leader node's address is HOST:PORT"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_no_node_would_take_is_refused_before_anything_begins(setting: Any, told: str) -> None:
+    with pytest.raises(InvalidSetting, match=told):
+        consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **setting)
+
+
 @pytest.mark.conforms("E24")
 @pytest.mark.parametrize(
     ("subscription", "error", "told"),
@@ -127,7 +145,7 @@ def test_a_malformed_group_or_filter_is_refused_before_anything_begins(
         ({"weight": 0.0}, "weight is 0.0: it must be above 0 and at most 1e"),
         ({"weight": float("nan")}, "weight is nan"),
         ({"weight": float("inf")}, "weight is inf"),
-        ({"start": "yesterday"}, "start is 'yesterday': a group begins at `latest` or `earliest`"),
+        ({"start": "yesterday"}, "start 'yesterday': a group starts at latest, earliest, offset:N, or a time"),
         ({"batch_bytes": 0}, "batch_bytes is 0: it must be positive"),
     ],
 )

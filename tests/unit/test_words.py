@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from protocol.errors import InvalidFilter, InvalidSubscription, InvalidTopic
-from protocol.words import Filter, Subscription, check_topic
+from protocol.errors import InvalidFilter, InvalidSubscription, InvalidTopic, UsageError
+from protocol.words import Filter, Start, Subscription, check_topic
 
 
 @pytest.mark.parametrize("topic", ["a", "orders/eu", "/", "a//b", "/a/", "grüße/东京", "a$b", "x" * 65535, "é" * 32767])
@@ -148,3 +148,46 @@ def test_words_are_values() -> None:
     assert hash(Filter("a/#")) == hash(Filter("a/#"))
     with pytest.raises(InvalidSubscription):
         Subscription("shared", "g", Filter("a"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "canonical"),
+    [
+        ("latest", Start.LATEST, "latest"),
+        ("earliest", Start.EARLIEST, "earliest"),
+        ("offset:0", Start.offset(0), "offset:0"),
+        ("offset:007", Start.offset(7), "offset:7"),
+        ("1970-01-01T00:00:00Z", Start.at(0), "1970-01-01T00:00:00Z"),
+        ("1970-01-01T01:00:01.5+01:00", Start.at(1_500_000), "1970-01-01T00:00:01.500000Z"),
+        ("2026-11-21T10:00:00-02:00", Start.at(1_795_262_400_000_000), "2026-11-21T12:00:00Z"),
+    ],
+)
+def test_a_start_is_read_and_spelled_in_one_way(text: str, start: Start, canonical: str) -> None:
+    assert Start.parse(text) == start
+    assert str(start) == canonical
+    assert Start.parse(canonical) == start
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("yesterday", "Write one of them"),
+        ("", "Write one of them"),
+        ("LATEST", "Write one of them"),
+        ("offset:", "Write one of them"),
+        ("offset:-1", "Write one of them"),
+        ("offset:²", "Write one of them"),
+        ("offset:" + "9" * 19, "a whole number from 0 to 9223372036854775807"),
+        ("offset:" + "9" * 5000, "Write one of them"),
+        ("2026-11-21", "Add the time zone"),
+        ("2026-11-21T10:00:00", "Add the time zone"),
+        ("2026-13-21T10:00:00Z", "Write one of them"),
+        ("0001-01-01T00:00:00+05:00", "in the years 1 to 9999"),
+    ],
+)
+def test_a_start_that_is_none_is_refused_with_the_reason(text: str, told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Start.parse(text)
+    assert str(refused.value).startswith("start ")
+    assert told in str(refused.value)
+    assert len(str(refused.value)) < 400

@@ -1,0 +1,69 @@
+"""Stable session names: of two processes under one name the newer stays, and has what the older held.
+
+Which of them is the newer says its epoch. Epochs are known from the members and from the rows, so that the successor of
+a leader goes on to turn the older away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from leader.group.assignments import Assignments
+from leader.group.members import Members
+from leader.group.slots import Slots
+from leader.settings import LeaderSettings
+from protocol.messages import EndReason, Invalidate, LeaderWanted, ToBorrower
+from storage.groups.model import Group, LendingStatus, Seize
+
+
+class Names:
+    """Asked before a borrower is welcomed."""
+
+    def __init__(
+        self,
+        group: Group,
+        slots: Slots,
+        members: Members,
+        assignments: Assignments,
+        settings: LeaderSettings,
+        send: Callable[[str, ToBorrower], None],
+    ) -> None:
+        self._slots, self._members, self._assignments, self._send = slots, members, assignments, send
+        # Long enough for the newer process to be given what the older is deprived of.
+        self._keep_s = max(group.options.session_expiry_s, settings.eviction_s)
+
+    def admit(self, agent: str, wanted: LeaderWanted, term: int) -> bool:
+        """Turn a process away whose name has a newer bearer; end the older bearers of its own name."""
+        if wanted.session is None or not wanted.session_epoch:
+            return True
+        newest = self._newest(wanted.session)
+        if wanted.session_epoch < newest:
+            self._end(agent, wanted.borrower_id, 0, wanted.session)
+            return False
+        if wanted.session_epoch > newest:
+            self._fence(wanted.session, wanted.session_epoch, term)
+        return True
+
+    def _newest(self, session: str) -> int:
+        """The highest epoch that is known of the name; 0: none is."""
+        bearer = self._members.named(session)
+        held = [slot.lending.session_epoch or 0 for slot in self._slots.of_session(session)]
+        return max([bearer.session_epoch if bearer else 0, *held])
+
+    def _fence(self, session: str, epoch: int, term: int) -> None:
+        why = "fenced by a newer process of its session"
+        for slot in self._slots.of_session(session):
+            row = slot.lending
+            if row.status is not LendingStatus.HELD or not row.session_epoch or row.session_epoch >= epoch:
+                continue
+            if slot.assignment is not None:
+                self._assignments.seize(slot, why, self._keep_s)
+            elif slot.quiet:
+                self._slots.write(Seize(row.stream_id, row.grant_id, why, self._keep_s))
+        for older in self._members.bearing(session, epoch):
+            self._members.remove(older.borrower_id)
+            self._end(older.agent, older.borrower_id, term, session)
+
+    def _end(self, agent: str, borrower_id: str, term: int, session: str) -> None:
+        detail = f"a newer process goes by the name {session!r}"
+        self._send(agent, Invalidate(borrower_id, term, EndReason.FENCED, detail))

@@ -1,0 +1,77 @@
+"""What a node's log says while the database is away: every request fails then, many times a second."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Iterator
+
+import pytest
+
+from leader.database_worker import DatabaseWorker
+from leader.node_events import Claimed, ClaimLeadership, NodeEvent, Renewed, RenewLeaderships
+from leader.settings import LeaderSettings
+from storage.groups.model import NodeRef
+from storage.groups.postgres import PostgresGroups
+from storage.groups.quiet import Quiet
+
+NOBODY = "postgresql://me@127.0.0.1:1/x"
+RENEW, CLAIM = RenewLeaderships({1: 1}, 0.0), ClaimLeadership(1, 0.0)
+
+
+class Away:
+    """A worker whose database does not answer, and what it answers itself."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.answers: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
+        self.store = PostgresGroups(NOBODY)
+        self.worker = DatabaseWorker(self.store, NodeRef("n", "i", "a:1"), LeaderSettings(), self.answers.put)
+        self.worker._quiet = Quiet(10.0, lambda: self.now)
+        self.worker.start()
+
+    def ask(self, *requests: RenewLeaderships | ClaimLeadership) -> list[NodeEvent]:
+        """What comes of them."""
+        for request in requests:
+            self.worker.submit(request)
+        return [self.answers.get(timeout=30) for _ in requests]
+
+
+@pytest.fixture
+def away() -> Iterator[Away]:
+    """A node's worker that ends with the test."""
+    away = Away()
+    yield away
+    away.worker.stop(10)
+    away.store.close()
+
+
+def test_a_database_that_is_away_is_told_once_in_a_while_for_each_kind_of_request(
+    away: Away, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "leader.database_worker")
+    answers = away.ask(*[RENEW] * 30, *[CLAIM] * 20)
+    assert answers.count(Renewed(RENEW, None)) == 30
+    assert sum(isinstance(answer, Claimed) and answer.claim is None for answer in answers) == 20
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split(":")[0] for text in told] == ["RenewLeaderships failed", "ClaimLeadership failed"]
+    assert all("cannot connect to postgresql://me@127.0.0.1:1/x" in text for text in told)
+    caplog.clear()
+    away.now += 10.0
+    away.ask(RENEW, RENEW)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("RenewLeaderships failed (and 29 times before this, unsaid): cannot connect")
+
+
+def test_what_nobody_foresaw_is_told_with_its_traceback_and_the_worker_goes_on(
+    away: Away, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def surprise(*_: object) -> None:
+        raise LookupError("a surprise")
+
+    monkeypatch.setattr(away.store, "renew", surprise)
+    assert away.ask(*[RENEW] * 5) == [Renewed(RENEW, None)] * 5
+    (record,) = caplog.records
+    assert (record.levelno, record.getMessage()) == (logging.ERROR, "RenewLeaderships failed: a surprise")
+    assert record.exc_info
+    assert len(away.ask(CLAIM)) == 1

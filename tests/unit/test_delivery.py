@@ -1,0 +1,47 @@
+"""A ticket settles once, whoever tells its fate, and however many do at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from storage.publish.delivery import Span, Ticket
+
+
+class Turn:
+    """A lock before which its first taker waits until another has had its turn."""
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._first: Callable[[], None] | None = first
+
+    def __enter__(self) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            first()
+        self._lock.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self._lock.release()
+
+
+def test_a_ticket_abandoned_while_others_tell_its_fate_settles() -> None:
+    ticket = Ticket(5)
+    ticket._lock = Turn(lambda: ticket.failed(2, ValueError("first")))  # type: ignore[assignment]
+    ticket.abandon(ValueError("the rest"))
+    assert ticket.settled
+    with pytest.raises(ValueError, match="first"):
+        ticket.wait(5)
+
+
+def test_what_becomes_known_after_the_abandoning_changes_nothing() -> None:
+    ticket = Ticket(2)
+    ticket.abandon(ValueError("abandoned"))
+    ticket.stored(Span(1, 0, range(2)))
+    ticket.failed(2, ValueError("later"))
+    assert ticket.settled
+    with pytest.raises(ValueError, match="abandoned"):
+        ticket.wait(5)

@@ -1,0 +1,210 @@
+"""Sessions with a stable name: the newer process fences the older, and what was held waits for its return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.messages import EndReason, Grant, Invalidate, Revoked, StreamProgress, UpdateProgress
+from storage.groups.model import GroupOptions, LendingStatus, Start
+from storage.groups.rules import Row
+from tests.unit.leader_bench import Bench
+
+EXPIRY_S = 60.0
+STABLE = GroupOptions(Start.EARLIEST, session_expiry_s=EXPIRY_S)
+
+
+def named(bench: Bench, borrower_id: str, name: str = "worker", epoch: int = 1) -> None:
+    """A process of that name joins and gets what there is for it."""
+    bench.join(borrower_id, session=name, session_epoch=epoch)
+    bench.pass_time(bench.settings.debounce_s + 0.01)
+    bench.confirm()
+
+
+def leave(bench: Bench, borrower_id: str) -> None:
+    """It hands over everything where it stands."""
+    said = [bench.said(r.position, r.stream_id) for r in rows(bench) if r.borrower_id == borrower_id]
+    bench.leave(*said, borrower_id=borrower_id)
+    bench.settle()
+
+
+def rows(bench: Bench) -> list[Row]:
+    return list(bench.store.rows(bench.group.group_id).values())
+
+
+def test_a_named_session_that_returns_in_time_gets_its_own_streams_back() -> None:
+    bench = Bench(4, options=STABLE)
+    named(bench, "a/1", "one")
+    named(bench, "b/1", "two", 2)
+    bench.pass_time(bench.settings.min_hold_s + 1, "a/1", "b/1")
+    own = {stream for stream, holder in bench.holders().items() if holder == "a/1"}
+    leave(bench, "a/1")
+    bench.pass_time(EXPIRY_S / 2, "b/1")
+    assert own.isdisjoint(bench.holders()), "kept, although another member could take them"
+    named(bench, "c/1", "one", 3)
+    assert {stream for stream, holder in bench.holders().items() if holder == "c/1"} == own
+
+
+def test_what_is_kept_is_given_away_when_its_time_is_over() -> None:
+    bench = Bench(2, options=STABLE)
+    named(bench, "a/1", "one")
+    leave(bench, "a/1")
+    named(bench, "b/1", "two", 2)
+    bench.pass_time(EXPIRY_S - 2, "b/1")
+    assert bench.holders() == {}
+    bench.pass_time(3, "b/1")
+    assert bench.holders() == {1: "b/1", 2: "b/1"}
+
+
+def test_a_successor_of_the_leader_keeps_it_too() -> None:
+    bench = Bench(2, options=STABLE)
+    named(bench, "a/1", "one")
+    leave(bench, "a/1")
+    bench.lead()
+    named(bench, "b/1", "two", 2)
+    assert bench.holders() == {}
+    named(bench, "a/2", "one", 3)
+    assert set(bench.holders().values()) == {"a/2"}
+
+
+def test_nothing_is_kept_for_the_nameless_nor_where_the_group_does_not_ask_for_it() -> None:
+    cases: list[tuple[GroupOptions | None, dict[str, Any]]] = [
+        (STABLE, {}),
+        (None, {"session": "one", "session_epoch": 1}),
+    ]
+    for options, wanted in cases:
+        bench = Bench(1, options=options)
+        bench.join("a/1", **wanted)
+        bench.pass_time(bench.settings.debounce_s + 0.01)
+        bench.confirm()
+        leave(bench, "a/1")
+        bench.joined("b/1")
+        assert bench.holders() == {1: "b/1"}
+
+
+@pytest.mark.conforms("E30")
+def test_the_newer_process_of_a_name_fences_the_older_at_once_and_has_its_streams() -> None:
+    bench = Bench(3)
+    named(bench, "a/1", epoch=1)
+    bench.progress(7, borrower_id="a/1")
+    bench.settle()
+    bench.sent.clear()
+    bench.join("b/1", session="worker", session_epoch=2)
+    ends = bench.heard(Invalidate)
+    assert [(end.borrower_id, end.reason) for end in ends] == [("a/1", EndReason.FENCED)]
+    bench.settle()
+    bench.pass_time(bench.settings.debounce_s + 0.01, "b/1")
+    grants = bench.heard(Grant)
+    assert {(g.borrower_id, g.stream_id, g.position) for g in grants} == {("b/1", 1, 7), ("b/1", 2, 0), ("b/1", 3, 0)}
+    forced = [line for line in bench.store.history(bench.group.group_id) if line.forced]
+    assert [(line.stream_id, line.position, line.until) for line in forced] == [(1, 7, 100), (2, 0, 100), (3, 0, 100)]
+
+
+@pytest.mark.conforms("E30")
+def test_the_older_process_of_a_name_never_comes_back() -> None:
+    bench = Bench(2)
+    named(bench, "a/1", epoch=1)
+    named(bench, "b/1", epoch=2)
+    for borrower_id in ("a/2", "a/3"):
+        bench.sent.clear()
+        bench.join(borrower_id, session="worker", session_epoch=1)
+        assert [end.reason for end in bench.heard(Invalidate)] == [EndReason.FENCED]
+    bench.lead()
+    bench.join("a/4", session="worker", session_epoch=1, reclaim=())
+    assert [end.reason for end in bench.heard(Invalidate)] == [EndReason.FENCED], "the rows tell the next leader"
+    named(bench, "b/2", epoch=2)
+    assert bench.leader.members.get("b/2") is not None
+
+
+@pytest.mark.conforms("E30", "E10")
+def test_what_a_fenced_process_says_changes_nothing() -> None:
+    bench = Bench()
+    named(bench, "a/1", epoch=1)
+    grant_id = bench.grant_id()
+    named(bench, "b/1", epoch=2)
+    before = bench.row()
+    bench.hear(UpdateProgress("a/1", bench.term, (StreamProgress(1, grant_id, 50, True),)), "a")
+    bench.settle()
+    assert bench.row() == before
+
+
+def test_the_successor_of_a_leader_takes_the_older_processs_streams_without_waiting_for_the_grace() -> None:
+    bench = Bench(2)
+    named(bench, "a/1", epoch=1)
+    bench.lead()
+    named(bench, "b/1", epoch=2)
+    assert bench.holders() == {1: "b/1", 2: "b/1"}
+    assert bench.now < bench.settings.reclaim_grace_s
+
+
+def test_two_borrowers_of_one_process_do_not_fence_each_other() -> None:
+    bench = Bench(2)
+    named(bench, "a/1", epoch=1)
+    bench.sent.clear()
+    named(bench, "a/2", epoch=1)
+    assert [m.reason for m in bench.heard(Invalidate)] == []
+    assert bench.leader.members.get("a/1") is not None
+
+
+def test_a_borrower_that_succeeds_another_of_its_process_reclaims_under_the_name() -> None:
+    bench = Bench(2, options=STABLE)
+    named(bench, "a/1", epoch=1)
+    held = tuple(bench.held(stream) for stream in (1, 2))
+    bench.lead()
+    bench.join("a/2", session="worker", session_epoch=1, reclaim=held)
+    bench.settle()
+    bench.confirm()
+    assert bench.holders() == {1: "a/2", 2: "a/2"}
+    assert all(line.event != "seize" for line in bench.store.history(bench.group.group_id))
+
+
+# --- the strategy, and what is recorded -------------------------------------------------------------------------------
+
+
+def test_an_unknown_strategy_is_told_and_does_not_stop_the_group() -> None:
+    bench = Bench(2, options=GroupOptions(Start.EARLIEST, strategy="astrology"))
+    bench.joined("a/1")
+    assert bench.holders() == {1: "a/1", 2: "a/1"}
+    assert any("astrology" in story and "even" in story for story in bench.stories)
+
+
+def test_a_strategy_that_breaks_its_rules_is_replaced_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def plan(self, situation: object) -> object:
+            raise ZeroDivisionError("of the moon")
+
+    monkeypatch.setattr("leader.group.balance.find_strategy", lambda name: Broken())
+    bench = Bench(2)
+    bench.joined("a/1", "b/1")
+    assert sorted(bench.holders().values(), key=str) == ["a/1", "b/1"]
+    assert [story for story in bench.stories if "ZeroDivisionError: of the moon" in story]
+
+
+def test_a_stream_that_comes_free_goes_back_to_the_process_that_had_it() -> None:
+    bench = Bench(4)
+    bench.joined("a/1", "b/1")
+    bench.confirm()
+    own = {stream for stream, holder in bench.holders().items() if holder == "b/1"}
+    leave(bench, "b/1")
+    bench.join("b/2")
+    bench.pass_time(bench.settings.debounce_s + 0.01, "a/1", "b/2")
+    bench.confirm()
+    assert {stream for stream, holder in bench.holders().items() if holder == "b/2"} == own
+
+
+@pytest.mark.conforms("E11")
+def test_a_revoke_is_recorded_when_it_is_decided_with_its_reason() -> None:
+    bench = Bench()
+    bench.joined("a/1")
+    bench.confirm()
+    bench.revoke()
+    bench.revoke()
+    bench.settle()
+    events = [(line.event, line.reason) for line in bench.store.history(bench.group.group_id)]
+    assert events[-1] == ("revoke", "operator")
+    assert [name for name, _ in events].count("revoke") == 1
+    bench.progress(5, final=True, borrower_id="a/1")
+    bench.settle()
+    assert bench.row().status in (LendingStatus.FREE, LendingStatus.HELD)
+    assert bench.heard(Revoked)

@@ -1,0 +1,71 @@
+"""What a publisher is made with: refused by name, with value, rule and remedy, before anything is opened."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.errors import InvalidSetting
+from storage.publish import Publisher
+from storage.publish.settings import duration, producer_name, whole
+
+WHOLE = ["block_messages", "block_bytes", "blocks_per_commit", "max_buffered_bytes", "max_message_bytes"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (0, "must be at least 1"),
+        (-(10**30), "must be at least 1"),
+        (10**30, "must be at most"),
+        (None, "must be a whole number"),
+        (1.5, "must be a whole number"),
+        (math.inf, "must be a whole number"),
+        (True, "must be a whole number"),
+        ("10", "must be a whole number"),
+    ],
+    ids=repr,
+)
+def test_counts_and_sizes(name: str, value: Any, rule: str) -> None:
+    with pytest.raises(InvalidSetting) as refusal:
+        Publisher("postgresql://nowhere", **{name: value})
+    shown = str(refusal.value)
+    assert shown.startswith(f"{name} {value!r}: {rule}")
+    assert shown.endswith("Leave it out for the default.")
+
+
+@pytest.mark.parametrize("name", ["linger_ms", "retry_timeout_s"])
+@pytest.mark.parametrize("value", [-1, math.nan, -math.inf, None, "5", True, [5]], ids=repr)
+def test_durations(name: str, value: Any) -> None:
+    with pytest.raises(InvalidSetting, match=rf"^{name} .*: must be a number from 0 to .* Leave it out for the default"):
+        Publisher("postgresql://nowhere", **{name: value})
+
+
+def test_a_linger_for_ever_is_refused_and_retrying_for_ever_is_not() -> None:
+    with pytest.raises(InvalidSetting, match="linger_ms inf: must be a number from 0 to 86400000"):
+        Publisher("postgresql://nowhere", linger_ms=math.inf)
+    assert duration("retry_timeout_s", math.inf, math.inf) == math.inf
+
+
+@pytest.mark.parametrize("value", ["", "a\0", "a\n", "\ud800", "x" * 201, 5, b"a"], ids=ascii)
+def test_producers(value: Any) -> None:
+    with pytest.raises(InvalidSetting, match=r"^producer .*: must be "):
+        Publisher("postgresql://nowhere", producer=value)
+
+
+@pytest.mark.parametrize("changes", [{"url": 5}, {"space": 5}, {"space": ["a"]}], ids=repr)
+def test_what_is_no_text(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(InvalidSetting, match=rf"^{name} of type \w+: must be text"):
+        Publisher(**{"url": "postgresql://nowhere", **changes})
+
+
+def test_what_is_fit_is_taken() -> None:
+    assert whole("block_messages", np.int64(5)) == 5
+    assert duration("linger_ms", 0, 10.0) == 0
+    assert producer_name("Zähler 1") == "Zähler 1"
+    assert producer_name(None) is None

@@ -1,0 +1,168 @@
+"""How a session reads: page by page, with an eye on the time, on its leader's word, and on whoever wants it to end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from borrower import session as module
+from borrower.handler import Lent
+from borrower.inbox import Inbox
+from borrower.machine.agent import Closed
+from borrower.machine.events import Install, Progressed, Stop
+from borrower.session import Session
+from protocol.errors import BeyondHead, Gone
+from protocol.messages import EndReason, Grant
+from storage.log import Page
+
+STREAM, OTHER, HEAD = 7, 8, 1_000
+
+
+class Agent:
+    """In the agent's place: lends two streams for ever, and confirms the end at once."""
+
+    def __init__(self, find_nodes: Callable[[], object], settings: object) -> None:
+        self.reports: list[Progressed] = []
+        self.inbox = Inbox()
+
+    def subscribe(self, subscription: str, inbox: Inbox, **wanted: object) -> int:
+        self.inbox = inbox
+        for stream_id in (STREAM, OTHER):
+            inbox.put(Install(Grant("b", 1, stream_id, 1, 0, 3, 0, 1 << 64, "none/#")))
+        return 1
+
+    def unsubscribe(self, handle: int) -> None:
+        self.inbox.put(Closed(handle, EndReason.DONE, ""))
+
+    def progress(self, handle: int, progress: Progressed) -> None:
+        self.reports.append(progress)
+
+    def may_start(self, handle: int, stream_id: int, grant_id: int) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Reader:
+    """In the reader's place: streams of `HEAD` messages of which the filter matches none, a page has one."""
+
+    def __init__(self, *_: object) -> None:
+        self.read: list[int] = []
+        self.before_page: Callable[[int], None] = lambda number: None
+        self.gone: dict[int, Exception] = {}
+
+    def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> Page | None:
+        self.read.append(lent.stream_id)
+        self.before_page(len(self.read))
+        if lent.stream_id in self.gone:
+            raise self.gone[lent.stream_id]
+        page = Page((), lent.read, lent.read + 1, HEAD, False)
+        return page if allowed(lent) and lent.take(page.start, page.position, page.head) else None
+
+    def heads(self, stream_ids: object) -> list[tuple[int, int]]:
+        return []
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.setattr(module, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
+    monkeypatch.setattr(module, "AgentThread", Agent)
+    monkeypatch.setattr(module, "Reader", Reader)
+    with Session("$share/g/none/#") as session:
+        yield session
+
+
+def reader_of(session: Session) -> Any:
+    return session._reader
+
+
+def agent_of(session: Session) -> Any:
+    return session._agent
+
+
+def test_a_drain_ends_the_skipping_after_the_page_under_way(session: Session) -> None:
+    reader = reader_of(session)
+    reader.before_page = lambda number: session.drain() if number == 5 else None
+    assert session.next_batch() is None
+    assert session.closed
+    assert len(reader.read) == 5
+
+
+@pytest.mark.conforms("E8")
+def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is_given(session: Session) -> None:
+    reader, agent = reader_of(session), agent_of(session)
+
+    def tell(number: int) -> None:
+        if number == 5:
+            agent.inbox.put(Stop(STREAM, 1))
+        elif number == 25:
+            session.drain()
+
+    reader.before_page = tell
+    assert session.next_batch() is None
+    assert STREAM not in reader.read[5:]
+    assert reader.read[5:] == [OTHER] * 20
+    assert next(said for said in agent.reports if said.final) == Progressed(STREAM, 1, 3, True)
+
+
+def test_the_time_is_looked_at_between_two_pages(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(session)
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    reader.before_page = lambda number: now.__setitem__(0, float(number))
+    assert session.next_batch(10.0) is None
+    assert len(reader.read) == 10
+    assert session.next_batch(0.0) is None
+    assert len(reader.read) == 11, "each call gets on, however short"
+
+
+def test_an_interruption_ends_the_skipping_and_the_next_call_goes_on(session: Session) -> None:
+    reader = reader_of(session)
+    reader.before_page = lambda number: session.interrupt() if number in (3, 7) else None
+    assert session.next_batch() is None
+    assert len(reader.read) == 3
+    assert session.next_batch() is None
+    assert len(reader.read) == 7
+
+
+@pytest.mark.conforms("W4")
+@pytest.mark.parametrize("problem", [Gone(STREAM, 0, 5), BeyondHead("stream 7: offset 9 is beyond the head 5.")])
+def test_a_stream_that_cannot_be_read_on_is_named_once_and_all_others_go_on(
+    session: Session, caplog: pytest.LogCaptureFixture, problem: Exception
+) -> None:
+    reader, agent = reader_of(session), agent_of(session)
+    reader.gone = {STREAM: problem}
+    reader.before_page = lambda number: session.drain() if number == 20 else None
+    assert session.next_batch() is None
+    assert reader.read.count(STREAM) == 1
+    assert len(reader.read) == 20
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert str(problem) in said
+    assert all(report.stream_id == OTHER for report in agent.reports)
+
+
+@pytest.mark.conforms("W4")
+def test_a_stream_that_is_lent_again_is_read_again(session: Session) -> None:
+    reader, agent = reader_of(session), agent_of(session)
+    reader.gone = {STREAM: Gone(STREAM, 0, 5)}
+
+    def lend(number: int) -> None:
+        if number == 10:
+            reader.gone = {}
+            agent.inbox.put(Install(Grant("b", 1, STREAM, 2, 5, 3, 0, 1 << 64, "none/#")))
+        elif number == 20:
+            session.drain()
+
+    reader.before_page = lend
+    assert session.next_batch() is None
+    assert reader.read[:10].count(STREAM) == 1
+    assert reader.read[10:].count(STREAM) == 5
