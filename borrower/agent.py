@@ -34,10 +34,10 @@ from borrower.machine.agent import (
 )
 from borrower.machine.events import Progressed
 from borrower.settings import BorrowerSettings
-from protocol.messages import EndReason, ToLeader
-from protocol.session.client import NodeConnection
+from protocol.messages import EndReason, Invalidate, LeaderWanted, ToLeader
+from protocol.session.client import NodeConnection, shortened
 from protocol.session.steps import Lost, LostReason, Status
-from protocol.session.values import Delivery, Gap
+from protocol.session.values import Command, Delivery, Gap, Send
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +86,13 @@ class AgentThread:
         weight: float = 1.0,
         session: str | None = None,
         start: str = "latest",
+        session_epoch: int = 0,
     ) -> int:
         """Begin a subscription; its handle. What comes of it arrives in the inbox."""
         self._handles += 1
         handle = self._handles
         self._inboxes[handle] = inbox
-        self._post(Subscribe(handle, subscription, weight, session, start))
+        self._post(Subscribe(handle, subscription, weight, session, start, session_epoch))
         return handle
 
     def unsubscribe(self, handle: int) -> None:
@@ -109,6 +110,10 @@ class AgentThread:
     def may_go_on(self, handle: int, stream_id: int, grant_id: int) -> bool:
         """Whether another user call may begin on messages given out already."""
         return self._machine.may_go_on(handle, stream_id, grant_id, clock())
+
+    def group_id(self, handle: int) -> int | None:
+        """The group that lends to this subscription; None before a leader has answered."""
+        return self._machine.group_id(handle)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End; what was queued to nodes is given that long to leave. Closing again has no effect."""
@@ -156,6 +161,7 @@ class AgentThread:
                 self.agent_id,
                 lambda delivery: self._delivered(address, delivery),
                 lambda lost: self._lost(address, lost),
+                on_refused=lambda command, text: self._refused(address, command, text),
             )
             self._connections[address] = connection
         connection.send(message)
@@ -166,6 +172,13 @@ class AgentThread:
             self._handle(NodeLost(address))
         else:
             self._handle(FromNode(address, delivery.body))  # type: ignore[arg-type]
+
+    def _refused(self, address: str, command: Command, text: str) -> None:
+        """To ask for a leader in the same words again would be refused again: that subscription is over."""
+        wanted = command.body if isinstance(command, Send) else None
+        if isinstance(wanted, LeaderWanted):
+            why = f"node {address} refuses: {shortened(text)}"
+            self._handle(FromNode(address, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, why)))
 
     def _lost(self, address: str, lost: Lost) -> None:
         log.info("connection to node %s lost: %s", address, lost.detail)

@@ -4,145 +4,219 @@
         async for batch in session:
             await work(batch.table)
 
-A session is used by one thread, so everything is carried to that worker: also acknowledgements, which take effect
-within `TURN_S` while the worker waits for messages, and at once otherwise.
+A session is used by one thread, so everything is carried to that worker, which lets go of a wait for messages as soon
+as there is something else to do. The event loop never waits for the network, the database or a lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self
 
 from borrower.batch import Batch
 from borrower.session import Session
-from protocol.errors import UsageError
+from borrower.worker import Worker, settled
+from protocol.errors import InvalidSubscription, UsageError
 from protocol.words import Subscription
 
-TURN_S = 0.2
-"""Longest wait of the worker in one go, before it looks at what was acknowledged meanwhile."""
+LOOK_S = 0.1
+"""Between two looks at what happens meanwhile, where somebody waits with a batch in hand."""
 
 _P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 class AsyncSession:
     """`Session` for asyncio, with the same arguments, settings and errors.
 
-    Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it.
+    Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it. A batch whose work was
+    cancelled is acknowledged by asking for the next one, as ever: close the session instead, and it comes again to
+    whoever gets the stream. Several tasks may ask at once, and each batch goes to one of them; they need
+    `auto_ack=False`, since asking acknowledges what was given out last, to whomever.
     """
 
     def __init__(self, subscription: str, url: str | None = None, **settings: Any) -> None:
+        if not isinstance(subscription, str):
+            raise InvalidSubscription(f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER or $queue/...")
         self.subscription = str(Subscription.parse(subscription))
-        self._make: Callable[[], Session] = lambda: Session(subscription, url, **settings)
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sublet-session")
+        self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
+        self._worker = Worker("sublet-session")
         self._session: Session | None = None
-        self._opening: asyncio.Future[Session] | None = None
-        self._fetching: asyncio.Future[Batch | None] | None = None
-        self._closing = False
-        self._acknowledged: deque[Callable[[], None]] = deque()
+        self._opening: Future[Session] | None = None
+        self._fetching: Future[Batch | None] | None = None
+        self._ending: Future[None] | None = None
+        self._draining = False
+
+    # --- for the user -----------------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
         """Join the group; `async with` does it. Raises what `Session` raises."""
         await self._opened()
         return self
 
-    def __aiter__(self) -> AsyncIterator[Batch]:
-        return self._iterate()
-
-    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch; None once the session is drained or closed, or when the timeout is over."""
-        session = await self._opened()
-        if self._fetching is None:
-            self._fetching = self._carry(lambda: self._fetch(session))
-        fetching = self._fetching
-        await asyncio.wait({fetching}, timeout=timeout_s)
-        if not fetching.done():
-            return None
-        if self._fetching is fetching:
-            self._fetching = None
-        return fetching.result()
-
-    def drain(self) -> None:
-        """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
-        if self._session is not None:
-            self._session.drain()
-
-    def held(self) -> dict[int, int]:
-        """{stream: next offset to deliver} of the streams this session holds now."""
-        return {} if self._session is None else self._session.held()
-
-    async def close(self) -> None:
-        """Leave the group and wait until the last progress is durable. Closing again has no effect."""
-        if not self._closing:
-            self._closing = True
-            if self._opening is not None:
-                await asyncio.shield(self._carry(self._end))
-            self._worker.shutdown(wait=False)
-
-    @property
-    def closed(self) -> bool:
-        """True once nothing is held and nothing will be."""
-        return self._closing or (self._session is not None and self._session.closed)
-
     async def __aenter__(self) -> Self:
-        return await self.open()
+        try:
+            return await self.open()
+        except BaseException:
+            await self.close()  # nobody else will, also if the waiting was cancelled and it opens after all
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
 
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self._iterate()
+
+    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """The next batch; None once the session is drained or closed, or when the timeout is over.
+
+        Asking acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
+        """
+        session = await self._opened()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (fetching := self._begin_fetching(session)) is not None:
+            if not await self._fetched(session, fetching, deadline):
+                return None
+            if self._fetching is not fetching:
+                continue  # another task took it
+            self._fetching = None
+            batch = fetching.result()
+            if batch is not None and self._ending is None:
+                if session.may_go_on(batch):
+                    return batch
+                self._fetching = self._worker.submit(partial(_look_again, session, batch))
+            elif deadline is not None and time.monotonic() >= deadline:
+                return None
+        return None
+
+    async def wait(self, timeout_s: float) -> None:
+        """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
+
+        Raises `SubscriptionEnded`.
+        """
+        session, deadline = await self._opened(), time.monotonic() + timeout_s
+        while self._ending is None and not session.closed:
+            await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), LOOK_S))
+            looking = self._worker.submit(partial(session.wait, 0.0))
+            session.interrupt()
+            if await settled(looking) and self._ending is None:
+                looking.result()
+            if time.monotonic() >= deadline:
+                return
+
+    def may_go_on(self, batch: Batch) -> bool:
+        """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
+        return self._session is not None and self._session.may_go_on(batch)
+
+    def drain(self) -> None:
+        """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
+        self._draining = True
+        if self._session is not None:
+            self._session.drain()
+
+    def leave(self) -> None:
+        """Begin to hand over now, also in the middle of a batch, and let the iteration end. From any thread.
+
+        A batch acknowledged within the unsubscribe timeout counts; one that is not will be delivered again.
+        """
+        self.drain()
+        if self._session is not None:
+            self._session.leave()
+
+    def held(self) -> dict[int, int]:
+        """{stream: next offset to deliver} of the streams this session holds now."""
+        return {} if self._session is None else self._session.held()
+
+    async def close(self, *, broken_off: bool = False) -> None:
+        """Leave the group and wait until the last progress is durable; see `Session.close`.
+
+        It goes on when the waiting is cancelled. Closing again waits for the same end.
+        """
+        if self._ending is None:
+            self._ending = self._worker.submit(partial(self._end, broken_off))
+            self._worker.stop()
+            if self._session is not None:
+                self._session.interrupt()
+        await settled(self._ending)
+        self._ending.result()
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing is held and nothing will be."""
+        if self._session is not None:
+            return self._session.closed
+        return self._ending is not None and self._ending.done()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
     async def _opened(self) -> Session:
-        if self._closing:
+        if self._ending is not None:
             raise UsageError(f"{self.subscription}: this session is closed. Make another.")
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
-            self._opening = self._carry(self._begin)
-        return await asyncio.shield(self._opening)
+            self._opening = self._worker.submit(self._begin)
+        opening = self._opening
+        await settled(opening)
+        return opening.result()
 
     async def _iterate(self) -> AsyncIterator[Batch]:
         while (batch := await self.next_batch()) is not None:
             yield batch
 
-    def _carry(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        return asyncio.get_running_loop().run_in_executor(self._worker, work)
+    def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
+        """The one that is under way or done and not taken, or a new one; None where nothing will come any more."""
+        if self._fetching is None and self._ending is None and not session.closed:
+            self._fetching = self._worker.submit(partial(self._fetch, session))
+        return self._fetching
+
+    async def _fetched(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
+        """Wait for it; who waits no longer ends it, and what it has got by then is kept."""
+        try:
+            return await settled(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        finally:
+            if not fetching.done():
+                session.interrupt()
 
     # --- on the worker's thread -------------------------------------------------------------------------------------
 
     def _begin(self) -> Session:
-        self._session = self._make()
-        return self._session
+        session = self._session = self._make()
+        if self._draining:
+            session.drain()
+        return session
 
     def _fetch(self, session: Session) -> Batch | None:
-        while not (self._closing or session.closed):
-            self._carry_out_acknowledgements()
-            batch = session.next_batch(TURN_S)
-            if batch is not None:
-                batch._acknowledge = self._later(batch._acknowledge)
-                batch._progressed = self._later(batch._progressed)
-                return batch
-        return None
+        batch = session.next_batch()
+        if batch is not None:
+            batch._acknowledge = self._carried(session, batch._acknowledge)
+            batch._progressed = self._carried(session, batch._progressed)
+        return batch
 
-    def _later(self, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
-        """The same, from any thread, carried to this one."""
+    def _carried(self, session: Session, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
+        """The same, from any thread, done on this one."""
         assert acknowledge is not None
 
-        def later(*arguments: _P.args, **named: _P.kwargs) -> None:
-            self._acknowledged.append(lambda: acknowledge(*arguments, **named))
-            if not self._closing:
-                self._worker.submit(self._carry_out_acknowledgements)
+        def carried(*arguments: _P.args, **named: _P.kwargs) -> None:
+            if self._worker.is_current:
+                acknowledge(*arguments, **named)
+            else:
+                self._worker.submit(partial(acknowledge, *arguments, **named))
+                session.interrupt()
 
-        return later
+        return carried
 
-    def _carry_out_acknowledgements(self) -> None:
-        while self._acknowledged:
-            self._acknowledged.popleft()()
-
-    def _end(self) -> None:
-        """Runs after what the worker was doing: an opening whose waiter was cancelled has come to its end too."""
-        self._carry_out_acknowledgements()
+    def _end(self, broken_off: bool) -> None:
+        """Runs after what was begun before: an opening whose waiter was cancelled has come to its end too."""
         if self._session is not None:
-            self._session.close()
+            self._session.close(broken_off=broken_off)
+
+
+def _look_again(session: Session, batch: Batch) -> Batch | None:
+    """A batch that nobody took for a while, or whose leader is silent: it waits for the leader's word, or is lost."""
+    session.wait(LOOK_S)
+    return None if batch._lent.over or session.closed else batch

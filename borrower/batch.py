@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
+import psycopg
 import pyarrow as pa
 
 from borrower.handler import Lent
+from protocol.errors import UsageError
+
+Transact = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
+"""The session's part in `Batch.transaction`."""
 
 
 class Batch:
     """Messages of one stream at offsets in [first, end), those that match the filter.
 
     `table`: Arrow, columns topic, key, value, headers, timestamp, epoch, stream, offset. `grant_id` is the fencing
-    token: it only grows per stream, and a larger one means that somebody else has the stream.
+    token: it only grows per stream, and a larger one means that somebody else has the stream. It is also in the
+    metadata of the table's schema, as `sublet.grant_id` beside `sublet.stream`.
     """
 
     def __init__(
@@ -24,10 +32,17 @@ class Batch:
         lent: Lent,
         acknowledge: Callable[[Lent, int], None] | None,
         progressed: Callable[[Lent, int, int], None] | None = None,
+        transact: Transact | None = None,
     ) -> None:
-        self.table, self.first, self.end = table, first, end
+        token = {"sublet.stream": str(lent.stream_id), "sublet.grant_id": str(lent.grant_id)}
+        self.table, self.first, self.end = table.replace_schema_metadata(token), first, end
         self.stream_id, self.grant_id = lent.stream_id, lent.grant_id
         self._lent, self._acknowledge, self._progressed = lent, acknowledge, progressed
+        self._transact = transact
+        self._whole = self
+        self.began = self.committed = False
+        """Whether a transaction was begun for it, and whether one that bears its progress was committed: then it must
+        not be worked on again."""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -45,8 +60,21 @@ class Batch:
         """True once the stream was taken away without our word: somebody else will see these messages again."""
         return self._lent.lost
 
+    def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A transaction on the messages' database in which the user's output and this batch's progress are committed
+        together: exactly once. An exception inside rolls it back, and the batch is still to be done.
+
+        Raises `GrantLost` where the stream is somebody else's by now: nothing was written, and its new holder has the
+        messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UsageError` if batches of the stream
+        that came before it are not acknowledged, or its progress is committed already.
+        """
+        if self._transact is None:
+            raise UsageError(f"{self!r} belongs to no session that could commit its progress.")
+        return self._transact(self)
+
     def ack(self, upto: int | None = None) -> None:
-        """All of it is done. Asking for the next batch does this too, unless the session has auto_ack off.
+        """All of it is done. Asking for the next batch does this too, unless the session has auto_ack off or a
+        transaction was begun for the batch and not committed.
 
         The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
         lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
@@ -60,9 +88,39 @@ class Batch:
             acknowledge(self._lent, self.first)
 
     def part(self, start: int, count: int) -> Batch:
-        """Rows [start, start + count) as a batch of their own; acknowledging it has no effect."""
+        """Rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction has."""
         rows = self.table.slice(start, count)
-        if rows.num_rows == 0:
-            return Batch(rows, self.first, self.first, self._lent, None)
-        offsets = rows.column("offset")
-        return Batch(rows, offsets[0].as_py(), offsets[-1].as_py() + 1, self._lent, None)
+        first = end = self.first
+        if rows.num_rows:
+            offsets = rows.column("offset")
+            first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
+        part = Batch(rows, first, end, self._lent, None, transact=self._transact)
+        part._whole = self._whole
+        return part
+
+    def begin(self, together: Iterable[Batch]) -> None:
+        """A transaction begins that is to bear its progress and that of those together with it. Raises `UsageError`."""
+        if self.committed:
+            raise UsageError(
+                f"{self!r}: its progress is committed already. One transaction does all of a batch's work."
+            )
+        if self._whole._acknowledge is None:
+            raise UsageError(f"{self!r} is acknowledged already: its progress may be durable without this transaction.")
+        with_it = {one._whole.first for one in together if one._lent is self._lent}
+        before = [
+            first for first in tuple(self._lent.outstanding) if first < self._whole.first and first not in with_it
+        ]
+        if before:
+            raise UsageError(
+                f"{self!r}: the batch of its stream that begins at offset {min(before)} is still to be done."
+                " Acknowledge that one first, or give both to one session.transaction()."
+            )
+        self.began = True
+
+    def settle(self) -> None:
+        """That transaction is committed. A part stands for what came before it too."""
+        self.committed = True
+        if self is self._whole:
+            self.ack()
+        else:
+            self._whole.ack(upto=self.end)

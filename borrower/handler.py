@@ -20,6 +20,7 @@ class Lent:
     """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
 
     `outstanding`: {first offset of a batch: how far it is done}. `given_up`: nobody will acknowledge these any more.
+    `unreadable`: what comes next cannot be had, its messages are gone.
     """
 
     stream_id: int
@@ -33,16 +34,18 @@ class Lent:
     stopping: bool = False
     over: bool = False
     lost: bool = False
+    unreadable: bool = False
 
     @property
     def acknowledged(self) -> int:
-        """Everything before this offset is done."""
-        return self.outstanding[min(self.outstanding)] if self.outstanding else self.read
+        """Everything before this offset is done. From any thread: the first of one copy is what counts."""
+        read, outstanding = self.read, self.outstanding.copy()
+        return outstanding[min(outstanding)] if outstanding else read
 
     @property
     def may_have_more(self) -> bool:
         """Worth reading now."""
-        return not (self.stopping or self.over) and (self.head is None or self.head > self.read)
+        return not (self.stopping or self.over or self.unreadable) and (self.head is None or self.head > self.read)
 
     def take(self, start: int, end: int, head: int) -> bool:
         """Move on behind what lies at [start, end) of a stream that ends at `head`.
@@ -113,7 +116,9 @@ class Handler:
 
     def idle(self) -> tuple[int, ...]:
         """Streams read to their end: where to look for news."""
-        return tuple(s for s, lent in self._lent.items() if not (lent.stopping or lent.may_have_more))
+        return tuple(
+            s for s, lent in self._lent.items() if not (lent.stopping or lent.unreadable or lent.may_have_more)
+        )
 
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
         """(stream, head) as just read."""
@@ -146,7 +151,9 @@ class Handler:
     def give_up(self) -> None:
         """Nothing outstanding will be acknowledged any more."""
         for lent in self._lent.values():
-            lent.given_up = True
+            awaited, lent.given_up = lent.stopping and not lent.is_settled, True
+            if awaited:
+                self._report(lent.progress())
 
     def streams(self) -> dict[int, int]:
         """{stream: next offset to deliver} of everything held; from any thread."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from borrower.batch import Batch
-from protocol.errors import InvalidSetting, UserFunctionFailed
+from protocol.errors import GrantLost, InvalidSetting, UserFunctionFailed
 
 log = logging.getLogger(__name__)
 
@@ -125,9 +125,13 @@ class _Runner:
                 self._await_trust(batch)
             try:
                 self._fn(part)
+            except GrantLost:
+                raise _Lost from None
             except Exception as error:  # noqa: BLE001 whatever the user's code raises
                 self.summary.failures += 1
                 log.warning("the function raised %s at %r (try %d of %d)", _said(error), part, tried, tries)
+                if part.committed:
+                    return None  # by its transaction; to call again would do it twice
                 last = error
             else:
                 return None

@@ -17,8 +17,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import psycopg
 import pyarrow as pa
 
 from borrower.agent import AgentThread
@@ -30,11 +31,14 @@ from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
-from protocol.errors import SubscriptionEnded
+from borrower.transaction import Transactions
+from protocol.errors import BeyondHead, Gone, SubscriptionEnded, UsageError
 from protocol.messages import EndReason
 from protocol.words import Subscription
+from storage import fence
 from storage.connect import connect
 from storage.database import open_database
+from storage.log import Page
 from storage.nodes import live_nodes
 
 log = logging.getLogger(__name__)
@@ -47,14 +51,18 @@ LONGEST_WAIT_S = 0.1
 class Session:
     """See the module's page.
 
-    `url`: the database (default: SUBLET_DATABASE_URL, else the embedded server of `data_dir`). `nodes`: addresses of
-    leader nodes, instead of looking them up in the database. `name`: shown to operators. `weight`: how much this
-    consumer takes, relative to others. `start`: where a group begins that this session is the first to name: `latest`
-    or `earliest`. `batch_bytes`: about how large a batch may be. `auto_ack`: acknowledge a batch when the next is
-    asked for; else call `batch.ack()`.
+    `url`: the database (default: SUBLET_DATABASE_URL, else the embedded server of `data_dir`). `nodes`: addresses
+    HOST:PORT of leader nodes, instead of looking them up in the database. `name`: a stable name: of two sessions of a
+    group under one name the one that was opened last stays, the other ends as `fenced`; where the group has a session
+    expiry, a session that comes back within it finds its streams kept. Unless `stable`, it is only shown to operators.
+    `weight`: how much this consumer takes, relative to others. `start`: where a group begins that this session is the
+    first to name: `latest`, `earliest`, a time such as `2026-11-21T10:00:00Z` or `offset:N`. `batch_bytes`: about how
+    large a batch may be. `auto_ack`: acknowledge a batch when the next is asked for; else call `batch.ack()`.
 
     Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`; while iterating
-    `SubscriptionEnded` when the group will not lend to it any more, and `Gone` for a position older than retention.
+    `SubscriptionEnded` when the group will not lend to it any more. A stream whose next messages retention has taken
+    ends nothing: a warning says which, its leader takes it back and blocks it (or skips what is gone, if the group was
+    created so), and all others go on.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class Session:
         *,
         nodes: Sequence[str] | None = None,
         name: str | None = None,
+        stable: bool = True,
         weight: float = 1.0,
         start: str = "latest",
         batch_bytes: int = 4 * 1024 * 1024,
@@ -71,22 +80,36 @@ class Session:
         data_dir: Path | str | None = None,
         settings: BorrowerSettings | None = None,
     ) -> None:
-        check_arguments(weight=weight, start=start, batch_bytes=batch_bytes)
+        check_arguments(
+            weight=weight,
+            start=start,
+            batch_bytes=batch_bytes,
+            nodes=nodes,
+            name=name,
+            subscription=subscription,
+            auto_ack=auto_ack,
+        )
         self.subscription = str(Subscription.parse(subscription))
         self.settings = settings or BorrowerSettings.from_env()
         self._auto_ack = auto_ack
         self._last: Batch | None = None
-        self._draining = self._leaving = self._over = False
+        self._group: int | None = None
+        self._draining = self._leaving = self._over = self._interrupted = False
         self._inbox = Inbox()
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(open_database(url, data_dir))
             self._reader = Reader(database.url, batch_bytes)
             opened.callback(self._reader.close)
+            self._transactions = Transactions(database.url, self._group_id)
+            opened.callback(self._transactions.close)
             self._agent = AgentThread(lambda: nodes or _listed(database.url), self.settings)
             opened.callback(self._agent.close)
+            epoch = _newest(database.url) if name is not None and stable else 0
             self._resources = opened.pop_all()
         self._handler = Handler(self._report)
-        self._handle = self._agent.subscribe(self.subscription, self._inbox, weight=weight, session=name, start=start)
+        self._handle = self._agent.subscribe(
+            self.subscription, self._inbox, weight=weight, session=name, start=start, session_epoch=epoch
+        )
 
     # --- for the user -----------------------------------------------------------------------------------------------
 
@@ -107,23 +130,46 @@ class Session:
 
         Asking acknowledges the batch before, unless the session has auto_ack off.
         """
-        if self._auto_ack and self._last is not None:
+        if self._auto_ack and self._last is not None and (self._last.committed or not self._last.began):
             self._last.ack()
-            self._last = None
+        self._last = None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait_s = 0.0
         while not self.closed:
-            self._digest(wait_s)
+            self._digest(wait_s if deadline is None else min(wait_s, max(deadline - time.monotonic(), 0.0)))
             if self._draining and not self.closed:
                 self._leave()
-            batch = None if self._leaving else self._read_next()
+            batch, moved_on = (None, False) if self._leaving else self._read_next()
             if batch is not None:
                 self._last = batch
                 return batch
-            if deadline is not None and time.monotonic() >= deadline:
+            if not moved_on and self._look_for_news():
+                wait_s = FIRST_WAIT_S
+                continue
+            if self._interrupted or (deadline is not None and time.monotonic() >= deadline):
+                self._interrupted = False
                 return None
-            wait_s = FIRST_WAIT_S if self._look_for_news() else min(wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
+            wait_s = 0.0 if moved_on else min(wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
         return None
+
+    def interrupt(self) -> None:
+        """Let a `next_batch` that waits, or else the next one, return None if it finds nothing. From any thread."""
+        self._interrupted = True
+        self._inbox.wake()
+
+    @contextlib.contextmanager
+    def transaction(self, *batches: Batch) -> Iterator[psycopg.Connection[Any]]:
+        """A transaction in which the user's output and the progress of these batches of this session are committed
+        together. For one batch: `batch.transaction()`, which says more.
+        """
+        if not batches:
+            raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
+        for batch in batches:
+            batch.begin(batches)
+        with self._transactions.over(batches) as connection:
+            yield connection
+        for batch in batches:
+            batch.settle()
 
     def wait(self, timeout_s: float) -> None:
         """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
@@ -155,7 +201,7 @@ class Session:
 
     def held(self) -> dict[int, int]:
         """{stream: next offset to deliver} of the streams this session holds now."""
-        return self._handler.streams()
+        return {} if self.closed else self._handler.streams()
 
     def close(self, *, broken_off: bool = False) -> None:
         """Leave the group and wait until the last progress is durable, within the unsubscribe timeout and a lease.
@@ -182,6 +228,10 @@ class Session:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
+    def _group_id(self) -> int:
+        assert self._group is not None, "whoever has a batch was lent its stream by a leader, which has named the group"
+        return self._group
+
     def _report(self, progress: Progressed) -> None:
         self._agent.progress(self._handle, progress)
 
@@ -202,20 +252,38 @@ class Session:
     def _may_start(self, lent: Lent) -> bool:
         return self._agent.may_start(self._handle, lent.stream_id, lent.grant_id)
 
-    def _read_next(self) -> Batch | None:
-        """A batch of the next stream that has something for this subscription."""
-        while (lent := self._handler.next_to_read(self._may_start)) is not None:
-            first, page = lent.read, self._reader.page(lent, self._may_start)
-            if page is None:
-                return None
-            if page.batches:
-                self._handler.given(lent, first)
-                table = pa.Table.from_batches(page.batches)
-                handler = self._handler
-                return Batch(table, first, page.position, lent, handler.acknowledged, handler.progressed)
+    def _read_next(self) -> tuple[Batch | None, bool]:
+        """One page, of the stream whose turn it is: a batch if it has something for this subscription, and whether we
+        have moved on in a stream. One page only: what happens meanwhile is looked at before the next."""
+        lent = self._handler.next_to_read(self._may_start)
+        if lent is None:
+            return None, False
+        first, page = lent.read, self._page(lent)
+        if page is None:
+            return None, lent.unreadable
+        if not page.batches:
             if page.position > first:
                 self._handler.skipped(lent)
-        return None
+            return None, True
+        self._group = self._agent.group_id(self._handle) or self._group
+        self._handler.given(lent, first)
+        table = pa.Table.from_batches(page.batches)
+        handler = self._handler
+        acknowledged, progressed = handler.acknowledged, handler.progressed
+        return Batch(table, first, page.position, lent, acknowledged, progressed, self.transaction), True
+
+    def _page(self, lent: Lent) -> Page | None:
+        """What follows in the stream. One that cannot be read on from there is left to its leader, and said once."""
+        try:
+            return self._reader.page(lent, self._may_start)
+        except (Gone, BeyondHead) as problem:
+            lent.unreadable = True
+            log.warning(
+                "%s: %s Nothing more is read of this stream unless its group goes on elsewhere in it; all others go on.",
+                self.subscription,
+                problem,
+            )
+            return None
 
     def _look_for_news(self) -> bool:
         """Ask where the idle streams end; True if one of them has more by now."""
@@ -223,6 +291,11 @@ class Session:
         if idle:
             self._handler.note_heads(self._reader.heads(idle))
         return self._handler.idle() != idle
+
+
+def _newest(url: str) -> int:
+    with connect(url, application_name="sublet session") as connection:
+        return fence.draw_session_epoch(connection)
 
 
 def _listed(url: str) -> list[str]:

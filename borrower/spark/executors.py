@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from borrower.arguments import check_arguments
+from borrower.arguments import check_arguments, check_name
 from borrower.runner import Policy, UserFunction
 from borrower.settings import BorrowerSettings
 from borrower.spark import checks
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from borrower.spark.control import Control
 
+MAX_NAME = 400
+"""Longest name, in characters: each session's own has the application, the task and the attempt behind it."""
 DRAIN_S = 60.0
 STOP_GRACE_S = 10.0
 FAILURE_GRACE_S = 30.0
@@ -72,7 +74,8 @@ def consume(
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.
     """
     checks.check(spark, fn, tasks)
-    check_arguments(weight=weight, start=start, batch_bytes=batch_bytes)
+    check_arguments(weight=weight, start=start, batch_bytes=batch_bytes, nodes=nodes, subscription=subscription)
+    check_name(name, MAX_NAME)
     parsed = Subscription.parse(subscription)
     with contextlib.ExitStack() as opened:
         database = opened.enter_context(open_database(url, data_dir))

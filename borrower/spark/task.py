@@ -157,6 +157,7 @@ class _Task:
                     work.url,
                     nodes=work.nodes,
                     name=self._attempt.session,
+                    stable=False,
                     weight=work.weight,
                     start=work.start,
                     batch_bytes=work.batch_bytes,

@@ -23,7 +23,8 @@ class ReplyCutter:
         self._directory = tempfile.TemporaryDirectory(prefix="sublet-cutter-")
         self.url = urlunsplit(parts._replace(query=urlencode(query | {"host": self._directory.name})))
         self._open, self.was_cut = threading.Event(), threading.Event()
-        self._cutting = False
+        self._cutting = self._cutting_commit = False
+        self._resuming = True
         self._allowed: int | None = None
         self.frozen, self._thawed = threading.Event(), threading.Event()
 
@@ -41,6 +42,10 @@ class ReplyCutter:
         self._open.clear()
         self.was_cut.clear()
         self._cutting = True
+
+    def cut_commit(self, *, resume: bool) -> None:
+        """Lose the reply to the next COMMIT of a client, and the connection with it; let others in only if `resume`."""
+        self._cutting_commit, self._resuming = True, resume
 
     def resume(self) -> None:
         """Let connections in again."""
@@ -87,6 +92,11 @@ class ReplyCutter:
                         self._thawed.wait()
                         break
                     continue
+                if not replies and self._cutting_commit and b"COMMIT" in data:
+                    self._cutting_commit = False
+                    self.cut()
+                    if self._resuming:
+                        self.resume()
                 target.sendall(data)
         for end in (source, target):
             with suppress(OSError):

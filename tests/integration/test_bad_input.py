@@ -34,7 +34,7 @@ from protocol.errors import (
     UsageError,
     ValueTooLarge,
 )
-from protocol.messages import PROTOCOL_VERSION
+from protocol.messages import MAX_ID, PROTOCOL_VERSION
 from protocol.words import Filter
 from storage.connect import SCHEMA_VERSION, connect
 from storage.spaces import create_space
@@ -205,6 +205,74 @@ def test_a_malformed_group_or_filter_is_refused_before_anything_is_joined(
     with refused(error, rule):
         sublet.Session(subscription, database)
     assert groups(database) == 0
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        ["foo"],
+        ["127.0.0.1:7411", "127.0.0.1"],
+        ["127.0.0.1:"],
+        [":7411"],
+        ["127.0.0.1:0"],
+        ["127.0.0.1:65536"],
+        ["127.0.0.1:http"],
+        ["::1:7411"],
+        ["http://127.0.0.1:7411"],
+        [""],
+        [7411],
+    ],
+    ids=str,
+)
+def test_a_malformed_address_of_a_node_is_refused_before_anything_is_opened(nodes: list[str]) -> None:
+    told = (f"node {nodes[-1]!r}: a leader node's address is HOST:PORT", "such as 127.0.0.1:7411 or [::1]:7411")
+    with refused(InvalidSetting, *told, "with a port from 1 to 65535", "looked up in the database"):
+        sublet.Session(GROUP, "postgresql://me@127.0.0.1:1/x", nodes=nodes)
+    with refused(InvalidSetting, *told):
+        asyncio.run(_opened(sublet.AsyncSession(GROUP, "postgresql://me@127.0.0.1:1/x", nodes=nodes)))
+
+
+def test_an_address_alone_is_no_list_of_nodes() -> None:
+    with refused(InvalidSetting, "nodes is the text '127.0.0.1:7411'", "such as ['127.0.0.1:7411']"):
+        sublet.Session(GROUP, "postgresql://me@127.0.0.1:1/x", nodes="127.0.0.1:7411")
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"name": ""}, "name is '': a session's name is not empty. Give a text such as billing-1"),
+        ({"name": 5}, "name is 5: a session's name is a text. Give a text such as billing-1"),
+        ({"name": "a\0b"}, "name is 'a\\x00b': the character NUL and lone surrogates are not allowed. Remove them."),
+        ({"name": "\ud800"}, "name is '\\ud800': the character NUL and lone surrogates are not allowed. Remove them."),
+        ({"name": "n" * (MAX_ID + 1)}, "it has 513 characters, and at most 512 are allowed. Shorten it."),
+        ({"weight": "1"}, "weight is '1': it is a number. 1 is what everybody has"),
+        ({"weight": True}, "weight is True: it is a number. 1 is what everybody has"),
+        ({"weight": float("nan")}, "weight is nan: it must be above 0 and at most"),
+        ({"weight": None}, "weight is None: it is a number."),
+        ({"start": 5}, "start is 5: it is a text: latest, earliest, offset:N, or a time"),
+        ({"batch_bytes": "1"}, "batch_bytes is '1': it is a whole number of bytes."),
+        ({"batch_bytes": 1.5}, "batch_bytes is 1.5: it is a whole number of bytes."),
+        ({"batch_bytes": True}, "batch_bytes is True: it is a whole number of bytes."),
+        ({"batch_bytes": 0}, "batch_bytes is 0: it must be positive, and at most"),
+        ({"batch_bytes": 1 << 80}, "batch_bytes is 1208925819614629174706176: it must be positive, and at most"),
+        ({"nodes": 5}, "nodes is 5: it must be a list of addresses, such as ['127.0.0.1:7411']."),
+        ({"auto_ack": "no"}, "auto_ack is 'no': it is True or False."),
+    ],
+    ids=ascii,
+)
+def test_what_no_node_would_take_is_refused_before_anything_is_opened(setting: dict[str, Any], told: str) -> None:
+    with refused(InvalidSetting, told):
+        sublet.Session(GROUP, "postgresql://me@127.0.0.1:1/x", **setting)
+    with refused(InvalidSetting, told):
+        asyncio.run(_opened(sublet.AsyncSession(GROUP, "postgresql://me@127.0.0.1:1/x", **setting)))
+
+
+@pytest.mark.parametrize("subscription", [5, None, b"$share/g/#"], ids=repr)
+def test_a_subscription_that_is_no_text_is_refused(subscription: Any) -> None:
+    with refused(InvalidSubscription, f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER"):
+        sublet.Session(subscription, "postgresql://me@127.0.0.1:1/x")
+    with refused(InvalidSubscription, f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER"):
+        sublet.AsyncSession(subscription)
 
 
 # --- the database ---------------------------------------------------------------------------------------------------

@@ -126,12 +126,12 @@ def test_an_empty_batch_is_delivered_at_once(database: str) -> None:
         publisher.flush()
 
 
-def test_text_zoneless_time_and_dictionaries_are_understood(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_text_times_in_nanoseconds_and_dictionaries_are_understood(database: str, conn: psycopg.Connection[Any]) -> None:
     table = pa.table(
         {
             "topic": pa.array(["a", "b"]).dictionary_encode(),
             "value": pa.array(["x", "y"], pa.large_string()),
-            "timestamp": pa.array([1_000_000_007, None], pa.timestamp("ns")),
+            "timestamp": pa.array([1_000_000_007, None], pa.timestamp("ns", "UTC")),
         }
     )
     with Publisher(database) as publisher:

@@ -1,0 +1,80 @@
+"""A thread for what would block an event loop, and how coroutines of any loop wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeAlias, TypeVar
+
+_T = TypeVar("_T")
+_Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
+
+
+class Worker:
+    """Does one piece of work after the other, in the order of `submit`.
+
+    Its thread begins with the first piece and ends with `stop`, or when nobody has the worker any more. It is a daemon:
+    a process that ends, or that is interrupted a second time, does not wait for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_work, args=(self._pieces,), name=name, daemon=True)
+        self._end = weakref.finalize(self, self._pieces.put, None)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is a piece of work."""
+        return threading.get_ident() == self._thread.ident
+
+    def submit(self, work: Callable[[], _T]) -> Future[_T]:
+        """Queue a piece of work; from any thread but for the first. After `stop`: cancelled, and not done."""
+        future: Future[_T] = Future()
+        if not self._end.alive:
+            future.cancel()
+            return future
+        self._pieces.put((future, work))
+        if self._thread.ident is None:
+            self._thread.start()
+        return future
+
+    def stop(self) -> None:
+        """End after what is queued; does not wait for it."""
+        self._end()
+
+
+async def settled(work: Future[Any], timeout_s: float | None = None) -> bool:
+    """Wait, at most so long, until it is done; whether it is. The work goes on when the waiting ends early."""
+    if work.done():
+        return True
+    loop = asyncio.get_running_loop()
+    bell: asyncio.Future[None] = loop.create_future()
+
+    def ring(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(bell.cancel)
+
+    work.add_done_callback(ring)
+    await asyncio.wait({bell}, timeout=timeout_s)
+    return work.done()
+
+
+def _work(pieces: queue.SimpleQueue[_Piece | None]) -> None:
+    """The thread; it must not keep alive what it has done, nor the worker."""
+    while (piece := pieces.get()) is not None:
+        _do(*piece)
+        del piece
+
+
+def _do(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 whoever waits for it raises it
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,152 @@
+"""A group with real nodes for the tests of `AsyncSession`, and what became of each message."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+
+from borrower.async_session import AsyncSession
+from borrower.batch import Batch
+from borrower.settings import BorrowerSettings
+from storage.connect import connect
+from storage.publish import Publisher
+from tests.integration.session_kit import until
+from tests.kit_nodes import SPEED, Fleet, Process
+
+ALL = "$share/g/#"
+QUICK = BorrowerSettings().scaled(SPEED)
+WAIT_S = 30.0
+LIMIT_S = 90.0
+
+_T = TypeVar("_T")
+
+
+class Seen:
+    """What was delivered: {(stream, offset): how often}."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[int, int]] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def add(self, batch: Batch) -> None:
+        """All of the batch."""
+        self.counts.update((batch.stream_id, offset) for offset in batch.table.column("offset").to_pylist())
+
+
+class Scene:
+    """Nodes, a publisher's side and a reader's of the tables; a session of the group on demand."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url = url
+        self.fleet = Fleet(url, directory)
+        self.connection = connect(url)
+
+    def close(self) -> None:
+        """End the processes."""
+        self.fleet.close()
+        self.connection.close()
+
+    async def node(self, name: str = "n1") -> Process:
+        """A node that serves."""
+        node = self.fleet.node(name)
+        await until(lambda: "serves on" in node.output(), WAIT_S)
+        return node
+
+    def session(self, **settings: Any) -> AsyncSession:
+        """One that takes each block as a batch."""
+        usual: dict[str, Any] = {"url": self.url, "start": "earliest", "batch_bytes": 1, "settings": QUICK}
+        return AsyncSession(ALL, **usual | settings)
+
+    def publish(self, count: int, block: int = 10) -> None:
+        """Under many keys, durable when it returns."""
+        with Publisher(self.url, block_messages=block) as publisher:
+            for number in range(count):
+                publisher.publish(f"t/{number % 5}", b"%d" % number, key=b"k%d" % (number % 97))
+
+    def everything(self) -> Counter[tuple[int, int]]:
+        """Each message once."""
+        heads = self.connection.execute("select stream_id, head from stream").fetchall()
+        return Counter((stream, offset) for stream, head in heads for offset in range(head))
+
+    def rows(self) -> dict[int, tuple[str, int]]:
+        """{stream: (status, durable position)}."""
+        found = self.connection.execute("select stream_id, status, position from lending order by 1").fetchall()
+        return {stream: (status, position) for stream, status, position in found}
+
+    def holders(self) -> set[str]:
+        """The agents that hold something."""
+        found = self.connection.execute("select distinct agent from lending where status = 'held'").fetchall()
+        return {str(row[0]) for row in found}
+
+    def is_handed_over(self) -> bool:
+        """Nobody holds anything, and what is consumed is all there is."""
+        heads = dict(self.connection.execute("select stream_id, head from stream").fetchall())
+        return self.rows() == {stream: ("free", head) for stream, head in heads.items()}
+
+    async def consume(self, session: AsyncSession, seen: Seen, pause_s: float = 0.0) -> None:
+        """Until it ends."""
+        async for batch in session:
+            seen.add(batch)
+            await asyncio.sleep(pause_s)
+
+    async def all_seen(self, *seen: Seen) -> None:
+        """Wait until they have seen everything together; and nothing of it twice."""
+        wanted = self.everything()
+        await until(lambda: sum(map(len, seen)) >= len(wanted), WAIT_S)
+        assert sum((one.counts for one in seen), Counter()) == wanted
+
+
+def run(test: Callable[[], Awaitable[_T]]) -> _T:
+    """A test in a loop of its own, for so long at most."""
+
+    async def bounded() -> _T:
+        return await asyncio.wait_for(test(), LIMIT_S)
+
+    return asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def postgres_through_this_loop(url: str, gate: asyncio.Event | None = None) -> AsyncIterator[str]:
+    """The database's URL by way of this very event loop: whoever blocks the loop gets no answer.
+
+    With a gate it says nothing until that is open.
+    """
+    info = psycopg.conninfo.conninfo_to_dict(url)
+    host, port = str(info["host"]), str(info.get("port") or 5432)
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if gate is not None:
+            await gate.wait()
+        opens = (
+            partial(asyncio.open_unix_connection, f"{host}/.s.PGSQL.{port}")
+            if host.startswith("/")
+            else partial(asyncio.open_connection, host, int(port))
+        )
+        theirs, ours = await opens()
+        await asyncio.gather(carry(reader, ours), carry(theirs, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    mine = server.sockets[0].getsockname()[1]
+    try:
+        changed = {"host": "127.0.0.1", "port": mine}
+        user, name = info["user"], info["dbname"]
+        secret = f":{info['password']}" if info.get("password") else ""
+        yield f"postgresql://{user}{secret}@{changed['host']}:{changed['port']}/{name}"
+    finally:
+        server.close()

@@ -1,0 +1,320 @@
+"""The consumer for asyncio when tasks are cancelled, loops end, leaders die and people press Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from borrower.async_session import AsyncSession
+from tests.integration.async_kit import WAIT_S, Scene, Seen, postgres_through_this_loop, run
+from tests.integration.session_kit import until
+from tests.kit import eventually
+from tests.kit_nodes import ROOT, environment
+
+
+@pytest.fixture
+def scene(database: str, tmp_path: Path) -> Iterator[Scene]:
+    """A database, and processes that end with the test."""
+    scene = Scene(database, tmp_path)
+    yield scene
+    scene.close()
+
+
+def workers() -> list[threading.Thread]:
+    """The threads of sessions."""
+    return [thread for thread in threading.enumerate() if thread.name == "sublet-session"]
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel it, and wait for its end."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.conforms("E29")
+def test_cancelling_what_waits_for_a_batch_loses_none_and_the_session_goes_on(scene: Scene) -> None:
+    async def test() -> None:
+        await scene.node()
+        seen, broken_off = Seen(), 0
+        async with asyncio.timeout(WAIT_S), scene.session() as session:
+            waiting = asyncio.create_task(session.next_batch())
+            await until(lambda: len(session.held()) == 16, WAIT_S)
+            await cancelled(waiting)
+            scene.publish(500, block=5)
+            while len(seen) < 500:
+                waiting = asyncio.create_task(session.next_batch())
+                for _ in range(broken_off % 7):
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    batch = await waiting
+                    assert batch is not None
+                    seen.add(batch)
+                broken_off += 1
+                with contextlib.suppress(TimeoutError):
+                    batch = await asyncio.wait_for(session.next_batch(), 0.001)
+                    assert batch is not None
+                    seen.add(batch)
+            assert seen.counts == scene.everything()
+            waiting = asyncio.create_task(session.next_batch())
+            await asyncio.sleep(0)
+            await cancelled(waiting)
+        assert scene.is_handed_over()
+        assert broken_off > 1
+
+    run(test)
+
+
+@pytest.mark.conforms("E8")
+def test_a_batch_whose_work_was_cancelled_comes_again_to_the_next_holder(scene: Scene) -> None:
+    async def test() -> None:
+        await scene.node()
+        scene.publish(300)
+        done, begun = Seen(), asyncio.Event()
+        at_work: list[tuple[int, int]] = []
+
+        async def work() -> None:
+            async with scene.session() as session:
+                async for batch in session:
+                    if len(done) >= 100:
+                        at_work.extend((batch.stream_id, offset) for offset in range(batch.first, batch.end))
+                        begun.set()
+                        await asyncio.sleep(WAIT_S * 10)
+                    done.add(batch)
+
+        task = asyncio.create_task(work())
+        await begun.wait()
+        await cancelled(task)
+        assert not scene.holders()
+        async with scene.session() as session:
+            consuming = asyncio.create_task(scene.consume(session, done))
+            await scene.all_seen(done)
+            assert set(at_work) <= set(done.counts)
+        await consuming
+
+    run(test)
+
+
+def test_cancelling_an_opening_leaves_nothing_behind(scene: Scene) -> None:
+    async def test() -> None:
+        await scene.node()
+        before, gate = workers(), asyncio.Event()
+        async with postgres_through_this_loop(scene.url, gate) as url:
+            session = scene.session(url=url)
+
+            async def enter() -> None:
+                async with session:
+                    pytest.fail("it was cancelled before")
+
+            task = asyncio.create_task(enter())
+            await until(lambda: workers() != before)
+            task.cancel()
+            await asyncio.sleep(0)
+            gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert session.closed
+            await until(lambda: workers() == before)
+            assert not scene.holders()
+
+    run(test)
+
+
+def test_a_session_that_cannot_open_leaves_no_thread_behind() -> None:
+    async def test() -> None:
+        before = workers()
+        for _ in range(3):
+            with pytest.raises(Exception, match="cannot connect"):
+                async with AsyncSession("$share/g/#", "postgresql://me@127.0.0.1:1/x"):
+                    pytest.fail("there is nothing to open")
+            with pytest.raises(Exception, match="cannot connect"):
+                await AsyncSession("$share/g/#", "postgresql://me@127.0.0.1:1/x").open()
+        await until(lambda: gc.collect() >= 0 and workers() == before)
+
+    run(test)
+
+
+@pytest.mark.conforms("E16")
+def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
+    async def test() -> None:
+        first = await scene.node("n1")
+        seen = [Seen(), Seen()]
+        sessions = [scene.session(), scene.session()]
+        tasks = [
+            asyncio.create_task(scene.consume(session, one, 0.005)) for session, one in zip(sessions, seen, strict=True)
+        ]
+        await until(lambda: [len(session.held()) for session in sessions] == [8, 8], WAIT_S)
+        await scene.node("n2")
+        scene.publish(2_000, block=5)
+        await until(lambda: all(len(one) > 20 for one in seen), WAIT_S)
+        first.kill()
+        scene.publish(1_000)
+        await scene.all_seen(*seen)
+        await asyncio.gather(*(session.close() for session in sessions))
+        await asyncio.gather(*tasks)
+
+    run(test)
+
+
+@pytest.mark.conforms("E29")
+def test_a_batch_that_nobody_has_taken_waits_for_a_leaders_word_when_its_own_is_too_old(scene: Scene) -> None:
+    async def test() -> None:
+        node = await scene.node("n1")
+        async with scene.session() as session:
+            while len(session.held()) < 16:
+                assert await session.next_batch(0.01) is None
+            scene.publish(1)
+            while not (session._fetching and session._fetching.done() and session._fetching.result()):
+                assert await session.next_batch(0.0) is None
+                await until(lambda: session._fetching is None or session._fetching.done())
+            kept = session._fetching.result()
+            assert kept is not None
+            node.kill()
+            await until(lambda: not session.may_go_on(kept), WAIT_S)
+            assert await session.next_batch(0.3) is None
+            await scene.node("n2")
+            batch = await session.next_batch(WAIT_S)
+            assert batch is kept
+            assert session.may_go_on(batch)
+
+    run(test)
+
+
+@pytest.mark.conforms("E29")
+def test_sessions_in_loops_of_their_own_share_the_streams(scene: Scene) -> None:
+    run(partial(scene.node, "n1"))
+    seen, sessions = [Seen(), Seen()], [scene.session(), scene.session()]
+
+    def loop(session: AsyncSession, mine: Seen) -> None:
+        async def consume() -> None:
+            async with session:
+                await scene.consume(session, mine)
+
+        asyncio.run(consume())
+
+    threads = [threading.Thread(target=loop, args=pair) for pair in zip(sessions, seen, strict=True)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: [len(session.held()) for session in sessions] == [8, 8], WAIT_S)
+    scene.publish(1_000)
+    run(lambda: scene.all_seen(*seen))
+    for session in sessions:
+        session.drain()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert scene.is_handed_over()
+
+
+@pytest.mark.conforms("E29")
+def test_a_session_outlives_the_loop_in_which_somebody_waited_for_it(scene: Scene) -> None:
+    run(partial(scene.node, "n1"))
+    scene.publish(200)
+    session, seen = scene.session(), Seen()
+
+    async def some() -> None:
+        with contextlib.suppress(TimeoutError):
+            while True:
+                batch = await asyncio.wait_for(session.next_batch(), 0.02)
+                assert batch is not None
+                seen.add(batch)
+
+    wanted = scene.everything()
+    eventually(lambda: asyncio.run(some()) or len(seen) >= len(wanted), WAIT_S)
+    asyncio.run(session.close())
+    assert seen.counts == wanted
+    assert scene.is_handed_over()
+
+
+CONSUMER = """
+    import asyncio, sys
+    from sublet import AsyncSession
+
+    async def main():
+        {entering}
+            async for batch in session:
+                print(batch.stream_id, batch.first, batch.end, flush=True)
+
+    asyncio.run(main())
+"""
+ENTERED = "async with AsyncSession(sys.argv[1], sys.argv[2], start='earliest', batch_bytes=1) as session:"
+FORGOTTEN = "if session := await AsyncSession(sys.argv[1], sys.argv[2], start='earliest').open():"
+
+
+@contextlib.contextmanager
+def consumer(scene: Scene, entering: str) -> Iterator[subprocess.Popen[str]]:
+    """A program of a user's."""
+    code = textwrap.dedent(CONSUMER).format(entering=entering)
+    argv = [sys.executable, "-c", code, "$share/g/#", scene.url]
+    with subprocess.Popen(
+        argv, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+@pytest.mark.conforms("E8")
+def test_ctrl_c_hands_over_and_ends_as_python_does(scene: Scene) -> None:
+    run(partial(scene.node, "n1"))
+    scene.publish(200)
+    with consumer(scene, ENTERED) as program:
+        assert program.stdout is not None
+        lines = [program.stdout.readline()]
+        eventually(lambda: all(status == "held" for status, _ in scene.rows().values()), WAIT_S)
+        while sum(int(end) - int(first) for _, first, end in map(str.split, lines)) < 200:
+            lines.append(program.stdout.readline())
+        program.send_signal(signal.SIGINT)
+        _, error = program.communicate(timeout=WAIT_S)
+    assert program.returncode == -signal.SIGINT
+    assert error.rstrip().endswith("KeyboardInterrupt")
+    assert "never retrieved" not in error
+    assert "was destroyed" not in error
+    assert scene.is_handed_over()
+
+
+def test_the_program_of_the_page_prints_what_it_published_and_hands_over_on_ctrl_c(
+    scene: Scene, tmp_path: Path
+) -> None:
+    run(partial(scene.node, "n1"))
+    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/asyncio.md").read_text(), re.DOTALL | re.MULTILINE)
+    argv, out = [sys.executable, "-uc", program], tmp_path / "out"
+    with (
+        out.open("w") as output,
+        subprocess.Popen(
+            argv, cwd=ROOT, env=environment(extra={"SUBLET_DATABASE_URL": scene.url}), stdout=output, stderr=output
+        ) as running,
+    ):
+        eventually(lambda: "'value': b'{\"id\": 1}'" in out.read_text(), WAIT_S, out.read_text)
+        eventually(lambda: sum(position for _, position in scene.rows().values()) == 1, WAIT_S)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(WAIT_S) == -signal.SIGINT
+    assert out.read_text().count("customer-7") == 1
+    assert scene.is_handed_over()
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same(scene: Scene) -> None:
+    run(partial(scene.node, "n1"))
+    scene.publish(10)
+    with consumer(scene, FORGOTTEN) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline()
+        eventually(lambda: sum(position for _, position in scene.rows().values()) == 10, WAIT_S)
+        program.send_signal(signal.SIGINT)  # it waits for a batch
+        program.communicate(timeout=WAIT_S)
+    assert program.returncode == -signal.SIGINT

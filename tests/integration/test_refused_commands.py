@@ -1,0 +1,71 @@
+"""What a node refuses: a subscription it will never take is over, with the node's reason, and the log stays short."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from borrower.agent import AgentThread
+from borrower.inbox import Inbox, News
+from borrower.machine.agent import Closed
+from borrower.settings import BorrowerSettings
+from protocol.messages import EndReason, LeaderWanted
+from tests.integration.session_kit import a_node, an_agent, run, until
+
+GROUP = "$queue/g/a"
+SETTINGS = BorrowerSettings().scaled(20)
+
+
+async def the_end(agent: AgentThread, subscribe: Callable[[Inbox], int]) -> list[News]:
+    """All news of a subscription, up to its end."""
+    inbox, news = Inbox(), list[News]()
+
+    def ended() -> bool:
+        news.extend(inbox.take())
+        return any(isinstance(one, Closed) for one in news)
+
+    subscribe(inbox)
+    await until(ended)
+    return news
+
+
+@pytest.mark.conforms("E30", "R11")
+def test_a_subscription_that_a_node_refuses_is_over_with_the_nodes_reason() -> None:
+    async def test() -> None:
+        async with a_node() as node:
+            agent = AgentThread(lambda: [node.address], SETTINGS)
+            try:
+                malformed = await the_end(agent, lambda inbox: agent.subscribe(GROUP, inbox, session="n" * 600))
+                unknown = await the_end(agent, lambda inbox: agent.subscribe(GROUP, inbox))
+                asked = node.calls.count("Commands")
+                await asyncio.sleep(4 * SETTINGS.leader_wanted_s)
+                assert node.calls.count("Commands") == asked, "it is asked no more"
+            finally:
+                await asyncio.to_thread(agent.close, 0.0)
+            (first,), (second,) = malformed, unknown
+            assert isinstance(first, Closed)
+            assert isinstance(second, Closed)
+            assert (first.reason, second.reason) == (EndReason.DENIED, EndReason.DENIED)
+            assert first.detail.startswith(f"node {node.address} refuses: session 'nnn")
+            assert first.detail.endswith("600 characters, and the limit is 512")
+            assert "it is not declared" in second.detail
+
+    run(test)
+
+
+def test_refusals_are_logged_ever_more_seldom_and_never_whole(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address) as agent:
+            for number in range(40):
+                agent.node.send(LeaderWanted(f"b{number}", "a", "$queue/g/" + "a" * 5_000, session="s" * 50_000))
+            await until(lambda: len(agent.refused) == 40)
+
+    caplog.set_level(logging.WARNING, "protocol.session.client")
+    run(test)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition("(no. ")[2].partition(")")[0] for line in lines] == ["1", "2", "4", "8", "16", "32"]
+    assert all("refused a LeaderWanted" in line for line in lines)
+    assert max(map(len, lines)) < 500

@@ -1,0 +1,226 @@
+"""Output and progress in one transaction, on a real node and Postgres: each message has its effect exactly once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from borrower.batch import Batch
+from borrower.runner import Policy, run
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.errors import DatabaseUnreachable, GrantLost, SubscriptionEnded, UsageError
+from storage.connect import UnknownOutcome, connect
+from storage.publish import Publisher
+from tests.integration.reply_cutter import ReplyCutter
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+ALL = "$share/g/#"
+BORROWER = BorrowerSettings().scaled(SPEED)
+WAIT_S = 40.0
+
+
+class Place:
+    """A node, a table for the output, and messages."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url = url
+        self.fleet = Fleet(url, directory)
+        node = self.fleet.node("n1")
+        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+        self.connection = connect(url)
+        self.connection.execute("create table public.output (stream bigint, value bytea)")
+
+    def session(self, url: str | None = None, **settings: object) -> Session:
+        """One of the group, on the way to the database that is given."""
+        return Session(ALL, url or self.url, settings=BORROWER, start="earliest", **settings)  # type: ignore[arg-type]
+
+    def publish(self, count: int, key: str | None = None) -> None:
+        """Messages `0` to `count`, each a block and so a batch of its own."""
+        with Publisher(self.url, block_messages=1) as publisher:
+            for number in range(count):
+                publisher.publish("t", str(number), key=key or f"k{number}")
+
+    def cut(self, application: str) -> None:
+        """The server hangs up on that program."""
+        every = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = %s"
+        self.connection.execute(every, (application,))
+
+    def output(self) -> list[bytes]:
+        """What was written, sorted."""
+        return sorted(value for (value,) in self.connection.execute("select value from public.output").fetchall())
+
+    def progress(self) -> int:
+        """Messages that count as consumed."""
+        row = self.connection.execute("select coalesce(sum(position), 0)::bigint from lending").fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@pytest.fixture
+def place(database: str, tmp_path: Path) -> Iterator[Place]:
+    found = Place(database, tmp_path)
+    yield found
+    found.connection.close()
+    found.fleet.close()
+
+
+def write(connection: psycopg.Connection[object], batch: Batch) -> None:
+    for value in batch.table.column("value").to_pylist():
+        connection.execute("insert into output values (%s, %s)", (batch.stream_id, value))
+
+
+def expected(count: int) -> list[bytes]:
+    return sorted(str(number).encode() for number in range(count))
+
+
+def first(session: Session) -> Batch:
+    batch = session.next_batch(WAIT_S)
+    assert batch is not None
+    return batch
+
+
+@pytest.mark.conforms("E25")
+def test_output_and_progress_are_committed_together(place: Place) -> None:
+    place.publish(20)
+    with place.session() as session:
+        done = 0
+        while done < 20:
+            batch = first(session)
+            with batch.transaction() as connection:
+                write(connection, batch)
+                assert place.progress() == done, "nothing of it before the commit"
+            done += len(batch)
+            assert place.progress() == done, "and all of it with it, without a word of the leader's"
+    assert place.output() == expected(20)
+
+
+def test_an_exception_rolls_back_both_and_the_batch_is_still_to_be_done(place: Place) -> None:
+    place.publish(1)
+    with place.session() as session:
+        batch = first(session)
+        with pytest.raises(ZeroDivisionError), batch.transaction() as connection:
+            write(connection, batch)
+            raise ZeroDivisionError
+        assert (place.output(), place.progress()) == ([], 0)
+        assert session.next_batch(0.5) is None, "and to ask for more does not acknowledge it"
+        assert place.progress() == 0
+        with batch.transaction() as connection:
+            write(connection, batch)
+        assert (place.output(), place.progress()) == (expected(1), 1)
+        with pytest.raises(UsageError, match="committed already"), batch.transaction():
+            pass
+
+
+@pytest.mark.conforms("E11", "E25")
+def test_a_stream_that_went_to_somebody_else_takes_the_output_with_it(place: Place) -> None:
+    place.publish(1)
+    with place.session(name="worker") as old:
+        batch = first(old)
+        with place.session(name="worker") as new:
+            theirs = first(new)
+            assert theirs.grant_id > batch.grant_id
+            with pytest.raises(GrantLost, match="Roll the transaction back"), batch.transaction() as connection:
+                write(connection, batch)
+            with theirs.transaction() as connection:
+                write(connection, theirs)
+    assert (place.output(), place.progress()) == (expected(1), 1)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["found out at once", "found out by the next try"])
+def test_a_commit_whose_answer_was_lost_is_not_done_twice(place: Place, away: bool) -> None:
+    place.publish(3, key="k")
+    with ReplyCutter(place.url) as cutter, place.session(cutter.url) as session:
+        calls = 0
+
+        def work(batch: Batch) -> None:
+            nonlocal calls
+            calls += 1
+            try:
+                with batch.transaction() as connection:
+                    write(connection, batch)
+                    if calls == 1:
+                        cutter.cut_commit(resume=not away)
+            except UnknownOutcome:
+                cutter.resume()
+                raise
+
+        def drain_when_done() -> None:
+            eventually(lambda: place.progress() == 3, WAIT_S)
+            session.drain()
+
+        draining = threading.Thread(target=drain_when_done)
+        draining.start()
+        summary = run(session, work, policy=Policy(tries=3, pause_s=0.1, longest_pause_s=0.2))
+        draining.join()
+        assert summary.failures == (1 if away else 0)
+    assert place.output() == expected(3)
+
+
+def test_a_function_that_raises_after_its_commit_is_not_called_again_for_it(place: Place) -> None:
+    place.publish(4, key="k")
+    with place.session(auto_ack=False, batch_bytes=1) as session:
+
+        def work(batch: Batch) -> None:
+            with batch.transaction() as connection:
+                write(connection, batch)
+            if place.progress() == 4:
+                session.drain()
+            raise ValueError("too late")
+
+        summary = run(session, work)
+    assert (summary.failures, summary.batches) == (4, 4)
+    assert place.output() == expected(4)
+
+
+def test_several_batches_in_one_transaction_and_the_order_of_their_stream(place: Place) -> None:
+    place.publish(3, key="k")
+    with place.session(auto_ack=False, batch_bytes=1) as session:
+        batches = [first(session) for _ in range(3)]
+        with pytest.raises(UsageError, match="begins at offset 0 is still to be done"), batches[1].transaction():
+            pass
+        with session.transaction(*batches) as connection:
+            for batch in batches:
+                write(connection, batch)
+        assert (place.output(), place.progress()) == (expected(3), 3)
+        with pytest.raises(UsageError, match="name the batches"), session.transaction():
+            pass
+
+
+def test_the_fencing_token_is_in_the_tables_metadata(place: Place) -> None:
+    place.publish(1)
+    with place.session() as session:
+        batch = first(session)
+        metadata = batch.table.schema.metadata
+        assert metadata[b"sublet.stream"] == str(batch.stream_id).encode()
+        assert metadata[b"sublet.grant_id"] == str(batch.grant_id).encode()
+
+
+def test_a_database_that_is_away_is_named_and_nothing_is_written(place: Place) -> None:
+    place.publish(1)
+    with place.session() as session:
+        batch = first(session)
+        with pytest.raises(DatabaseUnreachable, match="nothing was written"), batch.transaction() as connection:
+            write(connection, batch)
+            place.cut("sublet transaction")
+        with batch.transaction() as connection:
+            write(connection, batch)
+    assert place.output() == expected(1)
+
+
+@pytest.mark.conforms("E30")
+def test_a_session_started_twice_under_one_name_ends_the_older_for_good(place: Place) -> None:
+    place.publish(1)
+    with place.session(name="worker") as old:
+        first(old)
+        with place.session(name="worker") as new:
+            first(new)
+            with pytest.raises(SubscriptionEnded, match="fenced"):
+                list(old)
+            assert new.next_batch(0.2) is None
+            assert new.held()
