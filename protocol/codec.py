@@ -13,6 +13,7 @@ from typing import Any, TypeVar, assert_never
 from protocol import sublet_pb2 as pb
 from protocol.errors import UsageError
 from protocol.messages import (
+    MAX_ID,
     MAX_WEIGHT,
     Disconnect,
     EndReason,
@@ -35,9 +36,6 @@ from protocol.messages import (
 )
 
 Reason = TypeVar("Reason")
-
-MAX_ID = 512
-"""Longest id, name or address, in characters."""
 
 MAX_TEXT = 70_000
 """Longest subscription, filter or explanation, in characters."""

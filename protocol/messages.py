@@ -13,6 +13,9 @@ from enum import StrEnum
 PROTOCOL_VERSION = 1
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
 
+MAX_ID = 512
+"""Longest id, name or address, in characters."""
+
 
 class EndReason(StrEnum):
     """Why a borrower is over. After a final reason its agent does not make another."""

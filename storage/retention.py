@@ -14,12 +14,20 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from protocol.errors import SubletError
 from protocol.words import Filter
 from storage.catalogue import filled
 from storage.turnover import Guard, partition
 
 LOCK_TIMEOUT_S = 2.0
 PRODUCERS_KEPT_S = 7 * 86400.0
+
+_LATER = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.ObjectInUse,
+    psycopg.errors.ObjectNotInPrerequisiteState,  # the detach of another partition is pending
+)
 
 _HOLDERS = """
 select group_id, filter from consumer_group
@@ -41,18 +49,20 @@ update generation g set state = 'gone'
                  else l.status <> 'finished' and l.position < s.head end)
 returning g.generation_id"""
 
+# A table has one pending detach at most, and while there is one no other can begin: it is finished first.
 _LEFTOVERS = """
 select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, false)
   from generation g
   join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
- where g.state = 'gone' order by g.generation_id"""
+ where g.state = 'gone' order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
 
 
 def retain(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
     """One pass over an autocommit connection: declare what is too old gone, drop what was; the ids of both.
 
-    A partition whose lock is not to be had within 2 s is left to the next pass.
+    A partition whose lock is not to be had within 2 s is left to the next pass, as are those that have to wait for
+    its detach. What else goes wrong with one is raised after all others were done.
     """
     declared = declare_gone(conn, guard)
     return sorted({*declared, *drop_gone(conn)})
@@ -71,11 +81,19 @@ def declare_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> l
 
 
 def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
-    """Detach and drop the partitions of gone generations; the ids of those dropped."""
-    dropped = []
+    """Detach and drop the partitions of gone generations; the ids of those dropped. Raises as `retain` does."""
+    dropped: list[int] = []
+    failed: list[tuple[int, psycopg.Error]] = []
     for generation_id, attached, pending in conn.execute(_LEFTOVERS).fetchall():
-        if (not attached or _detach(conn, generation_id, pending)) and _drop(conn, generation_id):
-            dropped.append(generation_id)
+        try:
+            if (not attached or _detach(conn, generation_id, pending)) and _drop(conn, generation_id):
+                dropped.append(generation_id)
+        except psycopg.Error as error:
+            if conn.closed:
+                raise
+            failed.append((generation_id, error))
+    if failed:
+        raise SubletError(_story(failed, dropped)) from failed[0][1]
     return dropped
 
 
@@ -92,6 +110,14 @@ def forget_producers(
         ).rowcount
 
 
+def _story(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
+    what = "; ".join(f"block_{generation_id}: {str(error).strip()}" for generation_id, error in failed[:3])
+    more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
+    return (
+        f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {what}{more}. See to these tables."
+    )
+
+
 def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
     """Detach without holding readers up; a detach that was begun and cut short is finished first."""
     how = sql.SQL("finalize") if pending else sql.SQL("concurrently")
@@ -105,14 +131,14 @@ def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
 
 
 def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed) -> bool:
-    """Run a statement that must stand alone; False if a lock was not to be had in time."""
+    """Run a statement that must stand alone; False if a lock was not to be had in time, or a detach is pending."""
     row = conn.execute("select current_setting('lock_timeout')").fetchone()
     assert row is not None
     conn.execute(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'")
     try:
         conn.execute(statement)
         return True
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.ObjectInUse):
+    except _LATER:
         return False
     finally:
         if not conn.closed:

@@ -67,10 +67,11 @@ PUBLISHER = {
 }
 
 SESSION = {
-    "nodes": "Addresses of leader nodes, instead of those listed in the database.",
+    "nodes": "Addresses of leader nodes, `HOST:PORT`, instead of those listed in the database.",
     "name": "A name for this consumer, shown to operators.",
     "weight": "How much this consumer takes, relative to the others.",
-    "start": "Where the group begins if this session is the first to name it: `latest` or `earliest`.",
+    "start": "Where the group begins if this session is the first to name it: `latest`, `earliest`, a time such as "
+    "`2026-11-21T10:00:00Z`, or `offset:N` of each stream.",
     "batch_bytes": "About the most bytes in one batch.",
     "auto_ack": "Acknowledge a batch when the next one is asked for; else call `batch.ack()`.",
 }

@@ -70,8 +70,13 @@ OnLost = Callable[[Lost], None]
 OnRefused = Callable[[Command, str], None]
 
 
-def _log_refusal(command: Command, text: str) -> None:
-    log.warning("the node refused %r: %s", command, text)
+SHOWN_CHARACTERS = 300
+"""Longer texts of a peer are cut where people read them."""
+
+
+def shortened(text: str) -> str:
+    """As much of it as a line of a log should have."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
 
 class NodeConnection:
@@ -79,7 +84,8 @@ class NodeConnection:
 
     `on_message(delivery)` is called once per delivery, in order (a body may be a `Gap`); `on_lost(lost)` once per lost
     connection, after which subscriptions are declared again by themselves; `on_refused(command, text)` for what the
-    node refused. `metadata` goes with every call (a token, say). `credentials` makes the channel a TLS channel.
+    node refused, which is in the log besides, ever more seldom the more it is. `metadata` goes with every call (a
+    token, say). `credentials` makes the channel a TLS channel.
     """
 
     def __init__(
@@ -89,7 +95,7 @@ class NodeConnection:
         on_message: OnDelivery,
         on_lost: OnLost = lambda lost: None,
         *,
-        on_refused: OnRefused = _log_refusal,
+        on_refused: OnRefused = lambda command, text: None,
         settings: SubscriberSettings | None = None,
         answer_within_s: float = ANSWER_WITHIN_S,
         credentials: Any = None,
@@ -114,6 +120,7 @@ class NodeConnection:
         self._timer: asyncio.TimerHandle | None = None
         self._receipt = asyncio.Event()
         self._losses = 0
+        self._refusals = 0
 
     # --- for the agent ---
 
@@ -209,11 +216,19 @@ class NodeConnection:
                     _guarded(self._on_message, delivery)
             case Refusals(refused):
                 for command, text in refused:
+                    self._log_refusal(command, text)
                     _guarded(self._on_refused, command, text)
             case Lost():
                 self._tell_lost(instruction)
             case _:
                 assert_never(instruction)
+
+    def _log_refusal(self, command: Command, text: str) -> None:
+        """The first, the second, the fourth, the eighth ... of this connection."""
+        self._refusals += 1
+        if self._refusals & (self._refusals - 1) == 0:
+            kind = type(command.body if isinstance(command, Send) else command).__name__
+            log.warning("node %s refused a %s (no. %d): %s", self.address, kind, self._refusals, shortened(text))
 
     def _tell_lost(self, lost: Lost) -> None:
         self._losses += 1

@@ -7,9 +7,9 @@ from typing import Any, assert_never
 
 from protocol import codec
 from protocol import sublet_pb2 as pb
-from protocol.codec import MAX_ID, MAX_TEXT, MalformedMessage
+from protocol.codec import MAX_TEXT, MalformedMessage
 from protocol.events import GroupEvent, StreamHead
-from protocol.messages import PROTOCOL_VERSION, Disconnect, LeaderWanted, Ping, RevokeFinished, UpdateProgress
+from protocol.messages import MAX_ID, PROTOCOL_VERSION, Disconnect, LeaderWanted, Ping, RevokeFinished, UpdateProgress
 from protocol.session.steps import BatchAnswered, PollAnswered, SendBatch, StartPoll
 from protocol.session.values import (
     Channel,

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any
 
+from protocol.errors import PublisherClosed
 from storage.publish.columns import Columns, Headers
 from storage.publish.delivery import BatchDelivery, Delivery
+from storage.publish.fork import check_process
 from storage.publish.publisher import Publisher
 
 
@@ -16,17 +24,19 @@ class AsyncPublisher:
     """`Publisher` for asyncio, with the same settings: `async with AsyncPublisher(url) as publisher`.
 
     `await publisher.publish(...)` returns a Delivery once the message is queued; awaiting that gives the position.
+    Without `async with`, the first call connects, also where several are the first, and `close` ends it. If whoever
+    waits for the connection is cancelled, nothing is left of it, and the next call connects again.
     """
 
     def __init__(self, url: str | None = None, space: str | None = None, **settings: Any) -> None:
-        self._arguments = (url, space)
-        self._settings = settings
-        self._publisher: Publisher | None = None
+        self._make: Callable[[], Publisher] = partial(Publisher, url, space, **settings)
+        self._opening: _Opening | None = None
+        self._closed = False
+        self._process = os.getpid()
 
     async def open(self) -> AsyncPublisher:
-        """Connect; `async with` does it. Raises what `Publisher` raises."""
-        if self._publisher is None:
-            self._publisher = await asyncio.to_thread(Publisher, *self._arguments, **self._settings)
+        """Connect; `async with` does it. Raises what `Publisher` raises, and `PublisherClosed` after `close`."""
+        await self._opened()
         return self
 
     async def publish(
@@ -38,36 +48,58 @@ class AsyncPublisher:
         timestamp: datetime | int | None = None,
     ) -> Delivery:
         """Queue one message; waits only while the buffer is full."""
-        publisher = (await self.open())._publisher
-        assert publisher is not None
+        publisher = await self._opened()
         while (delivery := publisher._offer(topic, value, key, headers, timestamp, wait=False)) is None:
             await self._room(publisher)
         return delivery
 
     async def publish_batch(self, data: Columns) -> BatchDelivery:
         """Queue a batch, in a thread of its own where it has to wait."""
-        publisher = (await self.open())._publisher
-        assert publisher is not None
+        publisher = await self._opened()
         return await asyncio.to_thread(publisher.publish_batch, data)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
-        if self._publisher is not None:
-            await asyncio.to_thread(self._publisher.flush, timeout_s)
+        if self._opening is not None and not self._opening.failed:
+            publisher = await self._opened()
+            await asyncio.to_thread(publisher.flush, timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what is queued, then end. Raises the first delivery error."""
-        if self._publisher is not None:
-            await asyncio.to_thread(self._publisher.close, timeout_s)
+        """Deliver what is queued, then end, for good. Raises the first delivery error.
+
+        It goes on when the waiting is cancelled.
+        """
+        await self._end(lambda publisher: publisher.close(timeout_s))
 
     async def __aenter__(self) -> AsyncPublisher:
-        return await self.open()
+        try:
+            return await self.open()
+        except asyncio.CancelledError:
+            self._closed = True
+            if self._opening is not None:
+                self._opening.undo()  # also if it was there the moment before
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._publisher is not None:
-            await asyncio.to_thread(self._publisher.__exit__, kind, error, traceback)
+        await self._end(lambda publisher: publisher.__exit__(kind, error, traceback))
+
+    async def _opened(self) -> Publisher:
+        """The one publisher of all who ask."""
+        check_process(self._process, "this publisher")
+        while True:
+            if self._opening is None or self._opening.failed:
+                if self._closed:
+                    raise PublisherClosed("this publisher is closed. Make a new AsyncPublisher.")
+                self._opening = _Opening(self._make)
+            with contextlib.suppress(_Undone):
+                return await self._opening.opened()
+
+    async def _end(self, close: Callable[[Publisher], None]) -> None:
+        self._closed = True
+        if self._opening is not None and self._process == os.getpid():
+            await asyncio.to_thread(self._opening.end, close)
 
     @staticmethod
     async def _room(publisher: Publisher) -> None:
@@ -79,3 +111,80 @@ class AsyncPublisher:
 
         publisher._buffer.when_room(wake)
         await room.wait()
+
+
+class _Undone(Exception):
+    """All who waited for it were cancelled."""
+
+
+class _Opening:
+    """One connecting, in a thread of its own, for all who wait for it; if nobody waits any more, it is undone."""
+
+    def __init__(self, make: Callable[[], Publisher]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._publisher: Future[Publisher] = Future()
+        self._waiting = 0
+        self._unwanted = False
+        threading.Thread(target=self._run, name="sublet publisher opening", daemon=True).start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has come to nothing."""
+        return self._publisher.done() and self._publisher.exception() is not None
+
+    async def opened(self) -> Publisher:
+        """Wait for the publisher. Raises what hinders it."""
+        if self._publisher.done():
+            return self._publisher.result()
+        bell = self._join()
+        try:
+            await bell.wait()
+        except asyncio.CancelledError:
+            if self._waiting == 1:
+                self._give_up()
+            raise
+        finally:
+            self._waiting -= 1
+        return self._publisher.result()
+
+    def undo(self) -> None:
+        """Close the publisher, or see to it that it is closed as soon as it is there; waits for neither."""
+        self._give_up()
+        threading.Thread(target=self.end, args=(Publisher.close,), name="sublet publisher closing", daemon=True).start()
+
+    def end(self, close: Callable[[Publisher], None]) -> None:
+        """Wait for the publisher, if there will be one, and close it; blocks."""
+        if self._publisher.exception() is None:
+            close(self._publisher.result())
+
+    def _join(self) -> asyncio.Event:
+        """One more who waits; what rings when it is over."""
+        loop, bell = asyncio.get_running_loop(), asyncio.Event()
+
+        def ring(_: Future[Publisher]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(bell.set)
+
+        self._waiting += 1
+        with self._lock:
+            self._unwanted = False
+        self._publisher.add_done_callback(ring)
+        return bell
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._unwanted = not self._publisher.done()
+
+    def _run(self) -> None:
+        try:
+            publisher = self._make()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            self._publisher.set_exception(error)
+            return
+        with self._lock:
+            if not self._unwanted:
+                self._publisher.set_result(publisher)
+                return
+            self._publisher.set_exception(_Undone())
+        publisher.close()

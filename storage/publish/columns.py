@@ -158,6 +158,10 @@ def _array(name: str, column: Any, count: int) -> Any:
     values = [column] if single else column
     if name == "headers":
         values = [as_headers(each) for each in values]
+    if name == "timestamp":
+        for each in values:
+            if type(each).__name__ == "datetime64" or (isinstance(each, datetime) and each.utcoffset() is None):
+                raise UsageError(f"column timestamp: {_no_zone(each)}")
     try:
         array = pa.array(values, _TYPES[name])
     except UnicodeEncodeError as error:
@@ -177,14 +181,40 @@ def _column(table: pa.Table, field: pa.Field) -> Any:
             return pa.repeat(pa.scalar(now_us(), field.type), count)
         return pa.nulls(count, field.type)
     column = table.column(field.name)
+    if field.name == "timestamp":
+        _check_zone(column.type)
     try:
         if column.type != field.type:
-            column = column.cast(field.type, safe=not pa.types.is_timestamp(column.type))
+            column = column.cast(field.type, safe=not _is_finer(column.type))
         column.validate(full=True)
     except pa.ArrowException as error:
         kind = InvalidTopic if field.name == "topic" else UsageError
         raise kind(f"column {field.name} of type {column.type}: {error}. It must be {field.type}.") from None
+    if field.name == "headers":
+        _check_header_names(column)
     return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
+
+
+def _is_finer(kind: pa.DataType) -> bool:
+    """Nanoseconds are cut off; a coarser time is checked, since not every one of it is a time in microseconds."""
+    return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
+
+
+def _check_zone(kind: pa.DataType) -> None:
+    """The same as for one message: a time without a zone is not a time."""
+    if (pa.types.is_timestamp(kind) and kind.tz is None) or pa.types.is_date(kind):
+        raise UsageError(
+            f"column timestamp of type {kind}: it has no time zone. Say which it is in "
+            "(pyarrow.compute.assume_timezone(column, 'UTC'), say), or give microseconds since 1970."
+        )
+
+
+def _check_header_names(column: pa.ChunkedArray) -> None:
+    if not pc.struct_field(pc.list_flatten(column), "key").null_count:
+        return
+    for index, pairs in enumerate(column.to_pylist()):
+        if any(pair is None or pair["key"] is None for pair in pairs or ()):
+            raise UsageError(f"column headers: message {index} of the batch has a header without a name. Name each.")
 
 
 def _as_header(pair: object) -> tuple[str, bytes | None]:
@@ -200,8 +230,12 @@ def _as_header(pair: object) -> tuple[str, bytes | None]:
 
 def _datetime_us(moment: datetime) -> int:
     if moment.utcoffset() is None:
-        raise UsageError(f"timestamp {moment} has no time zone. Give an aware datetime, or microseconds.")
+        raise UsageError(_no_zone(moment))
     return int((moment - _EPOCH) // _MICROSECOND)
+
+
+def _no_zone(moment: object) -> str:
+    return f"timestamp {moment} has no time zone. Give an aware datetime, or microseconds."
 
 
 def _whole(timestamp: object) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import pyarrow as pa
+
+from storage.publish.fork import check_process
 
 Rows: TypeAlias = range | pa.Array
 """Which messages of a ticket: a range of their numbers, or an Arrow array of them."""
@@ -42,7 +45,7 @@ class Span:
 class Ticket:
     """The common fate of messages published together: settled when each of them is durable or has failed."""
 
-    __slots__ = ("_callbacks", "_error", "_event", "_left", "_lock", "_spans")
+    __slots__ = ("_callbacks", "_error", "_event", "_left", "_lock", "_process", "_spans")
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
@@ -51,6 +54,7 @@ class Ticket:
         self._error: Exception | None = None
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], None]] = []
+        self._process = os.getpid()
 
     def grow(self) -> int:
         """One message more, while nothing of the ticket has been sent; its number."""
@@ -72,10 +76,11 @@ class Ticket:
 
     def abandon(self, error: Exception) -> None:
         """All that is not settled will never be."""
-        self._settle(self._left, None, error)
+        self._settle(None, None, error)
 
     def wait(self, timeout_s: float | None) -> tuple[Span, ...]:
         """Wait until settled; the spans, or the error of the first failure. Raises TimeoutError."""
+        self._check_process()
         with self._lock:
             if self._left and self._event is None:
                 self._event = threading.Event()
@@ -97,20 +102,27 @@ class Ticket:
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call back once, from the publisher's thread, or at once if it is settled already."""
+        self._check_process()
         with self._lock:
             if self._left:
                 self._callbacks.append(callback)
                 return
         callback()
 
-    def _settle(self, count: int, span: Span | None, error: Exception | None) -> None:
+    def _check_process(self) -> None:
+        """Raise `UsageError` where nobody will ever settle it."""
+        if self._left:
+            check_process(self._process, "this delivery", "Wait for it in the process that published.")
+
+    def _settle(self, count: int | None, span: Span | None, error: Exception | None) -> None:
+        """So many more have met their fate; without a count, all."""
         with self._lock:
             if span is not None:
                 self._spans.append(span)
             if not self._left:
                 return
             self._error = self._error or error
-            self._left -= count
+            self._left -= self._left if count is None else count
             if self._left:
                 return
             event, callbacks = self._event, self._callbacks

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
+import threading
+import time
 import uuid
 from contextlib import ExitStack
 from datetime import datetime
@@ -9,7 +13,7 @@ from types import TracebackType
 
 import psycopg
 
-from protocol.errors import DatabaseUnreachable, InvalidSetting, PublisherClosed
+from protocol.errors import DatabaseUnreachable, PublisherClosed
 from storage.catalogue import find_space
 from storage.connect import connect
 from storage.database import open_database
@@ -27,12 +31,17 @@ from storage.publish.columns import (
     size_of,
 )
 from storage.publish.delivery import BatchDelivery, Delivery
+from storage.publish.fork import check_process
 from storage.publish.routes import Routes
 from storage.publish.sender import Producer, Sender
+from storage.publish.settings import LARGEST_BYTES, LONGEST_LINGER_MS, duration, producer_name, text, whole
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
 RETRY_TIMEOUT_S = 120.0
+
+GIVE_UP_S = 0.5
+"""What `close` grants the sender, and the leaving of an embedded server, once its own time is over."""
 
 
 class Publisher:
@@ -43,7 +52,9 @@ class Publisher:
     `linger_ms`: let a message wait for company; 0 sends at once, and load alone makes the blocks large.
     `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the blocks of a stream that are committed
     together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks.
-    A lost database is retried for `retry_timeout_s`, after which deliveries fail.
+    A lost database, or one that does not answer, is retried for `retry_timeout_s` (math.inf: for ever), after which
+    deliveries fail; what has been sent by then is given 5 s at least to be answered.
+    It belongs to the process that made it: in a fork of that, every use but `close` raises `UsageError`.
     Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
     """
 
@@ -61,20 +72,22 @@ class Publisher:
         retry_timeout_s: float = RETRY_TIMEOUT_S,
         producer: str | None = None,
     ) -> None:
-        _check_settings(
-            block_messages=block_messages,
-            block_bytes=block_bytes,
-            blocks_per_commit=blocks_per_commit,
-            max_buffered_bytes=max_buffered_bytes,
-            max_message_bytes=max_message_bytes,
+        self._process = os.getpid()
+        self._max_message_bytes = whole("max_message_bytes", max_message_bytes, LARGEST_BYTES)
+        limits = Limits(
+            whole("block_messages", block_messages),
+            whole("block_bytes", block_bytes, LARGEST_BYTES),
+            whole("blocks_per_commit", blocks_per_commit),
+            whole("max_buffered_bytes", max_buffered_bytes, 2**63 - 1),
+            duration("linger_ms", linger_ms, LONGEST_LINGER_MS) / 1000,
         )
-        self._max_message_bytes = max_message_bytes
-        limits = Limits(block_messages, block_bytes, blocks_per_commit, max_buffered_bytes, max(0.0, linger_ms) / 1000)
+        patience_s = duration("retry_timeout_s", retry_timeout_s, math.inf)
+        producer, url, space = producer_name(producer), text("url", url), text("space", space)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
             routes, writer = _begin(database.url, space, producer)
             self._buffer = Buffer(routes, limits)
-            self._sender = Sender(database.url, self._buffer, writer, space, retry_timeout_s)
+            self._sender = Sender(database.url, self._buffer, writer, space, patience_s)
             self._database = stack.pop_all()
         self._sender.start()
 
@@ -102,6 +115,7 @@ class Publisher:
         Columns: topic and value; key, headers, timestamp, epoch if wanted. In a mapping, a single topic or key stands
         for all. Bad input raises before any of it is accepted; the order per key is that of the rows.
         """
+        check_process(self._process, "this publisher")
         batches = normalise(data)
         for batch in batches:
             check_sizes(batch, self._max_message_bytes)
@@ -110,18 +124,28 @@ class Publisher:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
+        check_process(self._process, "this publisher")
         self._buffer.flush(timeout_s)
         if (error := self._buffer.pop_error()) is not None:
             raise error
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error."""
+        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error.
+
+        It returns a second after its timeout at the latest, also where the database does not answer. In a process
+        forked from the publisher's it does nothing.
+        """
+        if self._process != os.getpid():
+            return
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._buffer.close(PublisherClosed("this publisher is closed."))
         self._sender.join(timeout_s)
         if self._sender.is_alive():
             self._sender.give_up()
-            self._sender.join()
-        self._database.close()
+            self._sender.join(GIVE_UP_S)
+        if self._sender.is_alive():
+            self._buffer.abandon(DatabaseUnreachable(f"not stored within the {timeout_s} s of close(), and given up."))
+        self._leave_database(deadline)
         if (error := self._buffer.pop_error()) is not None:
             raise error
 
@@ -149,10 +173,20 @@ class Publisher:
         wait: bool,
     ) -> Delivery | None:
         """`publish`; without `wait`, None instead of blocking."""
+        check_process(self._process, "this publisher")
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
         return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), wait)
+
+    def _leave_database(self, deadline: float | None) -> None:
+        """The last user of an embedded server stops it, which takes long where one of its processes is frozen."""
+        if deadline is None:
+            self._database.close()
+            return
+        leaving = threading.Thread(target=self._database.close, name="sublet publisher leaving", daemon=True)
+        leaving.start()
+        leaving.join(max(GIVE_UP_S, deadline - time.monotonic()))
 
 
 def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer]:
@@ -166,9 +200,3 @@ def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, P
             return routes, Producer(producer, register_producer(conn, producer))
     except psycopg.OperationalError as error:
         raise DatabaseUnreachable(f"the database went away while opening a publisher: {error}") from error
-
-
-def _check_settings(**settings: int) -> None:
-    for name, value in settings.items():
-        if value < 1:
-            raise InvalidSetting(f"{name} {value}: must be at least 1. Leave it out for the default.")

@@ -19,6 +19,7 @@ from protocol.errors import DatabaseUnreachable, ProducerFenced, SubletError, Un
 from storage.connect import UnknownOutcome, connect
 from storage.log import Append, Appended, Outcome, Stamp, append
 from storage.publish.buffer import Buffer
+from storage.publish.cutoff import Cutoff
 from storage.publish.pieces import Load
 from storage.publish.routes import Routes
 
@@ -28,6 +29,10 @@ TRANSACTION_TIMEOUT_S = 30.0
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+
+ATTEMPT_TIMEOUT_S = 45.0
+LEAST_ATTEMPT_S = 5.0
+"""A server that gives no answer for so long is taken for lost; the second where less time is left for retries."""
 
 Retryable = (Unavailable, psycopg.OperationalError)
 """Nothing is wrong with the request: connection lost or refused, lock not to be had, deadlock, server restarting."""
@@ -54,6 +59,7 @@ class Sender(threading.Thread):
         self._conn: psycopg.Connection[Any] | None = None
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
+        self._cutoff = Cutoff(self.name)
 
     def run(self) -> None:
         """Take, send, settle; whatever goes wrong reaches the deliveries."""
@@ -64,10 +70,12 @@ class Sender(threading.Thread):
             self._buffer.abandon(error)
         finally:
             self._disconnect()
+            self._cutoff.end()
 
     def give_up(self) -> None:
-        """Retry no longer: what cannot be sent at once fails."""
+        """Wait for the database no longer: what has no answer by now fails, and what still waits is not sent."""
         self._giving_up.set()
+        self._cutoff.cut()
 
     def _deliver(self, loads: list[Load]) -> None:
         try:
@@ -126,7 +134,7 @@ class Sender(threading.Thread):
         deadline, pause_s = time.monotonic() + self._retry_timeout_s, FIRST_PAUSE_S
         while True:
             try:
-                return attempt(self._connection())
+                return self._once(attempt, deadline)
             except Retryable as error:
                 self._disconnect()
                 if self._giving_up.is_set() or time.monotonic() + pause_s > deadline:
@@ -137,12 +145,26 @@ class Sender(threading.Thread):
             self._giving_up.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
+    def _once(self, attempt: Callable[[psycopg.Connection[Any]], _T], deadline: float) -> _T:
+        """One attempt, which ends in time also where the server is frozen."""
+        self._check_time()
+        conn = self._connection()
+        self._check_time()  # again, now that `give_up` would cut the connection
+        with self._cutoff.within(min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, deadline - time.monotonic()))):
+            return attempt(conn)
+
+    def _check_time(self) -> None:
+        if self._giving_up.is_set():
+            raise DatabaseUnreachable("there was no time left to send it.")
+
     def _too_late(self, error: Exception) -> Unavailable:
+        when = "before the publisher was closed" if self._giving_up.is_set() else f"within {self._retry_timeout_s:g} s"
+        why = " ".join(str(error).split())
         if isinstance(error, UnknownOutcome):
-            return error
-        return DatabaseUnreachable(
-            f"not stored within {self._retry_timeout_s:g} s, and given up: {str(error).strip()} Publish it again."
-        )
+            return UnknownOutcome(
+                f"no answer {when}, and given up: {why}. It may be stored or not: look before you publish it again."
+            )
+        return DatabaseUnreachable(f"not stored {when}, and given up: {why} Publish it again.")
 
     def _connection(self) -> psycopg.Connection[Any]:
         if self._conn is None:
@@ -152,9 +174,11 @@ class Sender(threading.Thread):
                 lock_timeout_s=LOCK_TIMEOUT_S,
                 transaction_timeout_s=TRANSACTION_TIMEOUT_S,
             )
+            self._cutoff.watch(self._conn)
         return self._conn
 
     def _disconnect(self) -> None:
+        self._cutoff.forget()
         conn, self._conn = self._conn, None
         if conn is not None:
             conn.close()

@@ -33,7 +33,7 @@ def holdings(history: Sequence[HistoryRecord], began_us: int) -> list[dict[str, 
             line = _begun(record, began_us, before["holder"] if before else None)
             lines.append(line)
             current[record.stream_id] = line
-        elif record.event != "reclaim" and record.stream_id in current:
+        elif record.event not in ("reclaim", "revoke") and record.stream_id in current:
             current[record.stream_id] |= _ended(record, began_us)
     return sorted(lines, key=lambda line: (line["stream"], line["from_s"]))
 

@@ -1,0 +1,150 @@
+"""What is true of every built-in strategy, over random groups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leader.allocation import EvenStrategy, Load, Situation, Strategy, checked, find_strategy
+from tests.property.sharing import NAMES, WEIGHTS, World, counts, situations
+
+pytestmark = pytest.mark.parametrize("strategy", [find_strategy("even"), find_strategy("load")], ids=["even", "load"])
+EXAMPLES = settings(max_examples=60)
+LOAD = Load(100.0, 0)
+
+
+def settled(strategy: Strategy, streams: int, members: int) -> World:
+    """So many streams that all cost the same, shared by so many equal members."""
+    weights = dict.fromkeys(NAMES[:members], 1.0)
+    world = World(strategy, {}, set(range(streams)), weights, dict.fromkeys(range(streams), LOAD))
+    world.settle()
+    return world
+
+
+@pytest.mark.conforms("E18", "E19")
+@EXAMPLES
+@given(situation=situations())
+def test_every_free_stream_is_granted_and_only_what_may_move_is_revoked(
+    strategy: Strategy, situation: Situation
+) -> None:
+    plan = checked(strategy.plan(situation), situation)
+    assert [stream for stream, _ in plan.grants] == (sorted(situation.free) if situation.weights else [])
+    assert list(plan.revokes) == sorted(plan.revokes)
+    assert all(situation.held[stream] in situation.weights for stream in plan.revokes), "a stranger's stream"
+
+
+@pytest.mark.conforms("E18")
+@EXAMPLES
+@given(situation=situations(), rng=st.randoms(use_true_random=False))
+def test_the_order_of_the_arguments_does_not_matter(
+    strategy: Strategy,
+    situation: Situation,
+    rng: st.randoms,  # type: ignore[valid-type]
+) -> None:
+    def mixed(mapping: dict) -> dict:  # type: ignore[type-arg]
+        return dict(rng.sample(list(mapping.items()), len(mapping)))  # type: ignore[attr-defined]
+
+    other = replace(
+        situation,
+        held=mixed(dict(situation.held)),
+        free=sorted(situation.free, reverse=True),
+        weights=mixed(dict(situation.weights)),
+        load=mixed(dict(situation.load)),
+        last=mixed(dict(situation.last)),
+    )
+    assert strategy.plan(other) == strategy.plan(situation)
+
+
+@pytest.mark.conforms("E18")
+@EXAMPLES
+@given(situation=situations())
+def test_at_rest_nothing_moves(strategy: Strategy, situation: Situation) -> None:
+    members = {stream: who for stream, who in situation.held.items() if who in situation.weights}
+    world = World(strategy, members, set(situation.free), dict(situation.weights), dict(situation.load))
+    world.settle()
+    before = dict(world.held)
+    assert not world.round()
+    assert world.held == before
+
+
+@pytest.mark.conforms("E18")
+@EXAMPLES
+@given(streams=st.integers(0, 60), members=st.integers(1, 7))
+def test_one_join_moves_about_its_share_to_the_newcomer_alone(strategy: Strategy, streams: int, members: int) -> None:
+    world = settled(strategy, streams, members)
+    newcomer, share = NAMES[members], streams / (members + 1)
+    before = world.moves()
+    world.weights = {**world.weights, newcomer: 1.0}
+    world.settle()
+    moved = {stream for stream, times in world.moves().items() if times > before[stream]}
+    assert all(world.moves()[stream] == before[stream] + 1 for stream in moved)
+    assert {world.held[stream] for stream in moved} <= {newcomer}
+    assert 0.75 * share - 1 <= len(moved) <= math.ceil(share)
+    assert len(moved) >= (streams > members)
+
+
+@pytest.mark.conforms("E18", "E20")
+@EXAMPLES
+@given(streams=st.integers(0, 60), members=st.integers(2, 8))
+def test_one_leave_moves_only_what_the_leaver_held_in_one_plan(strategy: Strategy, streams: int, members: int) -> None:
+    world = settled(strategy, streams, members)
+    leaver = NAMES[0]
+    for stream_id in [stream for stream, who in world.held.items() if who == leaver]:
+        world.set_free(stream_id)
+    world.weights = {name: 1.0 for name in world.weights if name != leaver}
+    plan = world.round()
+    assert not plan.revokes
+    assert not world.free
+    assert not world.round()
+
+
+@pytest.mark.conforms("E19")
+@settings(max_examples=20)
+@given(streams=st.integers(0, 60), members=st.integers(1, 3))
+def test_many_joins_at_once_move_each_stream_at_most_once(strategy: Strategy, streams: int, members: int) -> None:
+    world = settled(strategy, streams, members)
+    before = world.moves()
+    world.weights = dict.fromkeys(NAMES, 1.0)
+    world.settle()
+    assert all(times <= before[stream] + 1 for stream, times in world.moves().items())
+    level, mean = counts(world.held, world.weights).values(), streams / len(NAMES)
+    assert 0.75 * mean - 1 <= min(level) <= max(level) <= 1.25 * mean + 1
+
+
+@pytest.mark.conforms("E20")
+@EXAMPLES
+@given(streams=st.integers(0, 8), weights=st.lists(WEIGHTS, min_size=8, max_size=8))
+def test_with_fewer_streams_than_members_the_others_stand_by(
+    strategy: Strategy, streams: int, weights: list[float]
+) -> None:
+    members = dict(zip(NAMES, weights, strict=True))
+    world = World(strategy, {}, set(range(streams)), members)
+    world.settle()
+    assert len(world.held) == streams
+    if len(set(weights)) == 1:
+        assert max(counts(world.held, members).values(), default=0) <= 1
+    for leaver in sorted(set(world.held.values())):
+        for stream_id in [stream for stream, who in world.held.items() if who == leaver]:
+            world.set_free(stream_id)
+        del world.weights[leaver]
+        plan = world.round()
+        assert not world.free - set(plan.revokes) or not world.weights, "nobody took over"
+
+
+@pytest.mark.conforms("E18")
+@EXAMPLES
+@given(streams=st.integers(0, 60), members=st.integers(1, 8))
+def test_who_lost_its_streams_and_is_still_there_gets_them_back(strategy: Strategy, streams: int, members: int) -> None:
+    world = settled(strategy, streams, members)
+    own = [stream for stream, who in world.held.items() if who == NAMES[0]]
+    for stream_id in own:
+        world.set_free(stream_id)
+    world.round()
+    back = sum(world.held[stream] == NAMES[0] for stream in own)
+    assert back >= math.floor(len(own) * 2 / 3)
+    if isinstance(strategy, EvenStrategy):
+        assert back == len(own)
