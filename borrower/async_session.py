@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self
 
 from borrower.batch import Batch
+from borrower.process import Home
 from borrower.session import Session
 from borrower.worker import Worker, settled
 from protocol.errors import InvalidSubscription, UsageError
@@ -44,6 +45,7 @@ class AsyncSession:
             raise InvalidSubscription(f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER or $queue/...")
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
+        self._home = Home()
         self._worker = Worker("sublet-session")
         self._session: Session | None = None
         self._opening: Future[Session] | None = None
@@ -112,10 +114,12 @@ class AsyncSession:
 
     def may_go_on(self, batch: Batch) -> bool:
         """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
+        self._home.check(self.subscription)
         return self._session is not None and self._session.may_go_on(batch)
 
     def drain(self) -> None:
         """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
+        self._home.check(self.subscription)
         self._draining = True
         if self._session is not None:
             self._session.drain()
@@ -131,6 +135,7 @@ class AsyncSession:
 
     def held(self) -> dict[int, int]:
         """{stream: next offset to deliver} of the streams this session holds now."""
+        self._home.check(self.subscription)
         return {} if self._session is None else self._session.held()
 
     async def close(self, *, broken_off: bool = False) -> None:
@@ -138,6 +143,8 @@ class AsyncSession:
 
         It goes on when the waiting is cancelled. Closing again waits for the same end.
         """
+        if self._home.is_elsewhere:
+            return
         if self._ending is None:
             self._ending = self._worker.submit(partial(self._end, broken_off))
             self._worker.stop()
@@ -156,6 +163,7 @@ class AsyncSession:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _opened(self) -> Session:
+        self._home.check(self.subscription)
         if self._ending is not None:
             raise UsageError(f"{self.subscription}: this session is closed. Make another.")
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
@@ -202,6 +210,7 @@ class AsyncSession:
         assert acknowledge is not None
 
         def carried(*arguments: _P.args, **named: _P.kwargs) -> None:
+            self._home.check(self.subscription)
             if self._worker.is_current:
                 acknowledge(*arguments, **named)
             else:

@@ -20,7 +20,7 @@ class Lent:
     """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
 
     `outstanding`: {first offset of a batch: how far it is done}. `given_up`: nobody will acknowledge these any more.
-    `unreadable`: what comes next cannot be had, its messages are gone.
+    `unreadable`: what comes next cannot be had, its messages are gone. `size`: bytes given out so far.
     """
 
     stream_id: int
@@ -35,6 +35,7 @@ class Lent:
     over: bool = False
     lost: bool = False
     unreadable: bool = False
+    size: int = 0
 
     @property
     def acknowledged(self) -> int:
@@ -65,8 +66,9 @@ class Lent:
 
     def progress(self) -> Progressed:
         """What to report; final once it was told to stop and nothing is outstanding."""
-        final = self.stopping and self.is_settled
-        return Progressed(self.stream_id, self.grant_id, self.acknowledged, final)
+        final, position = self.stopping and self.is_settled, self.acknowledged
+        lag = None if self.head is None else max(self.head - position, 0)
+        return Progressed(self.stream_id, self.grant_id, position, final, self.size, lag)
 
 
 class Handler:
@@ -132,9 +134,10 @@ class Handler:
         if not lent.outstanding:
             self._report(lent.progress())
 
-    def given(self, lent: Lent, first: int) -> None:
-        """A batch that begins at `first`, of what was taken last, was given to the user."""
+    def given(self, lent: Lent, first: int, size: int = 0) -> None:
+        """A batch of `size` bytes that begins at `first`, of what was taken last, was given to the user."""
         lent.outstanding[first] = first
+        lent.size += size
 
     def acknowledged(self, lent: Lent, first: int) -> None:
         """The batch that begins at `first` is done."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from borrower.handler import Lent
+from borrower.process import sever_in_children
 from protocol.errors import DatabaseUnreachable
 from storage import log as message_log
 from storage.connect import connect
@@ -65,6 +66,7 @@ class Reader:
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = connect(self._url, application_name="sublet reader")
+                sever_in_children(self._connection)
             answer = read(self._connection)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             if not self._away:

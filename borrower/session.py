@@ -29,6 +29,7 @@ from borrower.handler import Handler, Lent
 from borrower.inbox import Inbox
 from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
+from borrower.process import Home
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
 from borrower.transaction import Transactions
@@ -90,6 +91,7 @@ class Session:
             auto_ack=auto_ack,
         )
         self.subscription = str(Subscription.parse(subscription))
+        self._home = Home()
         self.settings = settings or BorrowerSettings.from_env()
         self._auto_ack = auto_ack
         self._last: Batch | None = None
@@ -130,6 +132,7 @@ class Session:
 
         Asking acknowledges the batch before, unless the session has auto_ack off.
         """
+        self._home.check(self.subscription)
         if self._auto_ack and self._last is not None and (self._last.committed or not self._last.began):
             self._last.ack()
         self._last = None
@@ -154,6 +157,7 @@ class Session:
 
     def interrupt(self) -> None:
         """Let a `next_batch` that waits, or else the next one, return None if it finds nothing. From any thread."""
+        self._home.check(self.subscription)
         self._interrupted = True
         self._inbox.wake()
 
@@ -162,6 +166,7 @@ class Session:
         """A transaction in which the user's output and the progress of these batches of this session are committed
         together. For one batch: `batch.transaction()`, which says more.
         """
+        self._home.check(self.subscription)
         if not batches:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
         for batch in batches:
@@ -176,6 +181,7 @@ class Session:
 
         Raises `SubscriptionEnded`.
         """
+        self._home.check(self.subscription)
         deadline = time.monotonic() + timeout_s
         while not self.closed:
             self._digest(max(deadline - time.monotonic(), 0.0))
@@ -184,10 +190,12 @@ class Session:
 
     def may_go_on(self, batch: Batch) -> bool:
         """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
+        self._home.check(self.subscription)
         return self._agent.may_go_on(self._handle, batch.stream_id, batch.grant_id)
 
     def drain(self) -> None:
         """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
+        self._home.check(self.subscription)
         self._draining = True
         self._inbox.wake()
 
@@ -201,6 +209,7 @@ class Session:
 
     def held(self) -> dict[int, int]:
         """{stream: next offset to deliver} of the streams this session holds now."""
+        self._home.check(self.subscription)
         return {} if self.closed else self._handler.streams()
 
     def close(self, *, broken_off: bool = False) -> None:
@@ -208,8 +217,10 @@ class Session:
 
         Batches not acknowledged are given up: their messages will be delivered again. `broken_off`: they were being
         worked on, and the group's history is to say so; that takes the whole unsubscribe timeout. Closing again has no
-        effect.
+        effect, nor has closing in a forked child.
         """
+        if self._home.is_elsewhere:
+            return
         deadline = time.monotonic() + self.settings.unsubscribe_timeout_s + self.settings.farewell_s + 1.0
         if not self.closed:
             if not broken_off:
@@ -233,6 +244,7 @@ class Session:
         return self._group
 
     def _report(self, progress: Progressed) -> None:
+        self._home.check(self.subscription)
         self._agent.progress(self._handle, progress)
 
     def _leave(self) -> None:
@@ -266,8 +278,8 @@ class Session:
                 self._handler.skipped(lent)
             return None, True
         self._group = self._agent.group_id(self._handle) or self._group
-        self._handler.given(lent, first)
         table = pa.Table.from_batches(page.batches)
+        self._handler.given(lent, first, table.nbytes)
         handler = self._handler
         acknowledged, progressed = handler.acknowledged, handler.progressed
         return Batch(table, first, page.position, lent, acknowledged, progressed, self.transaction), True

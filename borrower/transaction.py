@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import psycopg
 
+from borrower.process import sever_in_children
 from protocol.errors import DatabaseUnreachable, GrantLost, UsageError
 from storage import fence
 from storage.connect import UnknownOutcome, connect
@@ -99,6 +100,7 @@ class Transactions:
                 idle_in_transaction_timeout_s=None,
                 own_search_path=False,
             )
+            sever_in_children(self._connection)
         return self._connection
 
     def _happened(self, furthest: Sequence[Work], cause: Exception) -> bool:

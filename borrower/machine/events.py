@@ -26,12 +26,17 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again."""
+    """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again.
+
+    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load.
+    """
 
     stream_id: int
     grant_id: int
     position: int
     final: bool = False
+    size: int = 0
+    lag: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ class Stream:
     final: bool = False
     saved: int = -1
     sent_at: float | None = None
+    size: int = 0
+    lag: int | None = None
 
     @property
     def settled(self) -> bool:
@@ -31,7 +33,7 @@ class Stream:
 
     def progress(self) -> StreamProgress:
         """What to report."""
-        return StreamProgress(self.stream_id, self.grant_id, self.position, self.final)
+        return StreamProgress(self.stream_id, self.grant_id, self.position, self.final, self.size, self.lag)
 
 
 class Streams:
@@ -93,6 +95,8 @@ class Streams:
                 confirmed=False,
                 inherited_until=trusted_until if s.confirmed else s.inherited_until,
                 final=s.final,
+                size=s.size,
+                lag=s.lag,
             )
             for s in self._held.values()
         )

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from leader.allocation import Load
+from leader.group.meter import HALF_LIFE_S, Meter
 from protocol.messages import EndReason, Grant, Invalidate, Revoked, StreamProgress, UpdateProgress
 from storage.groups.model import GroupOptions, LendingStatus, Start
 from storage.groups.rules import Row
@@ -208,3 +210,32 @@ def test_a_revoke_is_recorded_when_it_is_decided_with_its_reason() -> None:
     bench.settle()
     assert bench.row().status in (LendingStatus.FREE, LendingStatus.HELD)
     assert bench.heard(Revoked)
+
+
+def test_what_holders_report_of_size_and_lag_reaches_the_strategy() -> None:
+    bench = Bench(2, options=GroupOptions(Start.EARLIEST, strategy="load"))
+    bench.joined("a/1")
+    bench.confirm()
+    for second in range(1, 6):
+        bench.pass_time(1.0, "a/1")
+        told = (
+            StreamProgress(1, bench.grant_id(1), second, size=1000 * second, lag=95 - second),
+            StreamProgress(2, bench.grant_id(2), second, size=10 * second, lag=None),
+        )
+        bench.hear(UpdateProgress("a/1", bench.term, told), "a")
+        bench.settle()
+    loads = [slot.meter.load() for slot in bench.leader.slots]
+    assert [(round(load.bytes_per_s), load.lag) for load in loads if load] == [(1000, 90), (10, -1)]
+
+
+def test_a_meter_goes_on_under_the_next_grant_and_forgets_slowly() -> None:
+    meter = Meter()
+    meter.note(1, 0, None, 0.0)
+    assert meter.load() is None
+    meter.note(1, 500, 7, 1.0)
+    meter.note(2, 0, None, 2.0)
+    assert meter.load() == Load(500.0, 7), "a new holder begins to count at nothing, and that is no pause"
+    meter.note(2, 0, 3, 2.0 + HALF_LIFE_S)
+    found = meter.load()
+    assert found is not None
+    assert (round(found.bytes_per_s), found.lag) == (250, 3)

@@ -111,7 +111,7 @@ def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is
     assert session.next_batch() is None
     assert STREAM not in reader.read[5:]
     assert reader.read[5:] == [OTHER] * 20
-    assert next(said for said in agent.reports if said.final) == Progressed(STREAM, 1, 3, True)
+    assert next(said for said in agent.reports if said.final) == Progressed(STREAM, 1, 3, True, 0, 997)
 
 
 def test_the_time_is_looked_at_between_two_pages(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
