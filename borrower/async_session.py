@@ -16,7 +16,9 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Self
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+
+import psycopg
 
 from borrower.batch import Batch
 from borrower.process import Home
@@ -29,6 +31,7 @@ LOOK_S = 0.1
 """Between two looks at what happens meanwhile, where somebody waits with a batch in hand."""
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class AsyncSession:
@@ -111,6 +114,18 @@ class AsyncSession:
                 looking.result()
             if time.monotonic() >= deadline:
                 return
+
+    async def transact(self, work: Callable[[psycopg.Connection[Any]], _T], *batches: Batch) -> _T:
+        """Call `work(connection)` on the session's thread, in a transaction that commits its output together with the
+        progress of these batches; its answer. See `Session.transaction` for the rules and the errors.
+
+        Cancelling the waiting does not end the work: it is committed or rolled back as if it had been waited for.
+        """
+        session = await self._opened()
+        working = self._worker.submit(partial(_in_transaction, session, work, batches))
+        session.interrupt()
+        await settled(working)
+        return working.result()
 
     def may_go_on(self, batch: Batch) -> bool:
         """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
@@ -203,6 +218,7 @@ class AsyncSession:
         if batch is not None:
             batch._acknowledge = self._carried(session, batch._acknowledge)
             batch._progressed = self._carried(session, batch._progressed)
+            batch._transact = _not_here
         return batch
 
     def _carried(self, session: Session, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
@@ -223,6 +239,18 @@ class AsyncSession:
         """Runs after what was begun before: an opening whose waiter was cancelled has come to its end too."""
         if self._session is not None:
             self._session.close(broken_off=broken_off)
+
+
+def _in_transaction(session: Session, work: Callable[[psycopg.Connection[Any]], _T], batches: tuple[Batch, ...]) -> _T:
+    with session.transaction(*batches) as connection:
+        return work(connection)
+
+
+def _not_here(batch: Batch) -> NoReturn:
+    raise UsageError(
+        f"{batch!r} is of an AsyncSession, whose transactions would hold up the event loop:"
+        " write `await session.transact(work, batch)`, where work(connection) is a plain function."
+    )
 
 
 def _look_again(session: Session, batch: Batch) -> Batch | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from borrower.async_session import AsyncSession
 from borrower.batch import Batch
 from borrower.runner import Policy, run
 from borrower.session import Session
@@ -16,9 +19,9 @@ from borrower.settings import BorrowerSettings
 from protocol.errors import DatabaseUnreachable, GrantLost, SubscriptionEnded, UsageError
 from storage.connect import UnknownOutcome, connect
 from storage.publish import Publisher
-from tests.integration.reply_cutter import ReplyCutter
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
+from tests.postgres_proxy import PostgresProxy
 
 ALL = "$share/g/#"
 BORROWER = BorrowerSettings().scaled(SPEED)
@@ -135,7 +138,7 @@ def test_a_stream_that_went_to_somebody_else_takes_the_output_with_it(place: Pla
 @pytest.mark.parametrize("away", [False, True], ids=["found out at once", "found out by the next try"])
 def test_a_commit_whose_answer_was_lost_is_not_done_twice(place: Place, away: bool) -> None:
     place.publish(3, key="k")
-    with ReplyCutter(place.url) as cutter, place.session(cutter.url) as session:
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url) as session:
         calls = 0
 
         def work(batch: Batch) -> None:
@@ -211,6 +214,33 @@ def test_a_database_that_is_away_is_named_and_nothing_is_written(place: Place) -
         with batch.transaction() as connection:
             write(connection, batch)
     assert place.output() == expected(1)
+
+
+@pytest.mark.conforms("E25")
+def test_a_session_of_an_event_loop_commits_on_its_own_thread(place: Place) -> None:
+    place.publish(5, key="k")
+    threads: set[int] = set()
+
+    async def main() -> None:
+        async with AsyncSession(ALL, place.url, settings=BORROWER, start="earliest", batch_bytes=1) as session:
+
+            def work(batch: Batch, connection: psycopg.Connection[object]) -> str:
+                threads.add(threading.get_ident())
+                write(connection, batch)
+                return "done"
+
+            for number in range(5):
+                batch = await session.next_batch(WAIT_S)
+                assert batch is not None
+                if number == 0:
+                    with pytest.raises(UsageError, match="session.transact"):
+                        batch.transaction()
+                assert await session.transact(partial(work, batch), batch) == "done"
+                assert place.progress() == number + 1
+
+    asyncio.run(main())
+    assert place.output() == expected(5)
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.conforms("E30")
