@@ -250,12 +250,15 @@ class GroupLeader:
 
     def _take_row(self, row: Lending, now: float) -> None:
         slot = self.slots.note(row, now)
-        if slot is None or self.slots.drop_finished(slot):
+        if slot is None:
             self.schedule.stream_freed(now)
             return
         held = slot.assignment
         if held is not None and held.grant_id and row.grant_id > held.grant_id and slot.in_flight is None:
-            self._assignments.happen(held, Kind.LOST, now)  # the renewal blocked it under its holder
+            self._assignments.happen(held, Kind.LOST, now)  # the renewal blocked or skipped it under its holder
+        if self.slots.drop_finished(slot):
+            self.schedule.stream_freed(now)
+            return
         if row.closed and row.status is LendingStatus.HELD and row.position >= row.head and not slot.queue:
             # Its holder reported the end before the stream was closed: there is no more progress to come.
             self.slots.write(Advance(row.stream_id, row.grant_id, row.position))

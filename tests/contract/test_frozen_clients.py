@@ -15,8 +15,8 @@ from storage.groups.channel import Channel
 from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher, sender
 from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld
-from tests.integration.reply_cutter import ReplyCutter
 from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
 
 KEYS = "abcdefghijkl"
 
@@ -57,7 +57,7 @@ def test_a_publisher_frozen_in_the_middle_of_an_append_does_not_stop_the_others(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "TRANSACTION_TIMEOUT_S", 1.0)
-    with connect(database) as connection, ReplyCutter(database) as cutter:
+    with connect(database) as connection, PostgresProxy(database) as cutter:
         frozen = Publisher(cutter.url)
         frozen.publish("a", "first").result(10)
         cutter.freeze(3_000_000)

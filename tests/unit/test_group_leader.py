@@ -22,7 +22,7 @@ from protocol.messages import (
     StreamProgress,
     UpdateProgress,
 )
-from storage.groups.model import Advance, LendingStatus, Release
+from storage.groups.model import Advance, GroupOptions, LendingStatus, Release, Start, WhenGone
 from storage.groups.model import Grant as GrantEntry
 from tests.unit.leader_bench import BORROWER, HEAD, Bench
 
@@ -235,6 +235,19 @@ def test_a_stream_that_a_renewal_blocks_is_taken_off_its_holder() -> None:
     bench.pass_time(bench.settings.renew_streams_s + 0.01, BORROWER)
     assert bench.row(1).status is LendingStatus.BLOCKED
     assert [(r.stream_id, r.reason) for r in bench.heard(Revoked)] == [(1, RevokedReason.LOST)]
+
+
+@pytest.mark.conforms("W4")
+def test_a_stream_whose_messages_are_gone_and_skipped_is_taken_from_its_holder_and_its_children_are_lent() -> None:
+    bench = Bench(options=GroupOptions(Start.EARLIEST, when_gone=WhenGone.SKIP))
+    bench.joined()
+    bench.confirm()
+    bench.streams.rollover(1)
+    bench.streams.retire(1)
+    bench.pass_time(bench.settings.renew_streams_s + 0.5, BORROWER)
+    assert bench.row(1).status is LendingStatus.FINISHED
+    assert [(r.stream_id, r.reason) for r in bench.heard(Revoked)] == [(1, RevokedReason.LOST)]
+    assert bench.holders() == {2: BORROWER}
 
 
 def test_a_stream_finished_while_its_grant_waits_for_a_lock_leaves_nothing_behind() -> None:

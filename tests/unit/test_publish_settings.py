@@ -41,7 +41,9 @@ def test_counts_and_sizes(name: str, value: Any, rule: str) -> None:
 @pytest.mark.parametrize("name", ["linger_ms", "retry_timeout_s"])
 @pytest.mark.parametrize("value", [-1, math.nan, -math.inf, None, "5", True, [5]], ids=repr)
 def test_durations(name: str, value: Any) -> None:
-    with pytest.raises(InvalidSetting, match=rf"^{name} .*: must be a number from 0 to .* Leave it out for the default"):
+    with pytest.raises(
+        InvalidSetting, match=rf"^{name} .*: must be a number from 0 to .* Leave it out for the default"
+    ):
         Publisher("postgresql://nowhere", **{name: value})
 
 
