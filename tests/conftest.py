@@ -9,16 +9,47 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from storage.embedded import EmbeddedPostgres
 from storage.migrate import migrate
-from tests.kit import database_of, server_directory
+from tests.kit import REMARKS, database_of, server_directory
 
 TEMPLATE = "sublet_template"
+WHOLE_FOLDERS = ("spark", "simulation")
+"""Their tests share what is dear, a JVM or a thousand seeds, and take the longest: to one worker each, first."""
 _numbers = itertools.count(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests stay together, in which order, where several workers run them."""
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(folder if folder in WHOLE_FOLDERS else str(item.path)))
+    items.sort(key=lambda item: item.path.parent.name not in WHOLE_FOLDERS)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands its remarks to whoever shows them."""
+    handed_over = getattr(session.config, "workeroutput", None)
+    if handed_over is not None:
+        handed_over["remarks"] = session.config.stash.get(REMARKS, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """They arrive."""
+    node.config.stash.setdefault(REMARKS, []).extend(getattr(node, "workeroutput", {}).get("remarks", []))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show them."""
+    for remark in terminalreporter.config.stash.get(REMARKS, []):
+        terminalreporter.write_line(remark)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -10,8 +11,18 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
+import pytest
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+REMARKS = pytest.StashKey[list[str]]()
+"""Lines that a test leaves in its config's stash, to be shown at the end of the run."""
+
+
+def same_name(value: object) -> str:
+    """`repr` for a test's id: without addresses, so that every worker calls the test the same."""
+    return re.sub(r" at 0x[0-9a-f]+", "", ascii(value))
 
 
 def eventually(

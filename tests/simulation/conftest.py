@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from tests.kit import REMARKS
 from tests.simulation.runs import Figures, run_seeds
 
 ENOUGH_FOR_ALL_PAIRS = 1000
@@ -22,18 +23,9 @@ else:
     collect_ignore = ["test_one_seed.py", *(["test_pairs.py"] if SEEDS < ENOUGH_FOR_ALL_PAIRS else [])]
 
 
-_FOUND = pytest.StashKey[Figures]()
-
-
 @pytest.fixture(scope="session")
 def figures(request: pytest.FixtureRequest) -> Figures:
     """What all the seeds together amounted to, which is also shown at the end."""
-    found = request.config.stash[_FOUND] = run_seeds(range(START, START + SEEDS))
+    found = run_seeds(range(START, START + SEEDS))
+    request.config.stash.setdefault(REMARKS, []).append(f"simulation: {found}")
     return found
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show the figures."""
-    found = terminalreporter.config.stash.get(_FOUND, None)
-    if found is not None:
-        terminalreporter.write_line(f"simulation: {found}")

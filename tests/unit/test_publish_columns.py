@@ -12,6 +12,7 @@ import pytest
 from protocol.errors import InvalidTopic, UsageError
 from storage.layout import BLOCK_SCHEMA
 from storage.publish.columns import as_bytes, as_headers, as_timestamp_us, normalise, size_of
+from tests.kit import same_name
 
 WEST = timezone(timedelta(hours=-12))
 NAIVE = datetime(2020, 1, 1)  # noqa: DTZ001 - that is what is refused
@@ -61,7 +62,7 @@ def test_a_timestamp_is_any_whole_number_or_an_aware_datetime(given: Any, micros
         (NAIVE, "has no time zone. Give an aware datetime"),
         (datetime(2020, 1, 1, tzinfo=Nowhere()), "has no time zone"),
     ],
-    ids=repr,
+    ids=same_name,
 )
 def test_what_is_no_timestamp_is_refused(given: Any, told: str) -> None:
     with pytest.raises(UsageError) as refusal:
@@ -93,7 +94,7 @@ def test_no_headers_are_none(given: Any) -> None:
         ({"a\ud800": b"x"}, "header name 'a\\ud800' holds a lone surrogate"),
         ({"a": "\ud800"}, "header 'a' '\\ud800' holds a lone surrogate"),
     ],
-    ids=ascii,
+    ids=same_name,
 )
 def test_what_are_no_headers_is_refused(given: Any, told: str) -> None:
     with pytest.raises(UsageError) as refusal:
@@ -165,7 +166,7 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
         ({"key": [b"x", b"y"]}, UsageError, "columns of different lengths (topic 2, value 1, key 2)"),
         ({5: [b"x"]}, UsageError, "no such columns: 5"),
     ],
-    ids=ascii,
+    ids=same_name,
 )
 def test_what_is_no_column_is_refused(changes: dict[Any, Any], error: type[UsageError], told: str) -> None:
     with pytest.raises(UsageError) as refusal:
