@@ -1,25 +1,30 @@
-"""`python -m bench [NAME ...]`: run the named benches, or all, with their defaults."""
+"""`python -m bench [NAME ...]`: run the named benches, or all, with their defaults; `python -m bench NAME OPTION ...`:
+run one of them with options of its own, of which `--help` tells."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 import sys
+from itertools import takewhile
 
 import bench
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run each; a bench is a module of this package with a `main(arguments)`."""
     known = [module.name for module in pkgutil.iter_modules(bench.__path__) if not module.name.startswith("_")]
+    names = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
+    options = arguments[len(names) :]
     if unknown := set(names) - set(known):
         print(f"no such bench: {', '.join(sorted(unknown))}. There are: {', '.join(known)}.", file=sys.stderr)
         return 2
+    if options and len(names) != 1:
+        print(f"{' '.join(options)}: of which bench? Name one of {', '.join(known)} before.", file=sys.stderr)
+        return 2
     for name in names or known:
-        module = importlib.import_module(f"bench.{name}")
-        if hasattr(module, "main"):
-            print(f"== {name}", flush=True)
-            module.main([])
+        print(f"== {name}", flush=True)
+        importlib.import_module(f"bench.{name}").main(options)
     return 0
 
 

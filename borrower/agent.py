@@ -33,7 +33,6 @@ from borrower.machine.agent import (
     Unsubscribe,
 )
 from borrower.machine.events import Progressed
-from borrower.process import keep_in_children
 from borrower.settings import BorrowerSettings
 from protocol.messages import EndReason, Invalidate, LeaderWanted, ToLeader
 from protocol.session.client import NodeConnection, shortened
@@ -76,7 +75,6 @@ class AgentThread:
         self._looking = False
         self._looked_at = float("-inf")
         self._over = False
-        keep_in_children(self)
 
     # --- for sessions, from any thread ------------------------------------------------------------------------------
 

@@ -188,7 +188,9 @@ class AsyncSession:
         return opening.result()
 
     async def _iterate(self) -> AsyncIterator[Batch]:
-        while (batch := await self.next_batch()) is not None:
+        """Closing ends it, also between two batches."""
+        await self._opened()
+        while self._ending is None and (batch := await self.next_batch()) is not None:
             yield batch
 
     def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:

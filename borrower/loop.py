@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 
-from borrower.process import ADVICE, keep_in_children
+from borrower.process import ADVICE
 from protocol.errors import UsageError
 
 # grpc does not survive a fork, so its fork handlers can but warn, of every process that is started. It reads this once,
@@ -35,7 +35,6 @@ def network_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            keep_in_children(_loop)
             threading.Thread(target=_loop.run_forever, name="sublet-network", daemon=True).start()
         return _loop
 

@@ -1,14 +1,13 @@
 """A session and the process that made it: a fork copies the memory, but not the threads, and shares every socket.
 
 What a child did with its parent's session would arrive in the midst of what the parent says. So a child may not use it,
-and cannot reach the parent's peers by accident either: its copies of connections to Postgres lead nowhere, and what
-grpc would say goodbye for is never taken apart there.
+and cannot reach the parent's peers by accident either: its copies of connections to Postgres lead nowhere. (Those of
+grpc say nothing there: the threads that would are the parent's.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import weakref
 from typing import Any
@@ -23,7 +22,6 @@ ADVICE = (
 )
 
 _connections: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
-_kept: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Home:
@@ -51,21 +49,13 @@ def sever_in_children(connection: psycopg.Connection[Any]) -> None:
     _connections.add(connection)
 
 
-def keep_in_children(thing: object) -> None:
-    """Never take this apart in a forked child, whatever becomes of it there."""
-    _kept.add(thing)
-
-
 def _after_fork() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for connection in tuple(_connections):
         with contextlib.suppress(psycopg.OperationalError):  # closed meanwhile
             os.dup2(nowhere, connection.fileno(), inheritable=False)
     os.close(nowhere)
-    for thing in tuple(_kept):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     _connections.clear()
-    _kept.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

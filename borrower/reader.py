@@ -24,10 +24,13 @@ _T = TypeVar("_T")
 
 
 class Reader:
-    """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe."""
+    """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe.
 
-    def __init__(self, url: str, batch_bytes: int) -> None:
-        self._url, self._batch_bytes = url, batch_bytes
+    A server that is silent for `timeout_s` in the middle of a read is a database that is away.
+    """
+
+    def __init__(self, url: str, batch_bytes: int, timeout_s: float) -> None:
+        self._url, self._batch_bytes, self._timeout_s = url, batch_bytes, timeout_s
         self._connection: psycopg.Connection[Any] | None = None
         self._away = False
 
@@ -65,7 +68,7 @@ class Reader:
         """A read changes nothing, so it may simply be tried again by whoever asked."""
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = connect(self._url, application_name="sublet reader")
+                self._connection = connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)
                 sever_in_children(self._connection)
             answer = read(self._connection)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:

@@ -100,11 +100,13 @@ class Session:
         self._inbox = Inbox()
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(open_database(url, data_dir))
-            self._reader = Reader(database.url, batch_bytes)
+            self._reader = Reader(database.url, batch_bytes, self.settings.read_timeout_s)
             opened.callback(self._reader.close)
             self._transactions = Transactions(database.url, self._group_id)
             opened.callback(self._transactions.close)
-            self._agent = AgentThread(lambda: nodes or _listed(database.url), self.settings)
+            self._agent = AgentThread(
+                lambda: nodes or _listed(database.url, self.settings.read_timeout_s), self.settings
+            )
             opened.callback(self._agent.close)
             epoch = _newest(database.url) if name is not None and stable else 0
             self._resources = opened.pop_all()
@@ -130,7 +132,8 @@ class Session:
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch; None once the session is drained or closed, or when the timeout is over.
 
-        Asking acknowledges the batch before, unless the session has auto_ack off.
+        Asking acknowledges the batch before, unless the session has auto_ack off. A Postgres that is silent in the
+        middle of a read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._home.check(self.subscription)
         if self._auto_ack and self._last is not None and (self._last.committed or not self._last.began):
@@ -291,7 +294,7 @@ class Session:
         except (Gone, BeyondHead) as problem:
             lent.unreadable = True
             log.warning(
-                "%s: %s Nothing more is read of this stream unless its group goes on elsewhere in it; all others go on.",
+                "%s: %s Nothing more is read of this stream unless its group moves past that; all others go on.",
                 self.subscription,
                 problem,
             )
@@ -310,6 +313,6 @@ def _newest(url: str) -> int:
         return fence.draw_session_epoch(connection)
 
 
-def _listed(url: str) -> list[str]:
-    with connect(url, application_name="sublet session") as connection:
+def _listed(url: str, silence_s: float) -> list[str]:
+    with connect(url, application_name="sublet session", silence_s=silence_s) as connection:
         return [node.address for node in live_nodes(connection)]

@@ -214,9 +214,10 @@ class Node:
                 self._seek(heard, wanted, now)
 
     def _admit(self, group: Group, now: float) -> None:
-        """Give everyone who waited to the group's leader."""
+        """Give everyone who waited to the group's leader, unless it has fallen silent: nothing is lent to ghosts."""
         leader = self.leaders[group.group_id]
-        for heard, borrower_id in self.registry.take_waiting(group.subscription):
+        since = now - self.settings.ping_timeout_s
+        for heard, borrower_id in self.registry.take_waiting(group.subscription, since):
             wanted = heard.message
             assert isinstance(wanted, LeaderWanted)
             if wanted.group_id is not None and wanted.group_id > group.group_id:

@@ -21,7 +21,7 @@ class _Known:
     group: Group | None = None
     opening: bool = False
     asked_at: float = 0.0
-    waiting: dict[BorrowerKey, Heard] = field(default_factory=dict)
+    waiting: dict[BorrowerKey, tuple[Heard, float]] = field(default_factory=dict)
 
 
 class Registry:
@@ -46,7 +46,7 @@ class Registry:
         """Somebody asks for the leader; asking again replaces what was asked before."""
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
-        known.waiting[heard.agent, borrower_id] = heard
+        known.waiting[heard.agent, borrower_id] = heard, now
         self._check_at = min(self._check_at, now + 1.0)
 
     def wait_no_more(self, agent: str, borrower_id: str) -> None:
@@ -74,12 +74,12 @@ class Registry:
         if group is not None:
             self._by_id[group.group_id] = group
 
-    def take_waiting(self, subscription: Subscription) -> tuple[tuple[Heard, str], ...]:
-        """Everyone who waits, once."""
+    def take_waiting(self, subscription: Subscription, since: float = float("-inf")) -> tuple[tuple[Heard, str], ...]:
+        """Everyone who waits, once; not who last asked before `since`: it has gone, or it will ask again."""
         known = self._known.get(subscription)
         if known is None:
             return ()
-        taken, known.waiting = tuple((h, b) for (_, b), h in known.waiting.items()), {}
+        taken, known.waiting = tuple((h, b) for (_, b), (h, at) in known.waiting.items() if at >= since), {}
         return taken
 
     def settle(self, agent: str, borrower_id: str, group_id: int) -> None:

@@ -175,11 +175,11 @@ RULES: tuple[Rule, ...] = (
         "Lower poll_hold_s or raise lease_s",
     ),
     Rule(
-        ("revoke_deadline_s", "resend_s"),
-        "revoke_deadline_s must be more than resend_s",
-        lambda s: s.revoke_deadline_s > s.resend_s,
-        "one lost message must not force a revoke",
-        "Raise revoke_deadline_s",
+        ("revoke_deadline_s", "ping_timeout_s", "resend_s"),
+        "revoke_deadline_s must be more than ping_timeout_s + resend_s",
+        lambda s: s.revoke_deadline_s > s.ping_timeout_s + s.resend_s,
+        "a holder that does not hear of it has to have stopped by itself before its streams are lent to others",
+        "Raise revoke_deadline_s or lower ping_timeout_s",
     ),
     Rule(
         ("unsubscribe_timeout_s", "resend_s"),

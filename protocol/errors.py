@@ -123,7 +123,7 @@ class Gone(SubletError):
         where = "nothing of it is left" if oldest is None else f"oldest is {oldest}"
         super().__init__(
             f"stream {stream_id}: offset {offset} is gone, {where}. "
-            "Start from the oldest, or lengthen the space's retention."
+            "Start from the oldest. A space created with a longer retention keeps more."
         )
 
 
@@ -146,5 +146,5 @@ class UserFunctionFailed(SubletError):
         self.stream_id, self.offset = stream_id, offset
         super().__init__(
             f"the function failed {tries} times in a row at stream {stream_id}, offset {offset}{record}: {error}. "
-            "Progress ends before this record: mend the function and start again, or move the group past it."
+            "Progress ends before this record: mend the function, or let it pass over this record, and start again."
         )

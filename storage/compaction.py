@@ -22,9 +22,28 @@ BLOCK_MESSAGES = 1000
 BLOCK_BYTES = 256 * 1024
 SCANNED = 5000
 
-_RUNS = """
-select end_offset, count, octet_length(payload), coalesce(lower_frontier::text, '') || '|' || coalesce(epochs::text, '')
-  from block
+# Of the streams with enough blocks that are small, in messages and in bytes, those with enough that have a neighbour to
+# be merged with: what cannot be merged must not be looked at in each pass.
+_FRAGMENTED = """
+with tiny as (
+  select b.stream_id, b.generation_id from generation g join block b using (generation_id)
+   where g.state <> 'gone' and {small} group by b.stream_id, b.generation_id having count(*) >= %(least)s)
+select t.stream_id from tiny t
+  cross join lateral (
+    select count(*) filter (where merges) as found from (
+      select kin = lag(kin) over neighbours or kin = lead(kin) over neighbours as merges from (
+        select end_offset, case when {small} then {frontiers} end as kin from block b
+         where b.generation_id = t.generation_id and b.stream_id = t.stream_id) blocks
+      window neighbours as (order by end_offset)) judged) stream
+ where stream.found >= %(least)s
+ order by stream.found desc, t.stream_id"""
+_SMALL = """
+  (b.count < %(messages)s and octet_length(b.payload) < %(bytes)s
+   and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s))"""
+_FRONTIERS = "coalesce(lower_frontier::text, '') || '|' || coalesce(epochs::text, '')"
+
+_RUNS = f"""
+select end_offset, count, octet_length(payload), {_FRONTIERS} from block
  where generation_id = %s and stream_id = %s and end_offset > %s and uri is null
    and appended_at < clock_timestamp() - make_interval(secs => %s)
  order by end_offset limit %s"""
@@ -71,13 +90,10 @@ def compact_stream(
 
 
 def fragmented_streams(conn: psycopg.Connection[Any], at_least: int = 100, older_than_s: float = 60.0) -> list[int]:
-    """Streams not gone with that many blocks of less than a tenth of the target; the most fragmented first."""
+    """Streams not gone with that many blocks to merge of less than a tenth of the target; the most fragmented first."""
+    smallest = {"messages": BLOCK_MESSAGES // 10, "bytes": BLOCK_BYTES // 10}
     rows = conn.execute(
-        "select b.stream_id from generation g join block b using (generation_id)"
-        " where g.state <> 'gone' and b.count < %s and b.uri is null"
-        " and b.appended_at < clock_timestamp() - make_interval(secs => %s)"
-        " group by b.stream_id having count(*) >= %s order by count(*) desc, b.stream_id",
-        (BLOCK_MESSAGES // 10, older_than_s, at_least),
+        _FRAGMENTED.format(small=_SMALL, frontiers=_FRONTIERS), {**smallest, "age": older_than_s, "least": at_least}
     )
     return [row[0] for row in rows]
 

@@ -18,6 +18,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from protocol.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, Unavailable
+from storage.bounded import BoundedConnection
 
 SCHEMA_VERSION = "0001"
 """The alembic revision this program works with."""
@@ -61,12 +62,14 @@ def connect(
     idle_in_transaction_timeout_s: float | None = IDLE_IN_TRANSACTION_TIMEOUT_S,
     transaction_timeout_s: float | None = None,
     own_search_path: bool = True,
+    silence_s: float | None = None,
 ) -> psycopg.Connection[Any]:
     """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
 
     `transaction_timeout_s` is for clients that send a whole transaction at once: if they freeze in the middle of
     sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out. Without
-    `own_search_path` it is the server's default, for statements of users on tables of theirs.
+    `own_search_path` it is the server's default, for statements of users on tables of theirs. `silence_s`: how long a
+    request is waited for while nothing comes, see `BoundedConnection`.
 
     Raises `InvalidSetting` for a malformed URL or schema name, `DatabaseUnreachable` for everything that
     hinders the connection itself. Neither message contains the password.
@@ -75,12 +78,20 @@ def connect(
     search_path = schema_name(schema) if own_search_path else None
     conninfo = _conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
     try:
-        connection = psycopg.connect(conninfo, autocommit=autocommit)
+        connection = _open(conninfo, autocommit, silence_s)
         if transaction_timeout_s is not None and connection.info.server_version >= 170000:
             connection.execute(f"set transaction_timeout = {_milliseconds(transaction_timeout_s)}")
     except psycopg.OperationalError as error:
         raise _unreachable(url, error) from None
     return connection
+
+
+def _open(conninfo: str, autocommit: bool, silence_s: float | None) -> psycopg.Connection[Any]:
+    if silence_s is None:
+        return psycopg.connect(conninfo, autocommit=autocommit)
+    bounded = BoundedConnection.connect(conninfo, autocommit=autocommit)
+    bounded.silence_s = silence_s
+    return bounded
 
 
 def redact(url: str) -> str:

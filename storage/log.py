@@ -255,7 +255,8 @@ def _check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: i
     if offset > head:
         raise BeyondHead(
             f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup? "
-            "Reset the position to an offset that exists."
+            "Read from an offset up to the head. A group begins again with `sublet groups delete` and `sublet groups "
+            "create ... --start`."
         )
     if (gone or oldest is None) and offset < head:
         raise Gone(stream_id, offset, None)

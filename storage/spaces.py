@@ -179,7 +179,7 @@ def _same(space: Space, wanted: Space) -> Space:
     if replace(space, space_id=0) != wanted:
         raise Conflict(
             f"space {space.name!r} exists with other settings ({_settings(space)}; asked for: {_settings(wanted)}). "
-            "Alter it, or choose another name."
+            "Use it as it is, or choose another name; its shards are changed by `sublet spaces reshard`."
         )
     return space
 
@@ -195,7 +195,8 @@ def _check_filter_free(wanted: Space, others: Iterable[Space]) -> None:
     for space in others:
         if space.filter == wanted.filter:
             raise Conflict(
-                f"filter {wanted.filter.text!r} is that of space {space.name!r} already. Alter that one, or drop it."
+                f"filter {wanted.filter.text!r} is that of space {space.name!r} already. Use that space, or choose "
+                "another filter."
             )
 
 

@@ -24,13 +24,14 @@ WHOLE_FOLDERS = ("spark", "simulation")
 _numbers = itertools.count(1)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests stay together, in which order, where several workers run them."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Which tests stay together, in which order, where several workers run them: said before anybody else looks."""
     for item in items:
         folder = item.path.parent.name
         item.add_marker(pytest.mark.xdist_group(folder if folder in WHOLE_FOLDERS else str(item.path)))
     items.sort(key=lambda item: item.path.parent.name not in WHOLE_FOLDERS)
+    yield
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -22,9 +22,9 @@ class Verdict:
 
 
 def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]) -> Verdict:
-    """`published`: {stream: head}. A repeat is explained only at or after the position of a forced move that ended the
-    grant under which the offset was first delivered."""
-    forced = {(h.stream_id, h.grant_id): h.position for h in history if h.forced}
+    """`published`: {stream: head}. A repeat is explained only within [position, until) of a forced move that ended the
+    grant under which the offset was delivered before."""
+    windows = {(h.stream_id, h.grant_id): range(h.position, h.until) for h in history if h.until is not None}
     verdict, seen = Verdict(), defaultdict[tuple[int, int], list[int]](list)
     holders: dict[tuple[int, int], str] = {}
     for batch in delivered:
@@ -35,7 +35,7 @@ def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history:
             seen[batch.stream, offset].append(batch.grant)
     for (stream, offset), grants in sorted(seen.items()):
         if len(grants) > 1:
-            covered = all(offset >= forced.get((stream, grant), 1 << 62) for grant in sorted(grants)[:-1])
+            covered = all(offset in windows.get((stream, grant), ()) for grant in sorted(grants)[:-1])
             (verdict.explained if covered else verdict.unexplained).append((stream, offset))
     for stream, head in published.items():
         verdict.lost.extend((stream, offset) for offset in range(head) if (stream, offset) not in seen)

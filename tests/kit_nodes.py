@@ -31,14 +31,16 @@ def environment(speed: float = SPEED, extra: Mapping[str, str] | None = None) ->
 class Process:
     """A Python module run as a process of its own; its output goes to a file beside its records."""
 
-    def __init__(self, module: str, *arguments: str, log: Path, speed: float = SPEED) -> None:
+    def __init__(
+        self, module: str, *arguments: str, log: Path, speed: float = SPEED, extra: Mapping[str, str] | None = None
+    ) -> None:
         self.log = log
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(speed),
+                env=environment(speed, extra),
                 cwd=ROOT,
             )
 
@@ -87,26 +89,36 @@ class Delivered:
 
 
 class Fleet:
-    """Starts processes against one database and ends them all with the test."""
+    """Starts processes against one database and ends them all with the test. `extra`: settings beside the times."""
 
-    def __init__(self, url: str, directory: Path, speed: float = SPEED) -> None:
-        self.url, self.directory, self.speed = url, directory, speed
+    def __init__(self, url: str, directory: Path, speed: float = SPEED, extra: Mapping[str, str] | None = None) -> None:
+        self.url, self.directory, self.speed, self.extra = url, directory, speed, extra
         self.nodes: dict[str, Process] = {}
         self.consumers: dict[str, Process] = {}
 
-    def node(self, name: str) -> Process:
-        """A leader node; it may not be serving yet."""
+    def node(self, name: str, url: str | None = None) -> Process:
+        """A leader node; it may not be serving yet. `url`: another way to the same database."""
         log = self.directory / f"node-{name}.log"
-        self.nodes[name] = Process("tests.processes.node", self.url, name, log=log, speed=self.speed)
+        self.nodes[name] = self._start("node", url or self.url, name, log=log)
         return self.nodes[name]
 
-    def consumer(self, name: str, subscription: str, pause_s: float = 0.0) -> Process:
-        """A consumer that records what it is given."""
+    def consumer(
+        self, name: str, subscription: str, pause_s: float = 0.0, url: str | None = None, session: str = ""
+    ) -> Process:
+        """A consumer that records what it is given. `session`: a stable name."""
         log, record = self.directory / f"{name}.log", str(self._record(name))
-        self.consumers[name] = Process(
-            "tests.processes.consumer", self.url, subscription, record, str(pause_s), log=log, speed=self.speed
-        )
+        arguments = (url or self.url, subscription, record, str(pause_s), session)
+        self.consumers[name] = self._start("consumer", *arguments, log=log)
         return self.consumers[name]
+
+    def subscriber(self, name: str, pattern: str, count: int) -> Process:
+        """An agent that subscribes to many groups, `{}` in the pattern replaced by 0, 1, ..., and consumes nothing."""
+        log, record = self.directory / f"{name}.log", str(self._record(name))
+        self.consumers[name] = self._start("many", self.url, record, pattern, str(count), log=log)
+        return self.consumers[name]
+
+    def _start(self, program: str, *arguments: str, log: Path) -> Process:
+        return Process(f"tests.processes.{program}", *arguments, log=log, speed=self.speed, extra=self.extra)
 
     def delivered(self, name: str | None = None) -> list[Delivered]:
         """What one consumer, or all of them, recorded so far, by time."""
@@ -115,6 +127,15 @@ class Fleet:
             with contextlib.suppress(FileNotFoundError):
                 found.extend(_read(consumer, self._record(consumer)))
         return sorted(found, key=lambda d: d.at)
+
+    def done(self, name: str) -> list[tuple[int, int]]:
+        """The batches that one consumer has finished its work on: (stream, first offset)."""
+        done = [line["done"] for line in _lines(self._record(name)) if "done" in line]
+        return [(stream, first) for stream, first in done]
+
+    def ended(self, name: str) -> str | None:
+        """The final reason that a consumer was given; None: it has been given none."""
+        return next((str(line["ended"]) for line in _lines(self._record(name)) if "ended" in line), None)
 
     def close(self) -> None:
         """End every process."""
@@ -126,8 +147,14 @@ class Fleet:
         return self.directory / f"{consumer}.jsonl"
 
 
-def _read(consumer: str, record: Path) -> Iterator[Delivered]:
+def _lines(record: Path) -> Iterator[dict[str, Any]]:
+    """Those that are whole: the last may be torn."""
     for line in record.read_text().splitlines(keepends=True):
-        fields: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"torn": True}
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def _read(consumer: str, record: Path) -> Iterator[Delivered]:
+    for fields in _lines(record):
         if "stream" in fields:
             yield Delivered(consumer, fields["stream"], fields["grant"], tuple(fields["offsets"]), fields["at"])

@@ -63,7 +63,7 @@ PUBLISHER = {
     "block_bytes": "About the most bytes in one block, before compression.",
     "max_buffered_bytes": "Most bytes that wait to be sent; beyond them `publish` blocks.",
     "max_message_bytes": "Largest message: topic, key, value and headers together.",
-    "retry_timeout_s": "How long a lost database is tried again before deliveries fail, in seconds.",
+    "retry_timeout_s": "How long a lost or silent database is tried again before deliveries fail, in seconds.",
 }
 
 SESSION = {

@@ -66,9 +66,9 @@ def consume(
 
     `url`, `nodes`, `weight`, `start`, `batch_bytes`: as for a `Session`; a database that is not given is looked for,
     or started, on the driver. `name`: begins the sessions' names, for operators. `policy`: how often a raising `fn` is
-    tried. `settings`: the borrowers' times (default: the driver's environment). `on_attempt`: called in the task
-    before its session begins, to open what `fn` needs. `driver_host`: under which address the executors reach the
-    driver (default: Spark's own).
+    tried; `sys.exit` in it counts as raising, since the process is Spark's. `settings`: the borrowers' times (default:
+    the driver's environment). `on_attempt`: called in the task before its session begins, to open what `fn` needs.
+    `driver_host`: under which address the executors reach the driver (default: Spark's own).
 
     Raises `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.

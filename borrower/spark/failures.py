@@ -12,6 +12,10 @@ class TaskFailed(RuntimeError):
     """Stands for an exception that could not leave its task."""
 
 
+class FunctionExited(RuntimeError):
+    """The user's code called `sys.exit`, or raised SystemExit some other way."""
+
+
 def pack(error: BaseException) -> bytes:
     """The exception and what it was raised from."""
     links: list[tuple[bytes | None, str, str]] = []

@@ -5,13 +5,15 @@ Nothing here may load grpc before `run` is called, in the worker that stays.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,12 @@ from borrower.runner import Policy, Summary, UserFunction
 from borrower.runner import run as run_function
 from borrower.settings import BorrowerSettings
 from borrower.spark.ending import Ending
-from borrower.spark.failures import pack
+from borrower.spark.failures import FunctionExited, pack
 from borrower.spark.reports import Report
 from protocol.errors import InvalidSetting, Unavailable
 
 if TYPE_CHECKING:
+    from borrower.batch import Batch
     from borrower.session import Session
 
 log = logging.getLogger(__name__)
@@ -118,7 +121,7 @@ class _Task:
         with DriverLink(work.driver, work.token, self._attempt.session, self._report, self._drain) as link:
             try:
                 with ending.calls():
-                    self._consume()
+                    self._consume(ending)
             except Exception as error:
                 log.exception("task %s ends", self._attempt.session)
                 if ending.told is None:  # else it may be no more than the end of its process: Spark tries it again
@@ -136,14 +139,19 @@ class _Task:
         if (session := self._session) is not None:
             session.leave()
 
-    def _consume(self) -> None:
+    def _consume(self, ending: Ending) -> None:
         _check_socket(self._work)
         if self._work.on_attempt is not None:
-            self._work.on_attempt(self._attempt)
+            with _no_exit(ending, "on_attempt"):
+                self._work.on_attempt(self._attempt)
         session = self._open()
         if session is not None:
             self._state = "running"
-            run_function(session, self._work.fn, policy=self._work.policy, summary=self._summary)
+            run_function(session, partial(self._call, ending), policy=self._work.policy, summary=self._summary)
+
+    def _call(self, ending: Ending, batch: Batch) -> None:
+        with _no_exit(ending, "the function"):
+            self._work.fn(batch)
 
     def _open(self) -> Session | None:
         """The session; None if the task was drained before the database was there."""
@@ -202,6 +210,20 @@ class _Task:
             0 if session is None else len(session.held()),
             self._failure,
         )
+
+
+@contextlib.contextmanager
+def _no_exit(ending: Ending, who: str) -> Iterator[None]:
+    """The process is Spark's: users' code that ends it has failed, and says so. `ending` may do it all the same."""
+    try:
+        yield
+    except SystemExit as exit_asked:
+        if ending.cut:
+            raise
+        raise FunctionExited(
+            f"{who} asked for the end of its process, which is Spark's, by SystemExit({exit_asked.code!r}): return "
+            "where all is done, and raise another exception where it cannot be"
+        ) from exit_asked
 
 
 def _check_socket(work: Work) -> None:

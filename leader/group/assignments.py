@@ -61,17 +61,17 @@ class Assignments:
                 return found
         return Assignment(stream_id, borrower_id, agent, 0.0, Status.ABSENT, grant_id)
 
-    def begin(self, slot: Slot, member: Member, reason: str, now: float, grant_id: int = 0) -> None:
+    def begin(self, slot: Slot, member: Member, now: float, grant_id: int = 0) -> None:
         """Decide that the member gets the stream; the row is still to be written."""
         stream_id = slot.lending.stream_id
-        slot.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id, reason=reason)
+        slot.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
         member.streams.add(stream_id)
 
     def take_over(self, slot: Slot, member: Member, held: Held, now: float) -> None:
         """Another borrower of the same agent goes on under the same grant; a revoke under way goes on as well."""
         before = slot.assignment
         self.detach(slot)
-        self.begin(slot, member, "reclaimed", now, grant_id=held.grant_id)
+        self.begin(slot, member, now, grant_id=held.grant_id)
         epoch = member.session_epoch or None
         self._slots.write(
             Reclaim(held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent, epoch)
@@ -139,7 +139,7 @@ class Assignments:
             slot.retry_at = now + self._settings.resend_s
         if assignment is None or assignment.borrower_id != entry.borrower_id:
             if applied and assignment is None:  # else a successor has reclaimed it meanwhile
-                self._slots.write(_give_back(slot, entry))
+                self._slots.write(_give_back(slot, entry, self._keep_s(slot)))
             return
         if not applied:
             self.happen(assignment, Kind.LOST if isinstance(entry, Reclaim) else Kind.GRANT_REFUSED, now)
@@ -205,12 +205,12 @@ class Assignments:
         slot, member = self._slots.get(stream_id), self._members.get(borrower_id)
         assert slot is not None
         assert member is not None
-        self.begin(slot, member, reason, now)
+        self.begin(slot, member, now)
         epoch = member.session_epoch or None
         self._slots.write(Grant(stream_id, borrower_id, member.agent, member.session, reason, epoch))
 
     def _keep_s(self, slot: Slot) -> float:
-        """For how long the stream is kept for its holder's session once it is free."""
+        """For how long the stream of a holder that goes is kept for its session once it is free."""
         return self._group.options.session_expiry_s if slot.lending.session_epoch else 0.0
 
     # --- actions of the table ---------------------------------------------------------------------------------------
@@ -291,9 +291,11 @@ class Assignments:
     def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
             assignment.final_queued = True
-            slot = self._slots.get(assignment.stream_id)
-            kept_s = self._keep_s(slot) if slot is not None else 0.0
-            self._slots.write(Release(assignment.stream_id, assignment.grant_id, position, assignment.reason, kept_s))
+            slot, member = self._slots.get(assignment.stream_id), self._members.get(assignment.borrower_id)
+            goes = member is None or member.departing
+            kept_s = self._keep_s(slot) if slot is not None and goes else 0.0
+            why = assignment.reason or ("its borrower left" if goes else "handed back by its borrower")
+            self._slots.write(Release(assignment.stream_id, assignment.grant_id, position, why, kept_s))
 
     def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
@@ -308,18 +310,19 @@ class Assignments:
         """The borrower does not have it, so the row's position is exact."""
         slot = self._slots.get(assignment.stream_id)
         assert slot is not None
+        assignment.reason = assignment.reason or "its borrower does not have it"
         self._write_final(assignment, now, slot.lending.position)
 
     def _write_seizure(self, assignment: Assignment, now: float, position: int) -> None:
         slot = self._slots.get(assignment.stream_id)
         assert slot is not None
-        self.seize(slot, f"deadline: {assignment.reason}")
+        self.seize(slot, f"deadline: {assignment.reason}", keep_s=0.0)
         self._say_revoked(assignment, now)
 
 
-def _give_back(slot: Slot, entry: Grant | Reclaim) -> Release | Seize:
+def _give_back(slot: Slot, entry: Grant | Reclaim, keep_s: float) -> Release | Seize:
     """End a grant whose borrower was lost while it was written. A new one was never told: its position is exact."""
     row = slot.lending
     if isinstance(entry, Grant):
-        return Release(row.stream_id, row.grant_id, row.position, "its borrower left before the grant")
-    return Seize(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed")
+        return Release(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)
+    return Seize(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed", keep_s)

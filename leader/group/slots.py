@@ -16,7 +16,8 @@ BUSY_RETRY_S = 0.1
 
 @dataclass(slots=True)
 class Assignment:
-    """A stream lent, or about to be, to a borrower. `grant_id` is 0 until the grant is written."""
+    """A stream lent, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason` says why it is
+    to end, once that is decided."""
 
     stream_id: int
     borrower_id: str

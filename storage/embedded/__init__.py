@@ -8,7 +8,8 @@ whatever way its process ends:
 - `server.lock`: held exclusively while a cluster is made, a server started or stopped. Always taken before
   `users.lock`.
 - `watchdog.lock`: held by the one process that waits for `users.lock` and stops the server when the last user is
-  gone, also when that user was killed and could not do it.
+  gone, also when that user was killed and could not do it. While there are users it starts a server that died again,
+  and says so in the server's log (`pg/server.log`).
 
 A cluster is made in a temporary directory and renamed, so a cluster that exists is whole. Whether a server runs is
 asked of its socket, never of a process id: ids are reused, and a dead postmaster keeps its id until somebody reaps

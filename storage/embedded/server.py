@@ -21,12 +21,10 @@ from urllib.parse import quote
 from protocol.errors import DatabaseUnreachable, DataDirectoryUnusable
 from storage.embedded.binaries import find_binaries
 from storage.embedded.place import PORT, ServerUser, default_data_dir, own, server_user, socket_directory
-from storage.embedded.watchdog import is_zombie
+from storage.embedded.watchdog import ZOMBIE_PATIENCE_S, bury, environment, is_zombie
 
 LOCK_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
-ZOMBIE_PATIENCE_S = 2.0
-"""How long a dead postmaster may wait to be reaped before its lock file is taken away."""
 
 SUPERUSER = "postgres"
 LOG = "server.log"
@@ -166,7 +164,7 @@ class EmbeddedPostgres:
                 time.sleep(0.05)
                 continue
             if elapsed_s > ZOMBIE_PATIENCE_S:
-                self._bury()
+                bury([*self._socket_locks(), str(self._postmaster)])
             code, output = self._command(self._start_command())
             if code != 0:
                 time.sleep(0.1)
@@ -185,14 +183,8 @@ class EmbeddedPostgres:
         ]
         return self._command(command)[0]
 
-    def _bury(self) -> None:
-        """Drop the lock file of a postmaster that is a zombie: an init that does not reap would keep it for ever.
-
-        Its children, if any lived, still hold the shared memory segment, and the next server refuses to start.
-        """
-        for lock_file in (self._socket_directory() / f".s.PGSQL.{PORT}.lock", self._postmaster):
-            if is_zombie(str(lock_file)):
-                lock_file.unlink()
+    def _socket_locks(self) -> list[str]:
+        return [str(self._socket_directory() / f".s.PGSQL.{PORT}.lock")]
 
     def _watch(self) -> None:
         """See to it that there is a watchdog: whoever gets its lock starts one, which inherits the lock."""
@@ -218,7 +210,10 @@ class EmbeddedPostgres:
             "users": str(self.data_dir / "users.lock"),
             "server": str(self.data_dir / "server.lock"),
             "lock": lock,
-            "postmaster": str(self._postmaster),
+            "cluster": str(self._cluster),
+            "log": str(self._log),
+            "sockets": self._socket_locks(),
+            "start": [str(part) for part in self._start_command()],
             "stop": [str(part) for part in self._stop_command()],
             "options": {} if self._user is None else self._user.subprocess_options(),
         }
@@ -235,8 +230,6 @@ class EmbeddedPostgres:
 
     def _command(self, command: Sequence[str | Path]) -> tuple[int, str]:
         """Run a program as the server's user. Its output goes to a file: a pipe would be inherited by the server."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        environment |= {"LC_ALL": "C", "PGDATA": str(self._cluster)}
         options: dict[str, Any] = {} if self._user is None else self._user.subprocess_options()
         with tempfile.TemporaryFile() as output:
             done = subprocess.run(
@@ -246,7 +239,7 @@ class EmbeddedPostgres:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._cluster if self._cluster.exists() else "/",
-                env=environment,
+                env=environment(str(self._cluster)),
                 start_new_session=True,
                 **options,
             )

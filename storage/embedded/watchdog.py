@@ -1,9 +1,10 @@
-"""Stops an embedded server when its last user is gone, however that user went. A program of its own.
+"""Looks after an embedded server: starts it again when it dies while it is used, stops it when its last user is gone.
 
-Run as `python -I -S watchdog.py STORY` by whoever starts the server, with the locked `watchdog.lock` inherited. STORY
-is a JSON object: `users` and `server` (the lock files), `lock` (the inherited descriptor), `postmaster` (the server's
-own lock file), `stop` (the command) and `options` (as whom to run it). Standard library only: it must start in
-milliseconds and outlive every environment.
+However a user or the server went: both may be killed. A program of its own, run as `python -I -S watchdog.py STORY` by
+whoever starts the server, with the locked `watchdog.lock` inherited. STORY is a JSON object: `users` and `server` (the
+lock files), `lock` (the inherited descriptor), `cluster` (the server's directory), `log` (the server's log file in it),
+`sockets` (lock files of its sockets), `start` and `stop` (commands) and `options` (as whom to run them). Standard
+library only: it must start in milliseconds and outlive every environment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+LOOK_S = 0.5
+"""Between two looks at a server that is used."""
+
+LONGEST_PAUSE_S = 30.0
+"""Between two attempts to start one that dies again and again; the first is made at once."""
+
+STEADY_S = 60.0
+"""A server that has lived for so long begins with short pauses again."""
+
+ZOMBIE_PATIENCE_S = 2.0
+"""How long a dead postmaster may wait to be reaped before its lock files are taken away."""
 
 
 def main(story: dict[str, Any]) -> None:
@@ -25,8 +41,12 @@ def main(story: dict[str, Any]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     users = os.open(story["users"], os.O_RDWR)
     server = os.open(story["server"], os.O_RDWR)
+    threading.Thread(target=_revive, args=(story,), daemon=True).start()
     while not _stopped(story, users, server):
         pass
+
+
+# --- the last user is gone --------------------------------------------------------------------------------------------
 
 
 def _stopped(story: dict[str, Any], users: int, server: int) -> bool:
@@ -39,39 +59,167 @@ def _stopped(story: dict[str, Any], users: int, server: int) -> bool:
     except BlockingIOError:
         fcntl.flock(server, fcntl.LOCK_UN)
         return False
-    if _is_still(users, story["users"]) and not is_zombie(story["postmaster"]):
+    if _is_still(users, story["users"]) and not is_zombie(_postmaster(story)):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(
-                story["stop"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-                cwd="/",
-                timeout=120,
-                **story["options"],
-            )
+            _command(story, "stop", subprocess.DEVNULL)
     os.close(story["lock"])  # before the server's lock is dropped: the next starter must find it free
     return True
 
 
+# --- the server is gone -----------------------------------------------------------------------------------------------
+
+
+def _revive(story: dict[str, Any]) -> None:
+    """Start the server whenever it is found dead while somebody uses it; a thread, which ends with the process."""
+    users = os.open(story["users"], os.O_RDWR)
+    server = os.open(story["server"], os.O_RDWR)
+    pause_s, started_at = 0.0, time.monotonic()
+    while True:
+        time.sleep(LOOK_S)
+        if _runs(story):
+            continue
+        if time.monotonic() - started_at > STEADY_S:
+            pause_s = 0.0
+        time.sleep(pause_s)
+        fcntl.flock(server, fcntl.LOCK_EX)  # whoever starts or stops it now comes first
+        try:
+            if _is_used(users, story["users"]) and not _runs(story):
+                _start(story)
+                pause_s, started_at = min(max(LOOK_S, 2 * pause_s), LONGEST_PAUSE_S), time.monotonic()
+        finally:
+            fcntl.flock(server, fcntl.LOCK_UN)
+
+
+def _runs(story: dict[str, Any]) -> bool:
+    """Whether the process of the server's lock file is there, and is a Postgres: process ids are used again."""
+    pid = _pid(_postmaster(story))
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    status = _status(pid)
+    return status is None or (status[0] == "postgres" and status[1] != "Z")
+
+
+def _is_used(users: int, path: str) -> bool:
+    """Whether anybody uses the server; asked with the server's lock held."""
+    if not _is_still(users, path):
+        return False
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(users, fcntl.LOCK_UN)
+    return False
+
+
+def _start(story: dict[str, Any]) -> None:
+    """One attempt, told in the server's log with what the programs say."""
+    with _log(story) as log:
+        _tell(log, "the server was gone while it was used: starting it again")
+        deadline = time.monotonic() + ZOMBIE_PATIENCE_S
+        while is_zombie(_postmaster(story)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        bury([*story["sockets"], _postmaster(story)])
+        try:
+            code = _command(story, "start", log)
+            _tell(log, "it is back" if code == 0 else "it did not start; another attempt follows")
+        except (OSError, subprocess.SubprocessError) as error:
+            _tell(log, f"it could not be started ({error}); another attempt follows")
+
+
+def _tell(log: int, text: str) -> None:
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    with contextlib.suppress(OSError):
+        os.write(log, f"{when} [{os.getpid()}] watchdog: {text}\n".encode())
+
+
+@contextlib.contextmanager
+def _log(story: dict[str, Any]) -> Iterator[int]:
+    """The server's log, or nothing, if it cannot be written: that must not keep the server down."""
+    try:
+        log = os.open(story["log"], os.O_WRONLY | os.O_APPEND)
+    except OSError:
+        log = os.open(os.devnull, os.O_WRONLY)
+    try:
+        yield log
+    finally:
+        os.close(log)
+
+
+# --- what both need, and the users of this module ---------------------------------------------------------------------
+
+
+def environment(cluster: str) -> dict[str, str]:
+    """What the programs of a server are run with: of ours, nothing that means another server."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return ours | {"LC_ALL": "C", "PGDATA": cluster}
+
+
+def is_zombie(lock_file: str) -> bool:
+    """Whether the postmaster that wrote this file is dead and was not reaped: signals to it succeed, and do nothing."""
+    pid = _pid(lock_file)
+    status = None if pid is None else _status(pid)
+    return status is not None and status[1] == "Z"
+
+
+def bury(lock_files: Iterable[str]) -> None:
+    """Drop the lock files of a postmaster that is a zombie: an init that does not reap would keep it for ever.
+
+    Its children, if any lived, still hold the shared memory segment, and the next server refuses to start.
+    """
+    for lock_file in lock_files:
+        if is_zombie(lock_file):
+            os.unlink(lock_file)
+
+
+def _command(story: dict[str, Any], which: str, output: int) -> int:
+    return subprocess.run(
+        story[which],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        check=False,
+        cwd=story["cluster"],
+        env=environment(story["cluster"]),
+        timeout=120,
+        start_new_session=True,
+        **story["options"],
+    ).returncode
+
+
+def _postmaster(story: dict[str, Any]) -> str:
+    return os.path.join(story["cluster"], "postmaster.pid")
+
+
 def _is_still(descriptor: int, path: str) -> bool:
-    """False if the data directory was deleted, and perhaps made anew: that server is not ours to stop."""
+    """False if the data directory was deleted, and perhaps made anew: that server is not ours."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
 
 
-def is_zombie(lock_file: str) -> bool:
-    """Whether the postmaster that wrote this file is dead and was not reaped: signals to it succeed, and do nothing."""
+def _pid(lock_file: str) -> int | None:
     try:
         with open(lock_file) as lines:
-            pid = int(lines.readline())
+            return int(lines.readline())
+    except (OSError, ValueError):
+        return None
+
+
+def _status(pid: int) -> tuple[str, str] | None:
+    """A process's name and state, where there is a /proc."""
+    try:
         with open(f"/proc/{pid}/stat") as status:
-            return status.read().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, ValueError, IndexError):
-        return False
+            before, _, after = status.read().rpartition(")")
+            return before.partition("(")[2], after.split()[0]
+    except (OSError, IndexError):
+        return None
 
 
 if __name__ == "__main__":

@@ -183,9 +183,9 @@ class PostgresGroups:
     def _commit_alone(self, writes: GroupWrites, now_us: int | None) -> GroupResult:
         try:
             return self._channel.write(lambda connection: write_batch(connection, (writes,), now_us))[0]
-        except (RolledBack, psycopg.Error):
+        except (RolledBack, psycopg.Error) as error:
             if (before := self._quiet.ask(writes.group_id)) is not None:
-                _log.exception("group %d was not written%s", writes.group_id, again(before))
+                _tell("group %d was not written%s: %s", writes.group_id, again(before), error)
             return busy_result(writes)
 
     # --- small parts --------------------------------------------------------------------------------------------
@@ -204,3 +204,10 @@ class PostgresGroups:
             group = created or self._live(subscription)
             if group is not None:
                 return group
+
+
+def _tell(text: str, group_id: int, times: str, error: Exception) -> None:
+    """A lock that was not to be had in time is a line; what nobody foresaw brings its traceback."""
+    foreseen = isinstance(error, RolledBack)
+    level, story = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
+    _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=story)

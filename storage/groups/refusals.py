@@ -34,7 +34,8 @@ def same_options(group: Group, options: GroupOptions) -> Group:
         )
         raise Conflict(
             f"{group.subscription} exists as group {group.group_id} with other options: {differing}."
-            " Use it as it is, or delete it and create it again."
+            f" Use it as it is, or give up its progress: `sublet groups delete '{group.subscription}'`, and create it"
+            " again."
         )
     return group
 

@@ -151,7 +151,8 @@ class _Opening:
     def undo(self) -> None:
         """Close the publisher, or see to it that it is closed as soon as it is there; waits for neither."""
         self._give_up()
-        threading.Thread(target=self.end, args=(Publisher.close,), name="sublet publisher closing", daemon=True).start()
+        close = partial(self.end, lambda publisher: publisher.close())
+        threading.Thread(target=close, name="sublet publisher closing", daemon=True).start()
 
     def end(self, close: Callable[[Publisher], None]) -> None:
         """Wait for the publisher, if there will be one, and close it; blocks."""

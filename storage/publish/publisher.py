@@ -33,7 +33,7 @@ from storage.publish.columns import (
 from storage.publish.delivery import BatchDelivery, Delivery
 from storage.publish.fork import check_process
 from storage.publish.routes import Routes
-from storage.publish.sender import Producer, Sender
+from storage.publish.sender import ATTEMPT_TIMEOUT_S, Producer, Sender
 from storage.publish.settings import LARGEST_BYTES, LONGEST_LINGER_MS, duration, producer_name, text, whole
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -191,7 +191,7 @@ class Publisher:
 
 def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer]:
     try:
-        with connect(url, application_name="sublet publisher") as conn:
+        with connect(url, application_name="sublet publisher", silence_s=ATTEMPT_TIMEOUT_S) as conn:
             if space is not None:
                 find_space(conn, space)
             routes = Routes.load(conn, space)

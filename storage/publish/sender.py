@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import psycopg
 
 from protocol.errors import DatabaseUnreachable, ProducerFenced, SubletError, Unavailable
+from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
 from storage.log import Append, Appended, Outcome, Stamp, append
 from storage.publish.buffer import Buffer
-from storage.publish.cutoff import Cutoff
 from storage.publish.pieces import Load
 from storage.publish.routes import Routes
 
@@ -56,10 +56,9 @@ class Sender(threading.Thread):
         super().__init__(name=f"sublet publisher {producer.producer_id}", daemon=True)
         self._url, self._buffer, self._producer, self._space = url, buffer, producer, space
         self._retry_timeout_s = retry_timeout_s
-        self._conn: psycopg.Connection[Any] | None = None
+        self._conn: BoundedConnection | None = None
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
-        self._cutoff = Cutoff(self.name)
 
     def run(self) -> None:
         """Take, send, settle; whatever goes wrong reaches the deliveries."""
@@ -70,12 +69,12 @@ class Sender(threading.Thread):
             self._buffer.abandon(error)
         finally:
             self._disconnect()
-            self._cutoff.end()
 
     def give_up(self) -> None:
         """Wait for the database no longer: what has no answer by now fails, and what still waits is not sent."""
         self._giving_up.set()
-        self._cutoff.cut()
+        if (conn := self._conn) is not None:
+            conn.silence_s = 0.0
 
     def _deliver(self, loads: list[Load]) -> None:
         try:
@@ -136,9 +135,10 @@ class Sender(threading.Thread):
             try:
                 return self._once(attempt, deadline)
             except Retryable as error:
+                why = self._why(error)
                 self._disconnect()
                 if self._giving_up.is_set() or time.monotonic() + pause_s > deadline:
-                    raise self._too_late(error) from error
+                    raise self._too_late(error, why) from error
             except psycopg.Error as error:
                 self._disconnect()
                 raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
@@ -149,36 +149,40 @@ class Sender(threading.Thread):
         """One attempt, which ends in time also where the server is frozen."""
         self._check_time()
         conn = self._connection()
-        self._check_time()  # again, now that `give_up` would cut the connection
-        with self._cutoff.within(min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, deadline - time.monotonic()))):
-            return attempt(conn)
+        conn.silence_s = min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, deadline - time.monotonic()))
+        self._check_time()  # again: from here on `give_up` ends the waiting
+        return attempt(conn)
+
+    def _why(self, error: Exception) -> str:
+        if self._conn is not None and self._conn.silence_s == 0:
+            return "it had not answered yet."
+        return " ".join(str(error).split()).rstrip(".") + "."
 
     def _check_time(self) -> None:
         if self._giving_up.is_set():
             raise DatabaseUnreachable("there was no time left to send it.")
 
-    def _too_late(self, error: Exception) -> Unavailable:
+    def _too_late(self, error: Exception, why: str) -> Unavailable:
         when = "before the publisher was closed" if self._giving_up.is_set() else f"within {self._retry_timeout_s:g} s"
-        why = " ".join(str(error).split())
+        story = f"no word from the database {when} that it is stored, and given up: {why}"
         if isinstance(error, UnknownOutcome):
-            return UnknownOutcome(
-                f"no answer {when}, and given up: {why}. It may be stored or not: look before you publish it again."
-            )
-        return DatabaseUnreachable(f"not stored {when}, and given up: {why} Publish it again.")
+            return UnknownOutcome(f"{story} It may be stored or not: look before you publish it again.")
+        return DatabaseUnreachable(f"{story} Publish it again.")
 
-    def _connection(self) -> psycopg.Connection[Any]:
+    def _connection(self) -> BoundedConnection:
         if self._conn is None:
-            self._conn = connect(
+            conn = connect(
                 self._url,
                 application_name="sublet publisher",
                 lock_timeout_s=LOCK_TIMEOUT_S,
                 transaction_timeout_s=TRANSACTION_TIMEOUT_S,
+                silence_s=ATTEMPT_TIMEOUT_S,
             )
-            self._cutoff.watch(self._conn)
+            assert isinstance(conn, BoundedConnection)
+            self._conn = conn
         return self._conn
 
     def _disconnect(self) -> None:
-        self._cutoff.forget()
         conn, self._conn = self._conn, None
         if conn is not None:
             conn.close()

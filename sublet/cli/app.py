@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -35,22 +36,22 @@ app = typer.Typer(
 )
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _top(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and end.", callback=lambda wanted: _show_version(wanted), is_eager=True
-        ),
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and end.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Show it in JSON; of a command it is an option behind it.")
     ] = False,
 ) -> None:
     """Options before the command; the text of the help is `_HELP`."""
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"sublet {__version__}")
+    if version:
+        typer.echo(dumps({"version": __version__}) if json else f"sublet {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        context.fail("Missing command.")
+    if json:
+        context.fail(f"--json belongs behind the command: sublet {context.invoked_subcommand} ... --json")
 
 
 for module in (leader, publish, consume, tail, groups, spaces, demo):

@@ -33,6 +33,7 @@ EXIT_CODES = """\b
 Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable,
 130 interrupted by Ctrl-C, 143 by SIGTERM."""
 _ENDINGS = {"deleted": 3, "fenced": 4}
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 DatabaseUrl = Annotated[
     str | None,
@@ -167,6 +168,30 @@ def explained(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{told}.", 1
     return f"{type(error).__name__}: {told}. This should not happen; --debug shows where it did. Please report it.", 1
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """What is done in here is done before a signal ends the command; a second one breaks in.
+
+    An exception out of nowhere in the midst of a call on a connection would leave that where nobody knows.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise Terminated(number)
+
+    heeded = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            raise Terminated(came[0])
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

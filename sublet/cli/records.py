@@ -129,7 +129,7 @@ def _too_large(number: int, topic: str, key: bytes | None, value: bytes, limit: 
 
 def _object(where: str, line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON ({error}). To publish lines as they are, use --format lines.") from None
     if not isinstance(record, dict) or "value" not in record:
@@ -142,6 +142,10 @@ def _object(where: str, line: bytes) -> dict[str, Any]:
             f"{where}: no such fields: {', '.join(sorted(unknown))}. There are: {', '.join(sorted(FIELDS))}."
         )
     return record
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _headers(where: str, headers: Any) -> list[tuple[str, bytes | None]] | None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from protocol.words import Filter
 from sublet.cli import values
-from sublet.cli.command import Cli, register
+from sublet.cli.command import Cli, held_back, register
 from sublet.cli.printer import Printer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage.tail import Tail
 
 FIRST_WAIT_S = 0.005
 LONGEST_WAIT_S = 0.2
@@ -59,10 +65,11 @@ def tail(
     printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
     wait_s = 0.0
     with cli.connection() as connection:
-        reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
+        with held_back():
+            reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
         while not printer.full:
             before = printer.count
-            for page in reading.pages():
+            for page in _pages(reading):
                 printer.show(page)
                 if printer.full or (not follow and reading.caught_up):
                     break
@@ -70,3 +77,14 @@ def tail(
                 return
             wait_s = 0.0 if printer.count > before else min(wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
             time.sleep(0.0 if printer.full else wait_s)
+
+
+def _pages(reading: Tail) -> Iterator[pa.Table]:
+    """What is there now; signals wait for each read to be over."""
+    pages = reading.pages()
+    while True:
+        with held_back():
+            page = next(pages, None)
+        if page is None:
+            return
+        yield page

@@ -49,7 +49,11 @@ def from_json(what: str, value: Any) -> bytes | None:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
             raise UsageError(f"{what}: its base64 is malformed. Encode the bytes again.") from None
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:  # 1e999, say: what is read as infinite cannot be written again
+        raise UsageError(f"{what}: holds a number out of range. Give it as text.") from None
+    return _encoded(what, text)
 
 
 def _encoded(what: str, text: str) -> bytes:

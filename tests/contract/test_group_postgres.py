@@ -253,7 +253,8 @@ def test_an_error_costs_only_the_group_that_causes_it(
     batch[1] = GroupWrites(groups[1].group_id, terms[1], (Grant(stream, "not\0text", "a", None, "share"),))
     verdicts = [result.results[0].verdict for result in postgres.store.commit(batch)]
     assert verdicts == [Verdict.APPLIED, Verdict.BUSY, Verdict.APPLIED]
-    assert f"group {groups[1].group_id} was not written" in caplog.text
+    told = [record for record in caplog.records if f"group {groups[1].group_id} was not written" in record.getMessage()]
+    assert [(one.levelname, one.exc_info is None) for one in told] == [("ERROR", False)], "this one needs its traceback"
     assert [events(postgres, group) for group in groups] == [[("grant", 0, False)], [], [("grant", 0, False)]]
 
 
@@ -274,7 +275,9 @@ def test_a_group_that_is_refused_again_and_again_is_not_logged_again_and_again(
     assert len(caplog.records) == 3, "one for the whole, and one for each group"
 
 
-def test_a_locked_leadership_costs_only_its_own_group(postgres: PostgresWorld) -> None:
+def test_a_locked_leadership_costs_only_its_own_group_and_a_line_in_the_log(
+    postgres: PostgresWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(2)]
     terms = [postgres.lead(group) for group in groups]
@@ -287,6 +290,8 @@ def test_a_locked_leadership_costs_only_its_own_group(postgres: PostgresWorld) -
         verdicts = [result.results[0].verdict for result in impatient.commit(batch)]
         assert verdicts == [Verdict.BUSY, Verdict.APPLIED]
     impatient.close()
+    told = [record for record in caplog.records if "was not written" in record.getMessage()]
+    assert [(one.levelname, one.exc_info, "\n" in one.getMessage()) for one in told] == [("WARNING", None, False)]
 
 
 def store_backends(world: PostgresWorld, wait_event: str | None = None) -> list[int]:

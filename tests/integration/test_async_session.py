@@ -227,6 +227,19 @@ def test_when_close_returns_the_streams_are_free_at_their_exact_positions(scene:
     run(test)
 
 
+def test_closing_between_two_batches_ends_the_iteration(scene: Scene) -> None:
+    async def test() -> None:
+        await scene.node()
+        scene.publish(100)
+        session, count = scene.session(), 0
+        async for _ in session:
+            count += 1
+            await session.close()
+        assert count == 1
+
+    run(test)
+
+
 def test_closing_again_waits_for_the_same_end_and_what_comes_after_is_refused_by_name(
     scene: Scene, stream: int
 ) -> None:

@@ -217,7 +217,13 @@ def test_every_command_answers_in_json(shell: Shell) -> None:
     assert answer("groups", "history", "$queue/q/orders/#")["history"] == []
     assert answer("groups", "delete", "$queue/q/orders/#", "--yes")["deleted"] is True
     assert answer("publish", "orders/1")["durable"] == 0
-    assert shell.run("--version").out.startswith("sublet ")
+    version = shell.run("--version").out
+    assert version.startswith("sublet ")
+    for arguments in (["--json", "--version"], ["--version", "--json"]):
+        assert shell.run(*arguments).object == {"version": version.removeprefix("sublet ").strip()}
+    misplaced = shell.run("--json", "groups", "list")
+    assert misplaced.code == 2
+    assert "--json belongs behind the command: sublet groups ... --json" in " ".join(misplaced.err.split())
 
 
 @pytest.mark.conforms("A9")

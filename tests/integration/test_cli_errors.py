@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from storage.connect import connect
 from storage.groups.model import NodeRef
 from storage.nodes import register
 from tests.integration.cli_kit import Answer, Shell, a_shell
+from tests.readme import environment
 
 USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
 
@@ -265,6 +268,46 @@ def test_a_follower_ends_cleanly_when_asked(shell: Shell, given: signal.Signals)
     following.says("x")
     answer = following.ask(given)
     assert (answer.code, answer.err) == (128 + given, "")
+
+
+IN_THE_MIDST = """
+import os, signal, sys
+import psycopg
+
+def in_the_midst(connection, request):
+    try:
+        state = next(request)
+    except StopIteration as done:
+        return done.value
+    if connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE and connection._num_transactions:
+        told.append(1)
+        if len(told) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        while True:
+            state = request.send((yield state))
+    except StopIteration as done:
+        return done.value
+
+told, wait = [], psycopg.Connection.wait
+psycopg.Connection.wait = lambda self, request, *more, **named: wait(self, in_the_midst(self, request), *more, **named)
+sys.argv[0] = "sublet"
+from sublet.cli import main
+main()
+"""
+"""The command line, that gets SIGTERM while a request is under way in a transaction."""
+
+
+def test_a_follower_that_is_told_to_end_in_the_midst_of_a_read_says_nothing_about_it(database: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_MIDST, "tail", "#", "--from", "earliest"],
+        env=environment(database),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
 
 
 def test_a_consumer_without_a_leader_says_what_it_waits_for_and_leaves_at_once(shell: Shell) -> None:

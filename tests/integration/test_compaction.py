@@ -153,6 +153,30 @@ def test_fragmented_streams_are_found_and_gone_ones_are_not(conn: psycopg.Connec
     assert compact_stream(conn, stream, older_than_s=0) == 0
 
 
+@pytest.mark.parametrize("kind", ["large", "apart", "of different epochs"])
+def test_what_cannot_be_merged_is_not_looked_at_in_each_pass(
+    conn: psycopg.Connection[Any], stream: int, kind: str
+) -> None:
+    if kind == "large":
+        for _ in range(30):
+            put(conn, stream, b"x" * 300_000)
+    else:
+        for _ in range(20):
+            put(conn, stream, b"x")
+            if kind == "apart":
+                append(conn, [Append(stream, block(*[b"big"] * 800))])
+    if kind == "of different epochs":
+        conn.execute("update block set epochs = to_jsonb(end_offset)")
+    before = blocks(conn)
+    assert fragmented_streams(conn, at_least=10, older_than_s=0) == []
+    assert compact_stream(conn, stream, older_than_s=0) == 0
+    assert blocks(conn) == before
+    trickle(conn, stream, 9)
+    assert fragmented_streams(conn, at_least=9, older_than_s=0) == [stream]
+    assert compact_stream(conn, stream, older_than_s=0) > 0
+    assert fragmented_streams(conn, at_least=2, older_than_s=0) == []
+
+
 def test_a_deposed_maintainer_merges_nothing(conn: psycopg.Connection[Any], stream: int) -> None:
     def deposed(_: psycopg.Connection[Any]) -> None:
         raise LostLeadership("the term is over")

@@ -1,14 +1,27 @@
-"""A process that uses grpc and starts others: nothing about that on its stderr."""
+"""A process that uses grpc and starts others: nothing about that on its stderr, and its session is its own."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+
+import pytest
 
 from tests.integration.cli_kit import QUICK, a_shell
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
 from tests.readme import environment
 
-PROGRAM = """
+WAIT_S = 40.0
+
+QUIET = """
 import os, sublet
 with sublet.Publisher() as publisher:
     publisher.publish("a", b"1")
@@ -26,10 +39,231 @@ def test_a_consumer_forks_without_a_word_from_grpc(database: str) -> None:
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         shell.leader("n1")
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", QUIET],
             env=environment(database) | QUICK,
             capture_output=True,
             timeout=60,
             check=False,
         )
     assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+# --- a session in a forked child --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(database: str, tmp_path: Path) -> Iterator[str]:
+    """The address of a node that serves, and does not evict a consumer that is stopped for some seconds."""
+    fleet = Fleet(database, tmp_path, speed=0.5)
+    node = fleet.node("n1")
+    eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+    yield node.output().partition("serves on ")[2].split()[0]
+    fleet.close()
+
+
+USES = """
+import asyncio, multiprocessing, os, sublet
+from protocol.errors import UsageError
+
+URL = os.environ["SUBLET_DATABASE_URL"]
+with sublet.Publisher() as publisher:
+    for number in range(40):
+        publisher.publish(f"a/{number}", b"1").result(30)
+session = sublet.Session("$share/g/#", start="earliest", batch_bytes=1, auto_ack=False)
+batch = session.next_batch(30)
+waiting = sublet.AsyncSession("$share/g/#")
+
+def work():
+    def says(what, use):
+        try:
+            use()
+        except UsageError as error:
+            print(what, "UsageError", f"process {os.getppid()}" in str(error), f"process {os.getpid()}" in str(error))
+        else:
+            print(what, "did it")
+    for what, use in {
+        "next_batch": lambda: session.next_batch(1),
+        "iteration": lambda: next(iter(session)),
+        "ack": batch.ack,
+        "transaction": lambda: batch.transaction().__enter__(),
+        "wait": lambda: session.wait(0),
+        "may_go_on": lambda: session.may_go_on(batch),
+        "drain": session.drain,
+        "leave": session.leave,
+        "held": session.held,
+        "interrupt": session.interrupt,
+        "async next_batch": lambda: asyncio.run(waiting.next_batch(1)),
+        "async drain": waiting.drain,
+        "async held": waiting.held,
+    }.items():
+        says(what, use)
+    session.close()
+    asyncio.run(waiting.close())
+    try:
+        sublet.Session("$share/g/#")
+    except UsageError as error:
+        print("another:", error)
+
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join(60)
+print("child ended", child.exitcode)
+assert session.held()
+batch.ack()
+assert session.next_batch(30) is not None
+session.close()
+print("parent went on")
+"""
+
+
+def test_any_use_in_a_forked_child_is_an_error_and_the_parent_goes_on(database: str, node: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", USES], env=environment(database), capture_output=True, text=True, timeout=90, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(" UsageError ")[2] for line in lines[:13]] == ["True True"] * 13
+    assert lines[13].startswith("another: process ")
+    assert "`spawn`" in lines[13]
+    assert lines[14:] == ["child ended 0", "parent went on"]
+
+
+PARTS = """
+import gc, os, signal, sys, time, sublet
+
+session = sublet.Session("$share/g/#", PG, nodes=[NODE], start="earliest", batch_bytes=1)
+batch = session.next_batch(30)
+assert batch is not None
+with session, batch.transaction() as connection:
+    connection.execute("select 1")
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.kill(parent, signal.SIGSTOP)
+        while open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        print("stopped", os.getpid(), flush=True)
+        sys.stdin.readline()
+        del batch, connection
+        session.close()
+        del session
+        gc.collect()
+        sys.exit(0)
+    os.waitpid(child, 0)
+    connection.execute("select 2")
+print("parent went on", flush=True)
+"""
+
+
+def test_what_a_child_takes_apart_sends_nothing_to_the_parents_peers(database: str, node: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "sublet.cli", "publish", "a"],
+        env=environment(database),
+        input=b"1",
+        check=True,
+        timeout=60,
+        capture_output=True,
+    )
+    with a_counter(_postgres(database)) as database_side, a_counter(_tcp(node)) as node_side:
+        program = f"PG = {_by_way_of(database, database_side.port)!r}\nNODE = '127.0.0.1:{node_side.port}'\n{PARTS}"
+        parent = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment(database),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        try:
+            word, pid = parent.stdout.readline().split()
+            assert word == b"stopped"
+            before = settled(lambda: (database_side.sent, node_side.sent))
+            assert min(before) > 0
+            parent.stdin.write(b"go\n")
+            parent.stdin.flush()
+            eventually(lambda: Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0] == "Z", WAIT_S)
+            assert settled(lambda: (database_side.sent, node_side.sent)) == before
+        finally:
+            parent.send_signal(signal.SIGCONT)
+            said, complaints = parent.communicate(timeout=60)
+        assert (parent.returncode, said) == (0, b"parent went on\n"), complaints
+        assert b"Traceback" not in complaints, "no more than a transaction that could not be rolled back in the child"
+
+
+# --- counting what a process sends ------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Carries connections to a server; `sent`: bytes that clients have sent."""
+
+    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+        self.sent = 0
+        self._connect = connect
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = self._connect()
+                threading.Thread(target=self._carry, args=(client, server, True), daemon=True).start()
+                threading.Thread(target=self._carry, args=(server, client, False), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.sent += len(data) * counts
+                target.sendall(data)
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def a_counter(connect: Callable[[], socket.socket]) -> Iterator[Counter]:
+    counter = Counter(connect)
+    try:
+        yield counter
+    finally:
+        counter.close()
+
+
+def settled(count: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """The counts once all that is on its way has come: the same in thirty looks, one after the other."""
+    seen: list[tuple[int, int]] = []
+
+    def unchanged() -> bool:
+        seen.append(count())
+        return len(seen) > 30 and len(set(seen[-30:])) == 1
+
+    eventually(unchanged, WAIT_S)
+    return seen[-1]
+
+
+def _tcp(address: str) -> Callable[[], socket.socket]:
+    host, _, port = address.rpartition(":")
+    return lambda: socket.create_connection((host, int(port)))
+
+
+def _postgres(url: str) -> Callable[[], socket.socket]:
+    """The test server listens on a Unix socket."""
+    query = parse_qs(urlsplit(url).query)
+    path = f"{query['host'][0]}/.s.PGSQL.{query.get('port', ['5432'])[0]}"
+
+    def connect() -> socket.socket:
+        one = socket.socket(socket.AF_UNIX)
+        one.connect(path)
+        return one
+
+    return connect
+
+
+def _by_way_of(url: str, port: int) -> str:
+    query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+    return urlunsplit(urlsplit(url)._replace(query=urlencode(query | {"host": "127.0.0.1", "port": str(port)})))

@@ -35,8 +35,8 @@ from storage.publish import AsyncPublisher, Publisher
 from storage.publish.pieces import Load
 from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import by_key, everything, kill_postgres
-from tests.integration.reply_cutter import ReplyCutter
 from tests.kit import eventually, server_directory
+from tests.postgres_proxy import PostgresProxy
 
 
 @pytest.fixture
@@ -126,7 +126,9 @@ def test_an_empty_batch_is_delivered_at_once(database: str) -> None:
         publisher.flush()
 
 
-def test_text_times_in_nanoseconds_and_dictionaries_are_understood(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_text_times_in_nanoseconds_and_dictionaries_are_understood(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
     table = pa.table(
         {
             "topic": pa.array(["a", "b"]).dictionary_encode(),
@@ -162,7 +164,7 @@ def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
     database: str, conn: psycopg.Connection[Any]
 ) -> None:
     reshard(conn, "default", 1)
-    with ReplyCutter(database) as cutter, Publisher(cutter.url, block_messages=4, blocks_per_commit=3) as publisher:
+    with PostgresProxy(database) as cutter, Publisher(cutter.url, block_messages=4, blocks_per_commit=3) as publisher:
         publisher.publish("t", b"first").result(20)
         with conn.transaction():
             conn.execute("select from stream where state = 'open' for update")
@@ -316,7 +318,7 @@ def test_lost_connections_store_each_message_once_and_in_order(database: str, co
 def test_an_append_whose_reply_was_lost_is_stored_once_also_when_its_stream_closed_meanwhile(
     database: str, conn: psycopg.Connection[Any], rolled_over: bool
 ) -> None:
-    with ReplyCutter(database) as cutter, Publisher(cutter.url) as publisher:
+    with PostgresProxy(database) as cutter, Publisher(cutter.url) as publisher:
         publisher.publish("t", b"first").result(20)
         (before,) = {stream_id for stream_id, found in everything(conn).items() if found}
         cutter.cut()

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import Gone, LostLeadership
+from protocol.errors import Gone, LostLeadership, SubletError
 from storage import retention
 from storage.catalogue import find_space, open_streams
 from storage.connect import connect
@@ -188,6 +188,53 @@ def test_a_deposed_maintainer_declares_nothing(conn: psycopg.Connection[Any], ol
     with pytest.raises(LostLeadership):
         retain(conn, deposed)
     assert not is_gone(conn, old)
+
+
+@pytest.mark.conforms("W4")
+def test_a_detach_left_pending_is_finished_first_and_holds_up_nothing_for_ever(
+    database: str, conn: psycopg.Connection[Any], old: int
+) -> None:
+    """A reader outlives the lock timeout of a detach, and then an older generation becomes due as well."""
+    older = stream_of(conn, "default")
+    put(conn, older, b"x")
+    rollover(conn, "default")
+    with psycopg.connect(database, options="-c search_path=sublet") as reader:
+        reader.execute("select from block")
+        retain(conn)
+        assert is_pending(conn, "eu")
+        alter_space(conn, "default", retention_s=100)
+        conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
+        retain(conn)
+        assert is_gone(conn, older)
+    retain(conn)
+    gone = {f"block_{row[0]}" for row in conn.execute("select generation_id from generation where state = 'gone'")}
+    assert len(gone) > 2
+    assert not gone & partitions(conn), "one pass is enough"
+
+
+def is_pending(conn: psycopg.Connection[Any], space: str) -> bool:
+    row = conn.execute(
+        "select p.name from pg_inherits i join generation g on i.inhrelid = to_regclass('block_' || g.generation_id)"
+        " join space p using (space_id) where i.inhdetachpending"
+    ).fetchone()
+    return row == (space,)
+
+
+@pytest.mark.conforms("W4")
+def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: psycopg.Connection[Any], old: int) -> None:
+    alter_space(conn, "default", retention_s=1)
+    rollover(conn, "default")
+    conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
+    declared = declare_gone(conn)
+    assert len(declared) > 1
+    row = conn.execute("select generation_id from stream where stream_id = %s", (old,)).fetchone()
+    assert row is not None
+    conn.execute(f"create view kept as select * from block_{row[0]}")
+    with pytest.raises(SubletError, match=rf"1 gone partitions could not be dropped, .*block_{row[0]}: cannot drop"):
+        drop_gone(conn)
+    assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{row[0]}"}
+    conn.execute("drop view kept")
+    assert drop_gone(conn) == [row[0]]
 
 
 def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str, conn: psycopg.Connection[Any]) -> None:

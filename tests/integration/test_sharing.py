@@ -3,142 +3,55 @@
 from __future__ import annotations
 
 import signal
-from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from protocol.words import Subscription
 from storage.catalogue import find_space
-from storage.connect import connect
-from storage.groups.model import Claim, Group, HistoryRecord
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
 from storage.spaces import reshard, rollover
-from tests.deliveries import judge
+from tests.integration.sharing_kit import ALL, WAIT_S, Scene, Stage
 from tests.kit import eventually
-from tests.kit_nodes import Fleet, Process
-
-ALL = "$share/g/#"
-WAIT_S = 40.0
+from tests.kit_nodes import Fleet
 
 
 @pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    """Processes on a database of the test's own."""
-    fleet = Fleet(database, tmp_path)
-    yield fleet
-    fleet.close()
-
-
-class Scene:
-    """What a test asks of the database, beside the processes."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.store = PostgresGroups(url)
-        self.connection = connect(url)
-
-    def publish(self, count: int, first: int = 0) -> None:
-        """Numbered messages under many keys in small blocks, each a batch to a consumer; durable when it returns."""
-        with Publisher(self.url, block_messages=50) as publisher:
-            for number in range(first, first + count):
-                publisher.publish(f"t/{number % 5}", str(number).encode(), key=b"k%d" % (number % 97))
-
-    def heads(self) -> dict[int, int]:
-        """{stream: head}."""
-        return dict(self.connection.execute("select stream_id, head from stream").fetchall())
-
-    def group(self) -> Group:
-        """The group under test, created where it is not."""
-        return self.store.open_group(Subscription.parse(ALL))
-
-    def claim(self) -> Claim:
-        """Who leads it."""
-        found = self.store.look([self.group().group_id])
-        assert found, "nobody has claimed the group"
-        return found[self.group().group_id]
-
-    def rows(self) -> list[tuple[int, str, int, str | None]]:
-        """(stream, status, position, agent)."""
-        return self.connection.execute(
-            "select stream_id, status, position, agent from lending order by stream_id"
-        ).fetchall()
-
-    def shares(self) -> list[int]:
-        """How many streams each agent holds, ascending."""
-        held: dict[str | None, int] = defaultdict(int)
-        for _, status, _, agent in self.rows():
-            if status == "held":
-                held[agent] += 1
-        return sorted(held.values())
-
-    def consumed(self) -> bool:
-        """Every stream's durable progress is at its head."""
-        heads = self.heads()
-        rows = self.rows()
-        return len(rows) == len(heads) and all(position == heads[stream] for stream, _, position, _ in rows)
-
-    def history(self) -> tuple[HistoryRecord, ...]:
-        """Every grant and end of a grant."""
-        return self.store.history(self.group().group_id)
-
-    def us(self, what: str) -> int:
-        """A time of the group's leadership row, in microseconds."""
-        row = self.connection.execute(
-            f"select (extract(epoch from {what}) * 1e6)::bigint from leadership where leadership_id = %s",
-            (self.group().group_id,),
-        ).fetchone()
-        assert row
-        return int(row[0])
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    """A database of the test's own."""
+    stage = Stage(database, tmp_path)
+    yield stage
+    stage.close()
 
 
 @pytest.fixture
-def scene(database: str) -> Iterator[Scene]:
-    """The database side of a test."""
-    scene = Scene(database)
-    yield scene
-    scene.store.close()
-    scene.connection.close()
+def fleet(stage: Stage) -> Fleet:
+    """Its processes."""
+    return stage.fleet
 
 
-def _is_serving(node: Process) -> bool:
-    return "serves on" in node.output()
-
-
-def _serving(fleet: Fleet, *names: str) -> None:
-    for name in names:
-        node = fleet.node(name)
-        eventually(partial(_is_serving, node), WAIT_S, node.output)
-
-
-def _verdict(fleet: Fleet, scene: Scene):  # type: ignore[no-untyped-def]
-    verdict = judge(scene.heads(), fleet.delivered(), scene.history())
-    assert verdict.lost == []
-    assert verdict.unexplained == []
-    assert verdict.crossed == []
-    return verdict
+@pytest.fixture
+def scene(stage: Stage) -> Scene:
+    """Its database's side."""
+    return stage.scene
 
 
 @pytest.mark.conforms("E1", "E18", "E29")
-def test_consumers_share_the_work_and_each_message_goes_to_one(fleet: Fleet, scene: Scene) -> None:
-    _serving(fleet, "n1")
+def test_consumers_share_the_work_and_each_message_goes_to_one(stage: Stage, fleet: Fleet, scene: Scene) -> None:
+    stage.serve("n1")
     scene.publish(2_000)
     fleet.consumer("a", ALL, 0.02)
     fleet.consumer("b", ALL, 0.02)
     eventually(lambda: scene.shares() == [8, 8], WAIT_S, lambda: str(scene.shares()))
     scene.publish(2_000, 2_000)
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    assert _verdict(fleet, scene).explained == []
+    assert stage.verdict().explained == []
     assert all(fleet.delivered(name) for name in ("a", "b"))
 
 
 @pytest.mark.conforms("E8", "E31")
-def test_a_graceful_leave_in_the_middle_of_a_batch_repeats_nothing(fleet: Fleet, scene: Scene) -> None:
-    _serving(fleet, "n1")
+def test_a_graceful_leave_in_the_middle_of_a_batch_repeats_nothing(stage: Stage, fleet: Fleet, scene: Scene) -> None:
+    stage.serve("n1")
     fleet.consumer("a", ALL, 0.05)
     fleet.consumer("b", ALL, 0.05)
     eventually(lambda: scene.shares() == [8, 8], WAIT_S, lambda: str(scene.shares()))
@@ -147,13 +60,13 @@ def test_a_graceful_leave_in_the_middle_of_a_batch_repeats_nothing(fleet: Fleet,
     assert fleet.consumers["a"].stop() == 0
     scene.publish(1_000, 6_000)
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    assert _verdict(fleet, scene).explained == []
+    assert stage.verdict().explained == []
     assert scene.shares() == [16]
 
 
 @pytest.mark.conforms("E10", "E17")
-def test_a_killed_consumers_streams_move_on(fleet: Fleet, scene: Scene) -> None:
-    _serving(fleet, "n1")
+def test_a_killed_consumers_streams_move_on(stage: Stage, fleet: Fleet, scene: Scene) -> None:
+    stage.serve("n1")
     fleet.consumer("a", ALL, 0.05)
     fleet.consumer("b", ALL, 0.05)
     eventually(lambda: scene.shares() == [8, 8], WAIT_S, lambda: str(scene.shares()))
@@ -162,14 +75,14 @@ def test_a_killed_consumers_streams_move_on(fleet: Fleet, scene: Scene) -> None:
     fleet.consumers["a"].kill()
     scene.publish(1_000, 6_000)
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    _verdict(fleet, scene)
+    stage.verdict()
     assert scene.shares() == [16]
     assert any(h.forced for h in scene.history())
 
 
 @pytest.mark.conforms("E5", "E15", "E16")
-def test_a_killed_leader_costs_those_who_live_nothing(fleet: Fleet, scene: Scene) -> None:
-    _serving(fleet, "n1", "n2")
+def test_a_killed_leader_costs_those_who_live_nothing(stage: Stage, fleet: Fleet, scene: Scene) -> None:
+    stage.serve("n1", "n2")
     fleet.consumer("a", ALL, 0.05)
     fleet.consumer("b", ALL, 0.05)
     eventually(lambda: scene.shares() == [8, 8], WAIT_S, lambda: str(scene.shares()))
@@ -185,13 +98,15 @@ def test_a_killed_leader_costs_those_who_live_nothing(fleet: Fleet, scene: Scene
     # A term is the database's time of the claim, in microseconds.
     assert lease_ended_us <= after.term <= lease_ended_us + 2_000_000
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    assert _verdict(fleet, scene).explained == []
+    assert stage.verdict().explained == []
     assert grants == {h.grant_id for h in scene.history() if h.event == "grant"}, "a stream changed hands"
 
 
 @pytest.mark.conforms("E15")
-def test_a_leader_that_is_asked_to_stop_hands_over_before_its_lease_is_over(fleet: Fleet, scene: Scene) -> None:
-    _serving(fleet, "n1", "n2")
+def test_a_leader_that_is_asked_to_stop_hands_over_before_its_lease_is_over(
+    stage: Stage, fleet: Fleet, scene: Scene
+) -> None:
+    stage.serve("n1", "n2")
     fleet.consumer("a", ALL)
     eventually(lambda: scene.shares() == [16], WAIT_S)
     before, lease_ends_us = scene.claim(), scene.us("expires_at")
@@ -200,13 +115,13 @@ def test_a_leader_that_is_asked_to_stop_hands_over_before_its_lease_is_over(flee
     assert after.term < lease_ends_us
     scene.publish(500)
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    assert _verdict(fleet, scene).explained == []
+    assert stage.verdict().explained == []
 
 
 @pytest.mark.conforms("E20")
-def test_a_standby_takes_over_when_an_owner_leaves(fleet: Fleet, scene: Scene) -> None:
+def test_a_standby_takes_over_when_an_owner_leaves(stage: Stage, fleet: Fleet, scene: Scene) -> None:
     reshard(scene.connection, "default", 2)
-    _serving(fleet, "n1")
+    stage.serve("n1")
     scene.publish(200)
     for name in ("a", "b", "c"):
         fleet.consumer(name, ALL)
@@ -216,12 +131,14 @@ def test_a_standby_takes_over_when_an_owner_leaves(fleet: Fleet, scene: Scene) -
     eventually(lambda: scene.shares() == [1, 1], WAIT_S)
     scene.publish(200, 200)
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    assert _verdict(fleet, scene).explained == []
+    assert stage.verdict().explained == []
 
 
 @pytest.mark.conforms("E21", "W3")
-def test_key_order_holds_across_rollovers_and_finished_streams_stay_finished(fleet: Fleet, scene: Scene) -> None:
-    _serving(fleet, "n1", "n2")
+def test_key_order_holds_across_rollovers_and_finished_streams_stay_finished(
+    stage: Stage, fleet: Fleet, scene: Scene
+) -> None:
+    stage.serve("n1", "n2")
     fleet.consumer("a", ALL, 0.01)
     fleet.consumer("b", ALL, 0.01)
     scene.publish(1_000)
@@ -234,7 +151,7 @@ def test_key_order_holds_across_rollovers_and_finished_streams_stay_finished(fle
     fleet.nodes[scene.claim().node.name].kill()
     scene.publish(500, 3_000)
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    _verdict(fleet, scene)
+    stage.verdict()
     ended: dict[int, int] = {}
     for batch in fleet.delivered():
         parents = scene.connection.execute(
@@ -251,8 +168,8 @@ def test_key_order_holds_across_rollovers_and_finished_streams_stay_finished(fle
 
 
 @pytest.mark.conforms("E32")
-def test_an_open_transaction_on_one_stream_stalls_nobody_else(fleet: Fleet, scene: Scene) -> None:
-    _serving(fleet, "n1")
+def test_an_open_transaction_on_one_stream_stalls_nobody_else(stage: Stage, fleet: Fleet, scene: Scene) -> None:
+    stage.serve("n1")
     scene.publish(1_000)
     fleet.consumer("a", ALL)
     eventually(scene.consumed, WAIT_S)
@@ -273,12 +190,14 @@ def test_an_open_transaction_on_one_stream_stalls_nobody_else(fleet: Fleet, scen
         eventually(lambda: scene.us("expires_at") > expiry, WAIT_S)
         assert scene.claim().term == term
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    assert _verdict(fleet, scene).explained == []
+    assert stage.verdict().explained == []
 
 
 @pytest.mark.conforms("E13")
-def test_a_leader_stopped_past_its_lease_changes_nothing_when_it_wakes(fleet: Fleet, scene: Scene) -> None:
-    _serving(fleet, "n1", "n2")
+def test_a_leader_stopped_past_its_lease_changes_nothing_when_it_wakes(
+    stage: Stage, fleet: Fleet, scene: Scene
+) -> None:
+    stage.serve("n1", "n2")
     scene.publish(1_000)
     fleet.consumer("a", ALL, 0.02)
     eventually(lambda: scene.shares() == [16], WAIT_S)
@@ -288,7 +207,7 @@ def test_a_leader_stopped_past_its_lease_changes_nothing_when_it_wakes(fleet: Fl
     fleet.nodes[before.node.name].signal(signal.SIGCONT)
     scene.publish(1_000, 1_000)
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    assert _verdict(fleet, scene).explained == []
+    assert stage.verdict().explained == []
     assert scene.claim().term == after.term
     written = scene.connection.execute("select distinct term from lending").fetchall()
     assert {term for (term,) in written} <= {before.term, after.term}

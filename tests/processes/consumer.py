@@ -1,7 +1,8 @@
-"""A consumer: `python -m tests.processes.consumer URL SUBSCRIPTION FILE [PAUSE_S]`.
+"""A consumer: `python -m tests.processes.consumer URL SUBSCRIPTION FILE [PAUSE_S [NAME]]`.
 
 Writes a line {"stream", "grant", "offsets", "at"} to FILE for every batch it is given, before the batch is
-acknowledged, then works on it for PAUSE_S. SIGTERM makes it leave gracefully.
+acknowledged, works on it for PAUSE_S, and writes {"done": [stream, first offset]}. NAME is a stable session's. SIGTERM
+makes it leave gracefully; where it is told to end, it writes {"ended": reason} and fails.
 """
 
 from __future__ import annotations
@@ -11,22 +12,32 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from borrower.session import Session
+from protocol.errors import SubscriptionEnded
 
 
-def main(url: str, subscription: str, file: str, pause_s: str = "0") -> None:
+def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str = "") -> None:
     """Consume until SIGTERM."""
-    with Path(file).open("a") as record, Session(subscription, url, start="earliest", batch_bytes=1) as session:
-        signal.signal(signal.SIGTERM, lambda *_: session.drain())
-        record.write(json.dumps({"ready": True}) + "\n")
-        record.flush()
-        for batch in session:
-            offsets = batch.table.column("offset").to_pylist()
-            line = {"stream": batch.stream_id, "grant": batch.grant_id, "offsets": offsets, "at": time.time()}
+    with Path(file).open("a") as record:
+
+        def write(line: dict[str, Any]) -> None:
             record.write(json.dumps(line) + "\n")
             record.flush()
-            time.sleep(float(pause_s))
+
+        with Session(subscription, url, start="earliest", batch_bytes=1, name=name or None) as session:
+            signal.signal(signal.SIGTERM, lambda *_: session.drain())
+            write({"ready": True})
+            try:
+                for batch in session:
+                    offsets = batch.table.column("offset").to_pylist()
+                    write({"stream": batch.stream_id, "grant": batch.grant_id, "offsets": offsets, "at": time.time()})
+                    time.sleep(float(pause_s))
+                    write({"done": [batch.stream_id, offsets[0]]})
+            except SubscriptionEnded as end:
+                write({"ended": end.reason})
+                raise
 
 
 if __name__ == "__main__":

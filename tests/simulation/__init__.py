@@ -1,6 +1,29 @@
-"""A seeded world of nodes, agents and an in-memory store, joined by a network that loses, delays and repeats.
+"""Whole lives of nodes and consumers, simulated from one number.
 
-One seed is one run: a safety phase, in which things crash, then a liveness phase, in which nothing does and everything
-must come to rest. The machines and the store's rules are the product's own; the checkers are not. `SEED=n pytest
-tests/simulation` repeats one run with its trace; `python -m tests.simulation --seeds 20000` runs many.
+**One seed is one run.** Three nodes, some processes with subscriptions, one to three groups and the in-memory twin of
+the group tables live in virtual time, some hundred times faster than the real one. Everything random comes from one
+generator, so a seed that fails fails again, line by line. All machines (`leader.node_machine.Node`,
+`borrower.machine.agent.Agent`) and all rules of the rows (`storage.groups.rules`) are the product's own; what is
+simulated is what lies between them and under them. gRPC, Postgres and Spark are not here: `tests/integration` has
+them.
+
+**First the safety phase** (`troubles`): messages are lost, late, repeated and out of order (`network`); processes are
+parted, one way or both; each has a clock that runs up to 8 % too fast or too slow and begins anywhere (`process`);
+nodes and consumers crash, pause past their leases, come back, leave, restart one after the other; the database is
+slow, hangs, is down, is cut off from one node, and leaves it unknown whether it has committed (`database`); streams
+roll over, are resharded and taken by retention; operators revoke, seize by hand, delete groups and declare them anew
+with other options (`groups`); named processes return, or are started twice. Each run has its own mixture. **Then the
+liveness phase**: the faults end, and everything must come to rest: all consumed, durable, shared out, led by one,
+nobody waiting.
+
+**The checkers** (`checkers`) stand outside of the code. They know what users were given, what sessions reported and
+what the store answered, and compare: one holder for a grant, nothing lost, nothing twice but in a range that a forced
+move announced, no progress backwards, no writing without the term, a history from which all of this could be told
+again, no older process of a name beside a newer one. A `Violation` ends the run.
+
+**The faults** (`faults.toml`) prove that they can see: each breaks the product in one place, and the simulator alone
+must notice within a thousand seeds. `exceptions` names the few pairs of the machines' tables that no run brings
+about; all others occur, or a test says so.
+
+How to run it is in `README.md` beside this page.
 """

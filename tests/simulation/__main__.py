@@ -1,34 +1,70 @@
-"""`python -m tests.simulation --seeds 20000 [--start k]`: long runs. Exit code 1 if a seed fails, which is named."""
+"""Long runs, and one run told line by line. Exit code 1 if a seed fails; it is named, with how to repeat it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
+import traceback
 
+from tests.simulation.checkers import Violation
 from tests.simulation.exceptions import EXCEPTIONS
-from tests.simulation.runs import Figures, all_pairs, run_seeds
+from tests.simulation.runs import ENOUGH_FAILURES, Figures, all_pairs, run_seeds
+from tests.simulation.simulation import Simulation
+
+SHOWN_LINES = 400
 
 
 def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
-    parser.add_argument("--start", type=int, default=0, help="the first")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
+    parser.add_argument("--start", type=int, default=0, help="the first (default: 0)")
+    parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
+    parser.add_argument("--first", action="store_true", help="stop at the first that fails")
+    parser.add_argument("--seed", type=int, help="this one alone, with its trace")
+    parser.add_argument("--about", default="", metavar="TEXT", help="with --seed: only lines that contain this")
+    parser.add_argument("--lines", type=int, default=SHOWN_LINES, help="with --seed: so many, 0: all (default: 400)")
     options = parser.parse_args()
-    shown = 0
+    if options.seed is not None:
+        return tell(options.seed, options.about, options.lines)
+    return _run_many(options)
+
+
+def tell(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
+    """Run one seed and print its trace: who, when, what."""
+    simulation = Simulation(seed, trace=True)
+    wrong = ""
+    try:
+        simulation.run()
+    except Violation as violation:
+        wrong = str(violation)
+    except Exception:  # noqa: BLE001 what the product raised, told with the trace that led to it
+        wrong = traceback.format_exc()
+    told = [line for line in simulation.world.lines or () if about in line]
+    _say("\n".join(told[-lines:] if lines else told))
+    _say(f"\nSEED={seed}: {wrong or 'nothing is wrong'}\n")
+    return 1 if wrong else 0
+
+
+def _run_many(options: argparse.Namespace) -> int:
+    shown, begun = 0, time.monotonic()
 
     def show(figures: Figures) -> None:
         nonlocal shown
         for seed, wrong in figures.failures[shown:]:
-            _say(f"\nSEED={seed}: {wrong}\n")
+            _say(f"\nSEED={seed}: {wrong}\n  again, with its trace: python -m tests.simulation --seed {seed}\n")
         shown = len(figures.failures)
-        _say(f"\r{figures.seeds} seeds, {shown} failures")
+        took_s = time.monotonic() - begun
+        left_s = took_s / figures.seeds * (options.seeds - figures.seeds)
+        _say(f"\r{figures.seeds} of {options.seeds} seeds, {shown} failures, {took_s:.0f} s, {left_s:.0f} s to go  ")
 
-    figures = run_seeds(range(options.start, options.start + options.seeds), options.processes, show)
+    seeds = range(options.start, options.start + options.seeds)
+    figures = run_seeds(seeds, options.processes, show, 1 if options.first else ENOUGH_FAILURES)
     _say(f"\n{figures}\n")
-    for machine, status, kind in sorted(all_pairs() - EXCEPTIONS - set(figures.pairs), key=str):
-        _say(f"never seen: {machine}: {status.name.lower()}, {kind.name.lower()}\n")
+    if not figures.failures:
+        for machine, status, kind in sorted(all_pairs() - EXCEPTIONS - set(figures.pairs), key=str):
+            _say(f"never seen: {machine}: {status.name.lower()}, {kind.name.lower()}\n")
     return 1 if figures.failures else 0
 
 

@@ -1,4 +1,4 @@
-"""An agent's shell in the simulator, with sessions that pretend to work."""
+"""An agent's shell in the simulator: one process with the product's `Agent`, and the subscriptions of its user."""
 
 from __future__ import annotations
 
@@ -18,54 +18,61 @@ from borrower.machine.agent import (
     Told,
     Unsubscribe,
 )
-from borrower.machine.events import Install, Progressed, Remove, Saved, Stop
+from borrower.machine.events import Progressed
 from borrower.settings import BorrowerSettings
-from protocol.messages import PingResponse, ProgressSaved, RevokedReason, ToBorrower
-from tests.simulation.world import Process
+from protocol.messages import EndReason, PingResponse, ProgressSaved, ToBorrower
+from protocol.words import Subscription
+from tests.simulation.process import Process
+from tests.simulation.sessions import Session, Work
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 
 @dataclass(slots=True)
-class Work:
-    """A stream installed in a session."""
+class Wish:
+    """A subscription that its user wants. `group_id`: of which group it has been a member."""
 
     handle: int
-    stream_id: int
-    grant_id: int
-    position: int
-    busy: bool = False
-    stopping: bool = False
-    over: bool = False
+    subscription: Subscription
+    epoch: int
+    group_id: int | None = None
 
 
 class SimulatedAgent(Process):
-    """One process: an agent and, per subscription, a session that works on all its streams at once."""
+    """One process. With a `session` it goes by that stable name, and each of its subscriptions draws an epoch."""
 
-    def __init__(self, simulation: Simulation, agent_id: str, settings: BorrowerSettings) -> None:
-        super().__init__(simulation.world)
-        self.simulation, self.world, self.agent_id = simulation, simulation.world, agent_id
+    def __init__(
+        self, simulation: Simulation, agent_id: str, settings: BorrowerSettings, drift: float, session: str | None
+    ) -> None:
+        super().__init__(simulation.world, agent_id, drift)
+        self.simulation, self.session = simulation, session
         self.machine = Agent(agent_id, settings)
+        self.weight = simulation.world.random.choice((1.0, 1.0, 1.0, 2.0, 0.5))
         self.alive = True
-        self.work: dict[tuple[int, int], Work] = {}
-        self.open: set[int] = set()
+        self.wishes: dict[int, Wish] = {}
+        self.sessions: dict[int, Session] = {}
+        self.epochs: dict[Subscription, list[int]] = {}
+        self._leaving: dict[int, Wish] = {}
         self._wake_count = 0
         self._handles = 0
 
-    def subscribe(self, subscription: str) -> int:
+    def subscribe(self, subscription: Subscription) -> None:
         """Begin a subscription."""
         self._handles += 1
         handle = self._handles
-        self.open.add(handle)
-        self.awake(lambda: self.handle(Subscribe(handle, subscription, start="earliest")))
-        return handle
+        epoch = self.simulation.draw_epoch() if self.session is not None else 0
+        self.wishes[handle] = Wish(handle, subscription, epoch)
+        self.epochs.setdefault(subscription, []).append(epoch)
+        self.sessions[handle] = Session(self, handle)
+        start = str(self.simulation.groups.start_of(subscription))
+        self._happens(Subscribe(handle, str(subscription), self.weight, self.session, start, epoch))
 
     def leave(self, handle: int) -> None:
         """End a subscription gracefully; some say it twice."""
-        if self.alive and handle in self.open:
-            self.open.discard(handle)
-            self.world.say(self.agent_id, f"leaves {handle}")
+        if self.alive and handle in self.wishes:
+            self._leaving[handle] = self.wishes.pop(handle)
+            self.world.say(self.name, f"leaves {handle}")
             self._happens(Unsubscribe(handle))
             if self.world.chance(0.3):
                 self.world.after(self.world.random.uniform(0.0, 0.5), lambda: self._happens(Unsubscribe(handle)))
@@ -74,8 +81,8 @@ class SimulatedAgent(Process):
         """Gone, in the middle of whatever it did."""
         if self.alive:
             self.alive = False
-            self.open.clear()
-            self.world.say(self.agent_id, "CRASHES")
+            self.wishes.clear()
+            self.world.say(self.name, "CRASHES")
 
     def hear(self, node: str, message: ToBorrower) -> None:
         """A message has come over the network."""
@@ -84,12 +91,17 @@ class SimulatedAgent(Process):
     def hear_strays(self, node: str) -> None:
         """Words out of turn, under a term that nobody leads by, as only a node with a fault would say them."""
         for borrower in tuple(self.machine.borrowers.values()):
-            self.hear(node, PingResponse(borrower.borrower_id, 1, self.world.now))
+            self.hear(node, PingResponse(borrower.borrower_id, 1, self.now))
             self.hear(node, ProgressSaved(borrower.borrower_id, 1, stream_id=1, grant_id=1, position=1))
 
     def lose(self, node: str) -> None:
         """The connection to a node broke."""
         self._happens(NodeLost(node))
+
+    def report(self, handle: int, work: Work, final: bool) -> None:
+        """The session says how far it is."""
+        self.simulation.checkers.reported(work)
+        self.handle(Consumed(handle, Progressed(work.stream_id, work.grant_id, work.position, final=final)))
 
     def _happens(self, event: AgentEvent) -> None:
         """Unless it is dead, once it is awake."""
@@ -102,16 +114,21 @@ class SimulatedAgent(Process):
 
     def handle(self, event: AgentEvent) -> None:
         """Give one event to the machine and do what it says."""
-        outcome = self.machine.decide(event, self.world.now)
-        self.world.say(self.agent_id, event)
+        outcome = self.machine.decide(event, self.now)
+        self.world.say(self.name, event)
+        self._note_groups()
         for node, message in outcome.sends:
-            self.simulation.to_node(self, node, message)
+            self.simulation.network.to_node(self, node, message)
         for tell in outcome.tells:
             self._told(tell)
         if outcome.nodes_wanted:
             self.world.after(0.05, lambda: self.awake(self._look_nodes_up))
         if outcome.wake_at is not None:
-            self._wake(max(outcome.wake_at - self.world.now, 0.0005))
+            self._wake(self.until(outcome.wake_at))
+
+    def _note_groups(self) -> None:
+        for wish in (*self.wishes.values(), *self._leaving.values()):
+            wish.group_id = self.machine.group_id(wish.handle) or wish.group_id
 
     def _look_nodes_up(self) -> None:
         if self.alive:
@@ -127,56 +144,26 @@ class SimulatedAgent(Process):
 
         self.world.after(delay_s, lambda: self.awake(tick))
 
-    # --- the session ------------------------------------------------------------------------------------------------
+    # --- its user ---------------------------------------------------------------------------------------------------
 
     def _told(self, told: Told | Closed) -> None:
+        wish = self.wishes.get(told.handle) or self._leaving.get(told.handle)
         if isinstance(told, Closed):
-            self.simulation.checkers.closed(self.agent_id, told)
+            self._closed(told, wish)
             return
-        key = (told.handle, told.tell.grant.stream_id if isinstance(told.tell, Install) else told.tell.stream_id)
-        match told.tell:
-            case Install(grant):
-                work = Work(told.handle, grant.stream_id, grant.grant_id, grant.position)
-                self.work[key] = work
-                self._next(work)
-            case Stop():
-                work = self.work[key]
-                work.stopping = True
-                if not work.busy:
-                    self._report(work)
-            case Remove(reason=reason):
-                work = self.work.pop(key)
-                work.over = True
-                self.simulation.checkers.removed(work, reason is RevokedReason.LOST)
-            case Saved():
-                pass
+        self.sessions[told.handle].told(told.tell, wish.group_id if wish is not None else None)
 
-    def _next(self, work: Work) -> None:
-        """Begin a user call if there is something to do and it is allowed, else look again later."""
-        if not self.alive or work.over or work.stopping:
-            return
-        now, rnd = self.world.now, self.world.random
-        allowed = self.machine.may_start(work.handle, work.stream_id, work.grant_id, now)
-        ready = self.simulation.streams.streams[work.stream_id].head - work.position
-        if not allowed or ready <= 0:
-            self.world.after(rnd.uniform(0.2, 0.8), lambda: self.awake(lambda: self._next(work)))
-            return
-        count = rnd.randint(1, ready)
-        work.busy = True
-        self.simulation.checkers.call_started(self.agent_id, work, count)
-        slow = rnd.uniform(5, 15) if self.world.chance(0.02) else rnd.uniform(0.05, 0.6)
-        self.world.after(slow, lambda: self.awake(lambda: self._finish(work, count)))
+    def _closed(self, closed: Closed, wish: Wish | None) -> None:
+        """Over for good. A user whose group was deleted under it mostly asks for the new one."""
+        self.world.say(self.name, closed)
+        self.simulation.checkers.closed(self, closed, wish, left=closed.handle in self._leaving)
+        self.sessions.pop(closed.handle).close()
+        self._leaving.pop(closed.handle, None)
+        wanted = self.wishes.pop(closed.handle, None)
+        again = closed.reason in (EndReason.DELETED, EndReason.DENIED)
+        if wanted is not None and again and self.world.chance(0.8):
+            self.world.after(self.world.random.uniform(0.01, 2.0), lambda: self._again(wanted.subscription))
 
-    def _finish(self, work: Work, count: int) -> None:
-        work.busy = False
-        if not self.alive:
-            return
-        work.position += count
-        self._report(work)
-        self._next(work)
-
-    def _report(self, work: Work) -> None:
-        if not work.over:
-            self.simulation.checkers.reported(work)
-            progress = Progressed(work.stream_id, work.grant_id, work.position, final=work.stopping)
-            self.handle(Consumed(work.handle, progress))
+    def _again(self, subscription: Subscription) -> None:
+        if self.alive:
+            self.subscribe(subscription)

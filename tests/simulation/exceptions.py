@@ -23,9 +23,6 @@ REASONS: dict[Pair, str] = {
         "a node that gives up a claim under way forgets its group, and opens it again only behind that claim's answer; "
         "the runs of `tests/property/test_election_safety.py`, which want and unwant at will, have it"
     ),
-    ("election", election.Status.LED, election.Kind.REFUSED): (
-        "a lease that ends under a holder that trusts it: its group was deleted, and the simulation deletes no groups"
-    ),
 }
 
 EXCEPTIONS: frozenset[Pair] = frozenset(REASONS)

@@ -1,17 +1,17 @@
-"""A node's shell in the simulator: the product's `Node`, a slow and fallible database, crashes and new lives."""
+"""A node's shell in the simulator: the product's `Node`, its way to the database, crashes and new lives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from leader.node_events import Begin, Heard, NodeEvent, Request, RevokeWanted, Shutdown, Tick, Written
+from leader.node_events import Begin, Heard, NodeEvent, RevokeWanted, Shutdown, Tick
 from leader.node_machine import Node
-from leader.requests import execute, failed
 from leader.settings import LeaderSettings
 from protocol.messages import ToLeader
 from storage.groups.model import NodeRef
-from tests.simulation.world import Process, Weather
+from tests.simulation.database import Way
+from tests.simulation.process import Process
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -20,17 +20,14 @@ if TYPE_CHECKING:
 class SimulatedNode(Process):
     """One address; each life has its own incarnation and machine."""
 
-    def __init__(self, simulation: Simulation, name: str, settings: LeaderSettings) -> None:
-        super().__init__(simulation.world)
-        self.simulation, self.world, self.name, self.settings = simulation, simulation.world, name, settings
+    def __init__(self, simulation: Simulation, name: str, settings: LeaderSettings, drift: float) -> None:
+        super().__init__(simulation.world, name, drift)
+        self.simulation, self.settings = simulation, settings
         self.address = f"{name}:1"
-        self.alive = False
-        self.stopping = False
-        self._again = False
+        self.way = Way(simulation.world, simulation.store)
+        self.alive = self.stopping = self._again = False
         self.lives = 0
         self._wake_count = 0
-        self._database_free_at = 0.0
-        self._database_bad_until = self._deaf_until = self._dumb_until = 0.0
         self.machine = self._new_machine()
 
     def _new_machine(self) -> Node:
@@ -42,7 +39,7 @@ class SimulatedNode(Process):
         self._again = self.alive and self.stopping
         if not self.alive:
             self.machine, self.alive, self.stopping = self._new_machine(), True, False
-            self._database_free_at = self.world.now
+            self.way.begin_life()
             self.world.say(self.name, "starts")
             self.handle(Begin())
 
@@ -51,7 +48,7 @@ class SimulatedNode(Process):
         if self.alive:
             self.alive = False
             self.world.say(self.name, "CRASHES")
-            self.simulation.node_gone(self.address)
+            self.simulation.network.node_gone(self.address)
 
     def shut_down(self) -> None:
         """Leave gracefully, and stay away."""
@@ -59,11 +56,16 @@ class SimulatedNode(Process):
         if self.alive and not self.stopping:
             self.stopping = True
             self.world.say(self.name, "shuts down")
-            self._in_this_life(lambda: self.handle(Shutdown(self.world.now + 5.0)))()
+            self._in_this_life(lambda: self.handle(Shutdown(self.now + 5.0)))()
 
-    def revoke(self, streams: tuple[int, ...]) -> None:
+    def restart(self) -> None:
+        """Leave gracefully and come back."""
+        self.shut_down()
+        self.start()
+
+    def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
         """An operator takes streams back."""
-        self._in_this_life(lambda: self.handle(RevokeWanted(1, streams, "operator")))()
+        self._in_this_life(lambda: self.handle(RevokeWanted(group_id, streams, "operator")))()
 
     def hear(self, agent: str, message: ToLeader) -> None:
         """A message has come over the network."""
@@ -71,23 +73,31 @@ class SimulatedNode(Process):
 
     def handle(self, event: NodeEvent) -> None:
         """Give one event to the machine and do what it says."""
-        outcome = self.machine.decide(event, self.world.now)
+        outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
         self.simulation.checkers.node_acted(self, outcome.stories)
-        if outcome.stories:
-            raise AssertionError(outcome.stories[0])
         for request in outcome.requests:
-            self._ask_database(request)
+            self.way.ask(request, self.machine.ref, self.settings.lease_s, self._answers())
         for agent, message in outcome.sends:
-            self.simulation.to_agent(self.address, agent, message)
+            self.simulation.network.to_agent(self.address, agent, message)
         if outcome.stopped:
             self.alive = False
             self.world.say(self.name, "has stopped")
-            self.simulation.node_gone(self.address)
+            self.simulation.network.node_gone(self.address)
             if self._again:
                 self.start()
         elif outcome.wake_at is not None and outcome.wake_at != float("inf"):
-            self._wake(max(outcome.wake_at - self.world.now, 0.0005))
+            self._wake(self.until(outcome.wake_at))
+
+    def _answers(self) -> Callable[[NodeEvent], None]:
+        """What takes the database's answer: in this life, or nobody."""
+        life = self.lives
+
+        def hear(answer: NodeEvent) -> None:
+            if self.alive and self.lives == life:
+                self.handle(answer)
+
+        return lambda answer: self.awake(lambda: hear(answer))
 
     def _wake(self, delay_s: float) -> None:
         self._wake_count += 1
@@ -107,49 +117,3 @@ class SimulatedNode(Process):
                 happening()
 
         return lambda: self.awake(if_alive)
-
-    # --- the database -----------------------------------------------------------------------------------------------
-
-    def _ask_database(self, request: Request) -> None:
-        """In order, each after the other; executed even if the node dies meanwhile, as a real one would be."""
-        world = self.world
-        there = max(world.now, self._database_free_at) + world.random.uniform(0.001, 0.004)
-        back = there + self._slowness() + world.random.uniform(0.0005, 0.002)
-        if there < self._deaf_until:
-            back = max(back, self._deaf_until)
-        elif there < self._dumb_until:
-            there, back = self._dumb_until, self._dumb_until + back - there
-        self._database_free_at = back
-        replies: list[NodeEvent] = []
-        ref = self.machine.ref
-        world.after(there - world.now, lambda: replies.append(self._execute(request, ref)))
-        world.after(back - world.now, self._in_this_life(lambda: self.handle(replies[0])))
-
-    def trouble_database(self, duration_s: float) -> None:
-        """For so long this node's way to the database is bad."""
-        self._database_bad_until = self.world.now + duration_s
-
-    def hang_database(self, deaf_s: float, dumb_s: float) -> None:
-        """For so long no answer comes, and then for so long no request gets there: who counts its lease from the late
-        answer trusts it for too long."""
-        self._deaf_until = self.world.now + deaf_s
-        self._dumb_until = self._deaf_until + dumb_s
-
-    def _is_database_bad(self) -> bool:
-        return self.world.now < self._database_bad_until and self.world.weather != Weather.calm()
-
-    def _slowness(self) -> float:
-        """Now and then some seconds; rarely so many that a lease is over before the answer comes."""
-        world = self.world
-        if world.chance(0.35 if self._is_database_bad() else world.weather.stalled_database):
-            return world.random.uniform(3.0, 14.0)
-        return world.random.uniform(0.2, 2.5) if world.chance(world.weather.slow_database) else 0.0
-
-    def _execute(self, request: Request, ref: NodeRef) -> NodeEvent:
-        failing = self.world.chance(0.3 if self._is_database_bad() else self.world.weather.failing_database)
-        executed = not failing or self.world.chance(0.5)
-        jitter_s = self.world.random.uniform(0, 0.3)
-        answer = execute(request, self.simulation.store, ref, self.settings.lease_s, jitter_s) if executed else None
-        if isinstance(answer, Written):
-            self.simulation.checkers.committed(answer.request.batch, answer.results)
-        return failed(request, unknown=executed) if failing or answer is None else answer

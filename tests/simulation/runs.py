@@ -27,6 +27,10 @@ class Figures:
     still: list[int] = field(default_factory=list)
     with_crash: int = 0
     repeats: int = 0
+    unaware: int = 0
+    deleted: int = 0
+    fenced: int = 0
+    returned: int = 0
     virtual_s: float = 0.0
     took_s: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
@@ -39,6 +43,10 @@ class Figures:
         self.still += other.still
         self.with_crash += other.with_crash
         self.repeats += other.repeats
+        self.unaware += other.unaware
+        self.deleted += other.deleted
+        self.fenced += other.fenced
+        self.returned += other.returned
         self.virtual_s += other.virtual_s
         self.failures += other.failures
         self.pairs += other.pairs
@@ -48,6 +56,8 @@ class Figures:
             f"{self.seeds} seeds in {self.took_s:.0f} s: {self.virtual_s / 3600:.1f} virtual hours, "
             f"{self.moves / max(self.seeds, 1):.1f} moves a seed, {self.with_crash / max(self.seeds, 1):.0%} of the "
             f"seeds with a crash, {self.repeats} repeated deliveries, all explained by reported forced moves, "
+            f"{self.deleted} groups deleted, {self.fenced} sessions fenced, {self.returned} streams returned, "
+            f"{self.unaware} calls begun unaware of a loss, "
             f"{len(self.pairs)} of {len(all_pairs())} pairs of the tables; {len(self.failures)} failures"
         )
 
@@ -57,7 +67,12 @@ def all_pairs() -> set[Pair]:
     return {(name, status, kind) for name, table in TABLES.items() for status, row in table.items() for kind in row}
 
 
-def run_seeds(seeds: Sequence[int], processes: int = 2, shown: Callable[[Figures], None] | None = None) -> Figures:
+def run_seeds(
+    seeds: Sequence[int],
+    processes: int = 2,
+    shown: Callable[[Figures], None] | None = None,
+    enough: int = ENOUGH_FAILURES,
+) -> Figures:
     """Run them all, or until enough have failed; `shown` is called now and then with the figures so far."""
     started, figures = time.monotonic(), Figures()
     chunks = [tuple(seeds[i : i + CHUNK]) for i in range(0, len(seeds), CHUNK)]
@@ -66,7 +81,7 @@ def run_seeds(seeds: Sequence[int], processes: int = 2, shown: Callable[[Figures
         figures.took_s = time.monotonic() - started
         if shown is not None:
             shown(figures)
-        if len(figures.failures) >= ENOUGH_FAILURES:
+        if len(figures.failures) >= enough:
             break
     return figures
 
@@ -97,9 +112,14 @@ def _run_one(seed: int, figures: Figures) -> None:
     except Exception as wrong:  # noqa: BLE001 whatever it is, the other seeds run on, and this one is named
         figures.failures.append((seed, f"{type(wrong).__name__}: {wrong}"))
     figures.seeds += 1
-    figures.moves += simulation.checkers.moves
-    if not simulation.checkers.moves:
+    moves = simulation.checkers.authority.moves
+    figures.moves += moves
+    if not moves:
         figures.still.append(seed)
     figures.with_crash += simulation.crashes > 0
-    figures.repeats += simulation.checkers.repeats
+    figures.repeats += simulation.checkers.deliveries.repeats
+    figures.unaware += simulation.checkers.deliveries.unaware
+    figures.deleted += len(simulation.groups.retired)
+    figures.fenced += simulation.checkers.names.fenced
+    figures.returned += simulation.checkers.names.returned
     figures.virtual_s += simulation.world.now

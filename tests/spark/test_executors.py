@@ -138,6 +138,29 @@ def test_a_failing_function_stops_the_job_and_names_the_record(stage: Stage, sta
     assert (stream, offset) not in {(d.stream, o) for d in stage.delivered() for o in d.offsets}
 
 
+def test_a_function_that_exits_has_failed_and_is_named(stage: Stage, start: Start) -> None:
+    stage.serve("n1")
+    running = start(Recorder(str(stage.records), exit_value=b"7"), tasks=2)
+    eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
+    stage.publish(20)
+    with pytest.raises(UserFunctionFailed, match=r"FunctionExited: the function asked .* SystemExit\(3\)") as failed:
+        running.result(WAIT_S)
+    assert len(stage.attempts()) == 2, "Spark has tried a task again"
+    assert sum(task.failures for task in running.status().tasks) > 0
+    assert stage.rows()[failed.value.stream_id][1] == failed.value.offset
+
+
+def test_an_exit_where_an_attempt_begins_stops_the_job(stage: Stage, start: Start) -> None:
+    stage.serve("n1")
+
+    def leave(attempt: Any) -> None:
+        raise SystemExit("no such model")
+
+    running = start(Recorder(str(stage.records)), tasks=1, on_attempt=leave)
+    with pytest.raises(RuntimeError, match=r"on_attempt asked for the end .* SystemExit\('no such model'\)"):
+        running.result(WAIT_S)
+
+
 def test_a_drain_waits_for_the_function_as_long_as_it_is_told_to(stage: Stage, start: Start) -> None:
     stage.serve("n1")
     stage.publish(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 class Recorder:
     """A function that writes each batch to its attempt's file before progress is made, then works for `pause_s`.
 
-    A batch with a message whose value is `slow_value` takes `slow_s` instead; one whose value is `bad_value` fails.
+    A batch with a message whose value is `slow_value` takes `slow_s` instead; one whose value is `bad_value` fails,
+    and at `exit_value` it calls `sys.exit(3)`.
     """
 
     directory: str
@@ -22,6 +24,7 @@ class Recorder:
     slow_value: bytes | None = None
     slow_s: float = 0.0
     bad_value: bytes | None = None
+    exit_value: bytes | None = None
 
     def begin(self, attempt: Any) -> None:
         """To be called when an attempt begins."""
@@ -31,6 +34,8 @@ class Recorder:
         values = batch.table.column("value").to_pylist()
         if self.bad_value in values and self.bad_value is not None:
             raise ValueError("cannot work on this")
+        if self.exit_value in values and self.exit_value is not None:
+            sys.exit(3)
         offsets = batch.table.column("offset").to_pylist()
         self._write({"stream": batch.stream_id, "grant": batch.grant_id, "offsets": offsets, "at": time.time()})
         time.sleep(self.slow_s if self.slow_value in values and self.slow_value is not None else self.pause_s)

@@ -676,7 +676,7 @@ def test_words_under_an_old_grant_write_nothing() -> None:
     bench.finished(grant_id=old)
     assert bench.entries == []
     bench.leave(StreamProgress(1, old, 50, True))
-    assert bench.entries == [Release(1, bench.grant_id(), 0, "allocated")], "the last word for what it does not name"
+    assert bench.entries == [Release(1, bench.grant_id(), 0, "its borrower does not have it")], "what it does not name"
 
 
 @pytest.mark.conforms("E10")

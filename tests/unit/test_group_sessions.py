@@ -8,7 +8,7 @@ import pytest
 
 from leader.allocation import Load
 from leader.group.meter import HALF_LIFE_S, Meter
-from protocol.messages import EndReason, Grant, Invalidate, Revoked, StreamProgress, UpdateProgress
+from protocol.messages import EndReason, Grant, Invalidate, Revoke, Revoked, StreamProgress, UpdateProgress
 from storage.groups.model import GroupOptions, LendingStatus, Start
 from storage.groups.rules import Row
 from tests.unit.leader_bench import Bench
@@ -57,6 +57,45 @@ def test_what_is_kept_is_given_away_when_its_time_is_over() -> None:
     assert bench.holders() == {}
     bench.pass_time(3, "b/1")
     assert bench.holders() == {1: "b/1", 2: "b/1"}
+
+
+def test_a_stream_taken_from_a_session_that_stays_is_not_kept_for_it() -> None:
+    bench = Bench(2, options=STABLE)
+    named(bench, "a/1", "one")
+    assert set(bench.holders().values()) == {"a/1"}
+    named(bench, "b/1", "two", 2)
+    bench.pass_time(bench.settings.min_hold_s + 1, "a/1", "b/1")
+    (revoke,) = bench.heard(Revoke)
+    bench.progress(3, revoke.stream_id, final=True, borrower_id="a/1")
+    bench.settle()
+    bench.pass_time(bench.settings.debounce_s + 0.01, "a/1", "b/1")
+    assert set(bench.holders().values()) == {"a/1", "b/1"}, "else it would go back for ever"
+
+
+def test_what_is_granted_to_a_session_that_left_meanwhile_is_kept_again() -> None:
+    bench = Bench(1, options=STABLE)
+    named(bench, "a/1", "one")
+    leave(bench, "a/1")
+    bench.join("a/2", session="one", session_epoch=2)
+    bench.tick(bench.settings.debounce_s + 0.01)
+    assert [type(entry).__name__ for entry in bench.entries] == ["Grant"]
+    bench.leave(borrower_id="a/2")
+    bench.settle()
+    assert bench.holders() == {}
+    named(bench, "b/1", "two", 3)
+    assert bench.holders() == {}, "it waits for the session's next return"
+
+
+def test_history_says_why_a_grant_ended_and_not_why_it_began() -> None:
+    bench = Bench(2)
+    bench.joined("a/1")
+    bench.confirm()
+    bench.leave(bench.said(5, 1), borrower_id="a/1")
+    bench.settle()
+    ends = {
+        line.stream_id: line.reason for line in bench.store.history(bench.group.group_id) if line.event == "release"
+    }
+    assert ends == {1: "its borrower left", 2: "its borrower does not have it"}
 
 
 def test_a_successor_of_the_leader_keeps_it_too() -> None:

@@ -24,7 +24,7 @@ BREAKS: dict[str, dict[str, float]] = {
     "reclaim_grace_s must be more than ping_timeout_s + resend_s": {"reclaim_grace_s": 7.0},
     "ping_s must be at most half of ping_timeout_s": {"ping_s": 3.1},
     "poll_hold_s must be at most half of lease_s": {"poll_hold_s": 5.1},
-    "revoke_deadline_s must be more than resend_s": {"revoke_deadline_s": 1.0},
+    "revoke_deadline_s must be more than ping_timeout_s + resend_s": {"revoke_deadline_s": 7.0},
     "unsubscribe_timeout_s must be more than resend_s": {"unsubscribe_timeout_s": 1.0},
     "debounce_s must be at most debounce_cap_s": {"debounce_s": 2.1},
     "idle_stop_s must be more than reclaim_grace_s": {"idle_stop_s": 10.0},

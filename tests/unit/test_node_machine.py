@@ -181,6 +181,15 @@ def test_one_that_left_before_a_leader_was_found_is_not_admitted() -> None:
     assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["b/1"]
 
 
+def test_one_that_has_fallen_silent_before_a_leader_was_found_is_not_admitted() -> None:
+    play = Play()
+    play.want("a/1")
+    play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
+    play.want("b/1")
+    play.settle()
+    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["b/1"], "the other is dead, or asks again"
+
+
 @pytest.mark.conforms("E12")
 def test_where_another_node_leads_the_answer_is_its_address() -> None:
     first = Play()

@@ -128,7 +128,7 @@ def test_shuffled_repeats_of_a_whole_log_bring_each_part_at_most_once_and_in_ord
 def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
     log: Log, connections: list[Connection]
 ) -> None:
-    reader, stream = Reader("url", 100), lent(5)
+    reader, stream = Reader("url", 100, 30.0), lent(5)
     log.script = [page(5, 8), page(5, 8)]
     assert reader.page(stream, lambda _: log.asked == []) is None, "it is asked when the page is there"
     assert stream.read == 5
@@ -140,7 +140,7 @@ def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
 def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_read_again(
     log: Log, connections: list[Connection], answer: Page
 ) -> None:
-    reader, stream = Reader("url", 100), lent(5)
+    reader, stream = Reader("url", 100, 30.0), lent(5)
     log.script = [answer, page(5, 8), page(8, 10)]
     assert reader.page(stream, always) is None
     assert (stream.read, stream.head, stream.acknowledged, stream.outstanding) == (5, None, 5, {})
@@ -173,14 +173,14 @@ def test_what_comes_under_a_grant_that_is_over_is_discarded() -> None:
 def test_a_page_is_asked_for_by_what_was_lent(log: Log, connections: list[Connection]) -> None:
     log.script = [page(5, 5, head=5)]
     stream = lent(5)
-    assert Reader("url", 1234).page(stream, always) == page(5, 5, head=5)
+    assert Reader("url", 1234, 30.0).page(stream, always) == page(5, 5, head=5)
     assert log.asked == [(7, 5, {"filter": Filter("a/#"), "generation_id": 3, "limit_bytes": 1234})]
     assert not stream.may_have_more
 
 
 def test_heads_are_those_of_the_streams_asked_for(log: Log, connections: list[Connection]) -> None:
     log.script = [{7: Head(9, closed=False, gone=False), 8: Head(4, closed=True, gone=False)}]
-    assert Reader("url", 1).heads([7, 8]) == [(7, 9), (8, 4)]
+    assert Reader("url", 1, 30.0).heads([7, 8]) == [(7, 9), (8, 4)]
     assert log.asked == [(7, 8)]
 
 
@@ -189,7 +189,7 @@ def test_a_database_that_is_away_is_said_once_and_read_on_when_it_is_back(
     log: Log, connections: list[Connection], caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     caplog.set_level("INFO")
-    reader, stream = Reader("url", 1), lent(5)
+    reader, stream = Reader("url", 1, 30.0), lent(5)
     log.script = [error, error, error, page(5, 6), error]
     assert reader.page(stream, always) is None
     assert reader.heads([7]) == []
@@ -211,7 +211,7 @@ def test_what_is_not_the_databases_absence_passes_through(
 ) -> None:
     log.script = [error]
     with pytest.raises(type(error)):
-        Reader("url", 1).page(lent(5), always)
+        Reader("url", 1, 30.0).page(lent(5), always)
 
 
 def test_a_connection_that_cannot_be_made_is_a_database_away(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_a_connection_that_cannot_be_made_is_a_database_away(log: Log, monkeypat
         raise DatabaseUnreachable("nobody listens")
 
     monkeypatch.setattr(module, "connect", refuse)
-    assert Reader("url", 1).heads([7]) == []
+    assert Reader("url", 1, 30.0).heads([7]) == []
 
 
 @pytest.mark.parametrize("use", [lambda reader: reader.heads([7]), lambda reader: None])
@@ -227,7 +227,7 @@ def test_closing_closes_what_was_opened(
     log: Log, connections: list[Connection], use: Callable[[Reader], object]
 ) -> None:
     log.script = [{}]
-    reader = Reader("url", 1)
+    reader = Reader("url", 1, 30.0)
     use(reader)
     reader.close()
     reader.close()

@@ -11,7 +11,12 @@ from typing import Any
 LISTS = Path("tools/mutations/lists")
 """Where the lists are, seen from the root of the tree."""
 
+SIMULATED = Path("tests/simulation/faults.toml")
+"""The list of those that the simulator finds by itself."""
+
 _KEYS = {"name", "ids", "file", "find", "replace", "tests"}
+_REMARK = "caught"
+"""May be there as well: who noticed, for people."""
 
 
 class InvalidList(Exception):
@@ -35,7 +40,8 @@ class Mutant:
 
 def load(root: Path) -> list[Mutant]:
     """All entries of all lists, in the order of the file names. Raises `InvalidList`."""
-    mutants = [mutant for path in sorted((root / LISTS).glob("*.toml")) for mutant in _read(path)]
+    paths = [*sorted((root / LISTS).glob("*.toml")), *([root / SIMULATED] if (root / SIMULATED).is_file() else [])]
+    mutants = [mutant for path in paths for mutant in _read(path)]
     seen: set[str] = set()
     for mutant in mutants:
         if mutant.name in seen:
@@ -85,12 +91,12 @@ def _read(path: Path) -> list[Mutant]:
 
 def _entry(path: Path, number: int, raw: dict[str, Any]) -> Mutant:
     where = f"{path.name}, mutant {number}"
-    if raw.keys() != _KEYS:
+    if raw.keys() - {_REMARK} != _KEYS:
         raise InvalidList(f"{where} has the keys {sorted(raw)}, and needs exactly {sorted(_KEYS)}.")
     for key in ("ids", "tests"):
         if not (isinstance(raw[key], list) and all(isinstance(item, str) for item in raw[key])):
             raise InvalidList(f"{where}: `{key}` must be a list of strings.")
-    for key in ("name", "file", "find", "replace"):
+    for key in ("name", "file", "find", "replace", *(key for key in raw if key == _REMARK)):
         if not isinstance(raw[key], str):
             raise InvalidList(f"{where}: `{key}` must be a string.")
     if not raw["tests"]:

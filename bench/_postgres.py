@@ -1,0 +1,37 @@
+"""A Postgres of the bench's own, durable as by default, in a directory that is removed afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+
+from storage.embedded import EmbeddedPostgres
+from storage.migrate import migrate
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Its URL."""
+    directory = Path(tempfile.mkdtemp(prefix="sublet-bench-"))
+    directory.chmod(0o755)
+    try:
+        with EmbeddedPostgres(directory / "data") as server:
+            yield server.url
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def database(server_url: str, number: int) -> str:
+    """A fresh database; the one of the round before is dropped."""
+    with psycopg.connect(server_url, autocommit=True) as conn:
+        conn.execute(f"drop database if exists bench_{max(0, number - 1)} with (force)")
+        conn.execute(f"create database bench_{number}")
+    url = urlunsplit(urlsplit(server_url)._replace(path=f"/bench_{number}"))
+    migrate(url)
+    return url

@@ -1,0 +1,157 @@
+"""A node that leads many groups on the in-memory twin of the database: no network, no Postgres, time that stands still
+unless it is told to pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from leader.node_events import Begin, Heard, NodeEvent, Request, Tick
+from leader.node_machine import Node
+from leader.requests import execute
+from leader.settings import LeaderSettings
+from protocol.messages import Grant, LeaderWanted, Ping, StreamProgress, ToBorrower, UpdateProgress
+from storage.groups.memory import MemoryGroups
+from storage.groups.memory_streams import MemoryStreams
+from storage.groups.model import Lending, NodeRef
+
+EPOCH_US = 1_700_000_000_000_000
+HEAD = 1_000_000_000
+SETTINGS = LeaderSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a node holds. Every group has its share of the borrowers, and a lending for every stream."""
+
+    groups: int
+    borrowers: int
+    lendings: int
+
+    @property
+    def agents(self) -> int:
+        """Processes, each with a borrower in every group."""
+        return max(self.borrowers // self.groups, 1)
+
+    @property
+    def streams(self) -> int:
+        """Of each group."""
+        return max(self.lendings // self.groups, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of the processor."""
+
+    node: float
+    twin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Messages, and how many streams or borrowers they are about."""
+
+    events: list[Heard]
+    count: int
+
+
+class Twin:
+    """The node, and the store that answers it at once."""
+
+    def __init__(self, size: Size) -> None:
+        self.size, self.now = size, 0.0
+        streams = MemoryStreams()
+        streams.add_space(shards=size.streams)
+        for stream_id in streams.streams:
+            streams.append(stream_id, HEAD)
+        self._store: MemoryGroups | None = MemoryGroups(streams, lambda: EPOCH_US + round(self.now * 1e6))
+        self._ref = NodeRef("n", "n#1", "n:1")
+        self.node = Node(self._ref, SETTINGS)
+        self.grants: dict[tuple[str, int], Grant] = {}
+        """By (borrower, stream)."""
+
+    def fill(self) -> None:
+        """Everybody joins and holds the share of the streams that is his, and has said so."""
+        self.give([Begin()])
+        groups = [f"$share/g{number}/#" for number in range(self.size.groups)]
+        for agent in (f"agent-{number}" for number in range(self.size.agents)):
+            wanted = [LeaderWanted(f"{agent}/{n}", agent, group, start="earliest") for n, group in enumerate(groups)]
+            self.give([Heard(agent, each) for each in wanted])
+        self.now += SETTINGS.debounce_s + 0.001
+        self.give([Tick()])
+        assert len(self.grants) == self.size.groups * self.size.streams, f"{len(self.grants)} streams are lent"
+        self.give([self._report(grant, grant.position) for grant in self.grants.values()])
+
+    def give(self, events: Iterable[NodeEvent]) -> Spent:
+        """These events, then answers of the store until the node has no more requests."""
+        node = twin = 0.0
+        requests: list[Request] = []
+
+        def decide(event: NodeEvent) -> float:
+            started = time.process_time()
+            outcome = self.node.decide(event, self.now)
+            seconds = time.process_time() - started
+            requests.extend(outcome.requests)
+            self._take(outcome.sends)
+            return seconds
+
+        for event in events:
+            node += decide(event)
+        while requests:
+            assert self._store is not None
+            started = time.process_time()
+            answer = execute(requests.pop(0), self._store, self._ref, SETTINGS.lease_s)
+            twin += time.process_time() - started
+            node += decide(answer)
+        return Spent(node, twin)
+
+    def progress(self, count: int, together: int, position: int) -> Said:
+        """Reports of so many streams, spread over groups, `together` of one borrower in each message."""
+        by_borrower: dict[str, list[Grant]] = {}
+        for grant in self.grants.values():
+            by_borrower.setdefault(grant.borrower_id, []).append(grant)
+        reports = [
+            UpdateProgress(some[0].borrower_id, some[0].term, _streams(some, position))
+            for held in by_borrower.values()
+            for some in (held[i : i + together] for i in range(0, len(held), together))
+            if len(some) == together
+        ]
+        step = max(len(reports) // max(count // together, 1), 1)
+        chosen = reports[::step][: count // together]
+        events = [Heard(report.borrower_id.partition("/")[0], report) for report in chosen]
+        return Said(events, sum(len(report.streams) for report in chosen))
+
+    def pings(self, count: int) -> Said:
+        """Pings of so many borrowers, one command for each agent."""
+        groups = range(self.size.groups)
+        agents = [f"agent-{n}" for n in range(min(self.size.agents, max(count // self.size.groups, 1)))]
+        events = [Heard(agent, Ping(tuple(f"{agent}/{n}" for n in groups), 0.0)) for agent in agents]
+        return Said(events, len(agents) * len(groups))
+
+    def rows(self) -> list[Lending]:
+        """The lendings of all groups as the store loads them."""
+        assert self._store is not None
+        leaders = self.node.leaders.items()
+        return [row for group_id, leader in leaders for row in self._store.load(group_id, leader.term)]
+
+    def forget_store(self) -> None:
+        """Keep nothing but the node: what it shares with the store is then its own."""
+        self._store = None
+        self.grants.clear()
+
+    def _take(self, sends: Iterable[tuple[str, ToBorrower]]) -> None:
+        for _, message in sends:
+            if isinstance(message, Grant):
+                self.grants[message.borrower_id, message.stream_id] = message
+
+    @staticmethod
+    def _report(grant: Grant, position: int) -> Heard:
+        return Heard(
+            grant.borrower_id.partition("/")[0],
+            UpdateProgress(grant.borrower_id, grant.term, _streams([grant], position)),
+        )
+
+
+def _streams(grants: Iterable[Grant], position: int) -> tuple[StreamProgress, ...]:
+    return tuple(StreamProgress(g.stream_id, g.grant_id, position, size=position, lag=0) for g in grants)

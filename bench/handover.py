@@ -1,0 +1,280 @@
+"""How long a stream is between two owners that are both alive, beside one RPC and one commit.
+
+`python -m bench handover --moves 200`. A node, two consumers and a visitor, each a process of its own. The visitor
+joins, waits for a message of every stream that it is lent, and leaves, again and again. Measured are the moves that its
+joining causes: from the line `revoke` in the group's history, which has the database's time, to the first message in
+the hands of the visitor, by the clock of the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bench import _postgres as postgres
+from bench import _report as report
+from bench._report import Beside, quantile
+from storage.connect import connect
+from storage.groups.model import HistoryRecord
+from storage.publish import Publisher
+from storage.spaces import reshard
+from tests.integration.sharing_kit import ALL, WAIT_S, Scene
+from tests.kit import eventually
+from tests.kit_nodes import Fleet, environment
+
+MIN_HOLD_S = 0.1
+RESIDENTS = 2
+PAUSE_S = 0.02
+"""Between two batches of a resident, which takes notice of a revoke meanwhile."""
+BLOCK = 20
+LEAST_BLOCKS, MORE_BLOCKS = 60, 100
+"""Of a stream that waits to be consumed: whoever is lent it finds something to deliver."""
+FLOORS = 10
+"""RPCs and commits timed before each visit."""
+PROSE = """{moves} moves of streams that were revoked for balance from a consumer which was alive and at that moment in
+no batch (else the time to the end of that batch comes on top), {each:.1f} at once in the median, with default settings
+but min_hold_s = {hold}, so that a stream may move as soon as it has come. From *revoke* in the group's history to the
+first message at the new owner lie: the line of history and the holder's last word, each committed; the grant,
+committed; the new owner's first connection to the database, as it has only just joined; the reading of a block. Beside:
+a round trip to the same node (grpc.health.v1 Check) and then a commit of one updated row; and a connection like the new
+owner's; {floors} times before each join, one by one, while nothing moved. The first visit, in which the visitor's
+process imports what it reads with, is not counted."""
+
+
+class Member:
+    """A consumer's process, told what to do; see `bench._member`."""
+
+    def __init__(self, url: str, directory: Path, name: str, pause_s: float) -> None:
+        self._record = directory / f"{name}.jsonl"
+        self._record.touch()
+        with (directory / f"{name}.log").open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bench._member", url, ALL, str(self._record), str(pause_s)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment(1.0),
+                text=True,
+            )
+
+    def say(self, command: str) -> None:
+        """`join` or `leave`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+
+    def first(self) -> dict[tuple[int, int], int]:
+        """{(stream, grant id): microseconds since 1970} of the first message under each grant."""
+        lines = [line for line in self._record.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return {(said["stream"], said["grant"]): said["at_us"] for said in map(json.loads, lines)}
+
+    def kill(self) -> None:
+        """Whatever it is at."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One stream's way from one owner to the next; microseconds since 1970."""
+
+    revoked: int
+    released: int
+    granted: int
+    delivered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What a hand-over cannot do without; milliseconds."""
+
+    call: float
+    commit: float
+    connect: float
+
+
+class Group:
+    """The group under measurement, its node, its members, and messages that wait for whoever comes."""
+
+    def __init__(self, url: str, directory: Path, streams: int) -> None:
+        self.scene = Scene(url)
+        self.streams = streams
+        reshard(self.scene.connection, "default", streams)
+        self.scene.connection.execute("create table floor (id integer primary key, n bigint)")
+        self.scene.connection.execute("insert into floor values (1, 0)")
+        self._publisher = Publisher(url, block_messages=BLOCK)
+        self.fleet = Fleet(url, directory, 1.0, {"SUBLET_MIN_HOLD_S": str(MIN_HOLD_S)})
+        self.residents = [Member(url, directory, f"resident-{n}", PAUSE_S) for n in range(RESIDENTS)]
+        self.visitor = Member(url, directory, "visitor", 0.0)
+        self.floors: list[Floor] = []
+
+    def close(self) -> None:
+        """End the processes."""
+        for member in (*self.residents, self.visitor):
+            member.kill()
+        self.fleet.close()
+        self._publisher.close()
+        self.scene.close()
+
+    def begin(self) -> None:
+        """All streams are with the residents."""
+        node = self.fleet.node("n1")
+        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+        self._stock()
+        for resident in self.residents:
+            resident.say("join")
+        eventually(partial(self._is_shared, RESIDENTS), WAIT_S, self._shown, 0.05)
+
+    def visit(self) -> int:
+        """The visitor comes and goes; how many streams it was lent."""
+        self._stock()
+        self._time_floors()
+        at_home = {agent for _, _, _, agent in self.scene.rows()}
+        self.visitor.say("join")
+        eventually(partial(self._is_shared, RESIDENTS + 1), WAIT_S, self._shown, 0.02)
+        lent = {stream for stream, _, _, agent in self.scene.rows() if agent not in at_home}
+        grants = {(stream, grant) for stream, grant in self.scene.grants().items() if stream in lent}
+        eventually(lambda: grants <= self.visitor.first().keys(), WAIT_S, self._shown, 0.02)
+        self.visitor.say("leave")
+        eventually(partial(self._is_shared, RESIDENTS), WAIT_S, self._shown, 0.02)
+        return len(grants)
+
+    def first(self) -> dict[tuple[int, int], int]:
+        """As `Member.first`, of all."""
+        return {key: at for member in (*self.residents, self.visitor) for key, at in member.first().items()}
+
+    def _is_shared(self, among: int) -> bool:
+        shares = self.scene.shares()
+        return sum(shares) == self.streams and len(shares) == among and shares[-1] - shares[0] <= 1
+
+    def _shown(self) -> str:
+        return f"{self.scene.rows()}\n{self.fleet.nodes['n1'].output()[-1500:]}"
+
+    def _stock(self) -> None:
+        """See to it that no stream runs out of messages during a visit."""
+        heads = self.scene.heads()
+        left = [heads[stream] - position for stream, _, position, _ in self.scene.rows()] or [0]
+        if min(left) < LEAST_BLOCKS * BLOCK:
+            count = MORE_BLOCKS * BLOCK * self.streams
+            keys = [b"%d" % (number % (100 * self.streams)) for number in range(count)]
+            self._publisher.publish_batch({"topic": "t", "value": [b"x" * 100] * count, "key": keys})
+            self._publisher.flush()
+
+    def _time_floors(self) -> None:
+        """One after the other."""
+        with grpc.insecure_channel(self.scene.claim().node.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+
+            def call() -> object:
+                return stub.Check(health_pb2.HealthCheckRequest())
+
+            def commit() -> object:
+                return self.scene.connection.execute("update floor set n = n + 1 where id = 1", prepare=True)
+
+            def open_connection() -> object:
+                with connect(self.scene.url) as connection:
+                    return connection
+
+            call()
+            self.floors += [Floor(_time(call), _time(commit), _time(open_connection)) for _ in range(FLOORS)]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run, write the JSON and the page, print the table."""
+    parser = argparse.ArgumentParser(prog="bench handover", description=__doc__)
+    parser.add_argument("--moves", type=int, default=200, help="at least so many")
+    parser.add_argument("--streams", type=int, default=16, help="of the group")
+    parser.add_argument("--json", type=Path, default=None, help="where the results go")
+    parser.add_argument("--page", type=Path, default=report.PAGE)
+    options = parser.parse_args(arguments)
+    with _group(options.streams) as group:
+        group.begin()
+        group.visit()
+        begun_us = time.time_ns() // 1000
+        lent: list[int] = []
+        while sum(lent) < options.moves:
+            lent.append(group.visit())
+            print(f"{sum(lent)} of {options.moves} moves", flush=True)
+        history = [line for line in group.scene.history() if line.at_us >= begun_us]
+        moves = moves_of(history, group.first())
+        floors = group.floors
+    assert len(moves) >= options.moves * 0.9, f"{len(moves)} moves are whole of {sum(lent)}"
+    figures = _figures(moves, floors)
+    settings = {"moves": len(moves), "streams": options.streams, "residents": RESIDENTS, "min_hold_s": MIN_HOLD_S}
+    each = quantile(lent, 0.5)
+    body = {"moves_at_once": each, "figures": [figure.judged() for figure in figures]}
+    report.save("handover", settings, body, options.json)
+    prose = PROSE.format(moves=len(moves), each=each, hold=MIN_HOLD_S, floors=FLOORS)
+    section = report.table(figures)
+    report.page(options.page, "handover", prose, section)
+    print(section)
+
+
+def moves_of(history: Iterable[HistoryRecord], first: Mapping[tuple[int, int], int]) -> list[Move]:
+    """The moves that began with a revoke and ended with a message; `first`: when, by (stream, grant id)."""
+    begun: dict[int, list[int]] = {}
+    moves: list[Move] = []
+    for line in history:
+        times = begun.get(line.stream_id, [])
+        if line.event == "revoke":
+            begun[line.stream_id] = [line.at_us]
+        elif line.event == "release" and len(times) == 1:
+            times.append(line.at_us)
+        elif line.event == "grant":
+            begun.pop(line.stream_id, None)
+            delivered = first.get((line.stream_id, line.grant_id))
+            if len(times) == 2 and delivered is not None:
+                moves.append(Move(times[0], times[1], line.at_us, delivered))
+    return moves
+
+
+def _figures(moves: list[Move], floors: list[Floor]) -> list[Beside]:
+    both = [floor.call + floor.commit for floor in floors]
+    call, commit, opened = (quantile([getattr(f, part) for f in floors], 0.5) for part in ("call", "commit", "connect"))
+
+    def took(begin: str, end: str, share: float = 0.5) -> float:
+        return quantile([(getattr(move, end) - getattr(move, begin)) / 1000 for move in moves], share)
+
+    def whole(name: str, share: float) -> Beside:
+        value = took("revoked", "delivered", share)
+        return Beside(f"hand-over, {name}", value, "ms", f"RPC + commit, {name}", quantile(both, share))
+
+    return [
+        whole("p50", 0.5),
+        whole("p99", 0.99),
+        Beside("of p50: revoke to release", took("revoked", "released"), "ms", "RPC + commit", call + commit),
+        Beside("of p50: release to grant", took("released", "granted"), "ms", "commit", commit),
+        Beside("of p50: grant to first message", took("granted", "delivered"), "ms", "RPC + connection", call + opened),
+    ]
+
+
+def _time(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def _group(streams: int) -> Iterator[Group]:
+    with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory, postgres.server() as server:
+        group = Group(postgres.database(server, 1), Path(directory), streams)
+        try:
+            yield group
+        finally:
+            group.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""How long a group is without a leader after kill -9 of the node that leads it, beside its lease and one retry.
+
+`python -m bench takeover --kills 10`. Two nodes, two consumers and a publisher with default settings. The node that
+leads is killed at a random moment between two renewals, and started again once the other has taken over. What was
+delivered, recorded by the consumers, is compared with what was published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from bench import _postgres as postgres
+from bench import _report as report
+from bench._report import Beside, quantile
+from borrower.settings import BorrowerSettings
+from leader.settings import LeaderSettings
+from storage.groups.model import Claim
+from storage.publish import Publisher
+from tests.deliveries import judge
+from tests.integration.sharing_kit import ALL, Scene
+from tests.kit import eventually
+from tests.kit_nodes import Delivered, Fleet
+
+STREAMS = 16
+WAIT_S = 60.0
+EVERY_S = 0.2
+MESSAGES = 320
+PAUSE_S = 0.005
+"""What a consumer works on a batch, which is one block of at most 50 messages."""
+CONSUMERS = ("a", "b")
+PATIENCE = "the same - (ping timeout - ping)"
+"""The last ping that was answered was sent at most one `ping_s` before the kill."""
+
+_PROGRESS = """
+select (extract(epoch from min(l.updated_at)) * 1000000)::bigint
+  from lending l join unnest(%s::bigint[], %s::bigint[]) as before (stream_id, position) using (stream_id)
+ where l.group_id = %s and l.term = %s and l.position > before.position"""
+
+PROSE = """{kills} times kill -9 of the node that leads a group of {streams} streams, at a random moment between two
+renewals, with default settings (lease {lease:g} s, retry {retry:g} s, ping {ping:g} s, ping timeout {timeout:g} s),
+under a load of {rate:,.0f} messages/s that two consumers share. Measured is the time to the first progress that is
+written under the next term. Consumers go on meanwhile with what they hold, until the last ping that was answered is a
+ping timeout old; the last two figures are of the longest time around each kill in which nobody was given a batch."""
+
+
+class Load:
+    """Messages under many keys, published by a thread from `with` to its end; then all of them are durable."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._publish)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _publish(self) -> None:
+        keys = [b"%d" % number for number in range(MESSAGES)]
+        try:
+            with Publisher(self._url, block_messages=50) as publisher:
+                while not self._stop.wait(EVERY_S):
+                    publisher.publish_batch({"topic": "t", "value": [b"x" * 100] * MESSAGES, "key": keys})
+                    publisher.flush()
+        except BaseException as error:  # noqa: BLE001 told at the end
+            self._failure = error
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Times in seconds since 1970, by the clock that the database has too."""
+
+    at: float
+    lease_ended: float
+    claimed: float
+    progressed: float
+
+
+class Group:
+    """The group under measurement, its nodes and its consumers."""
+
+    def __init__(self, url: str, directory: Path, speed: float) -> None:
+        self.scene, self.fleet = Scene(url), Fleet(url, directory, speed)
+
+    def close(self) -> None:
+        """End the processes."""
+        self.fleet.close()
+        self.scene.close()
+
+    def begin(self) -> None:
+        """Both nodes serve, both consumers have their share."""
+        for name in ("n1", "n2"):
+            self.serve(name)
+        for name in CONSUMERS:
+            self.fleet.consumer(name, ALL, PAUSE_S)
+        share = [STREAMS // len(CONSUMERS)] * len(CONSUMERS)
+        eventually(lambda: self.scene.shares() == share, WAIT_S, self._said, 0.05)
+
+    def serve(self, name: str) -> None:
+        """Start a node and wait until it serves."""
+        log = self.fleet.directory / f"node-{name}.log"
+        before = log.read_text().count("serves on") if log.exists() else 0
+        node = self.fleet.node(name)
+        eventually(lambda: node.output().count("serves on") > before, WAIT_S, self._said, 0.05)
+
+    def kill(self) -> Kill:
+        """Kill who leads, wait for progress under the next term, and bring it back."""
+        leader = self.scene.claim()
+        self.fleet.nodes[leader.node.name].kill()
+        at, lease_ended = time.time(), self.scene.us("expires_at") / 1e6
+        before, after = self._wait_for_claim(leader)
+        progressed = eventually(lambda: self._progressed(before, after), WAIT_S, self._said, 0.002)
+        self.serve(leader.node.name)
+        eventually(lambda: self._is_reclaimed(after), WAIT_S, self._said, 0.05)
+        return Kill(at, lease_ended, after.term / 1e6, progressed)
+
+    def _wait_for_claim(self, leader: Claim) -> tuple[dict[int, int], Claim]:
+        """{stream: position} as it was just before somebody else led, and who does."""
+        deadline = time.monotonic() + WAIT_S
+        before = self._positions()
+        while time.monotonic() < deadline:
+            positions, claim = self._positions(), self.scene.claim()
+            if claim.term > leader.term:
+                return before, claim
+            before = positions
+            time.sleep(0.01)
+        raise AssertionError(f"nobody leads {WAIT_S} s after the kill{self._said()}")
+
+    def _positions(self) -> dict[int, int]:
+        return {stream: position for stream, _, position, _ in self.scene.rows()}
+
+    def _progressed(self, before: dict[int, int], after: Claim) -> float | None:
+        group_id = self.scene.group().group_id
+        found = self.scene.ask(_PROGRESS, (list(before), list(before.values()), group_id, after.term))
+        return found[0][0] / 1e6 if found[0][0] is not None else None
+
+    def _is_reclaimed(self, leader: Claim) -> bool:
+        rows = self.scene.ask("select 1 from lending where status = 'held' and term = %s", (leader.term,))
+        return len(rows) == STREAMS
+
+    def _said(self) -> str:
+        processes = {**self.fleet.nodes, **self.fleet.consumers}
+        return "".join(f"\n--- {name}:\n{process.output()[-1500:]}" for name, process in processes.items())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run, write the JSON and the page, print the tables."""
+    parser = argparse.ArgumentParser(prog="bench takeover", description=__doc__)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--speed", type=float, default=1.0, help="divides all times, for a quick look: not for figures")
+    parser.add_argument("--json", type=Path, default=None, help="where the results go")
+    parser.add_argument("--page", type=Path, default=report.PAGE)
+    options = parser.parse_args(arguments)
+    leader, borrower = LeaderSettings().scaled(options.speed), BorrowerSettings().scaled(options.speed)
+    kills: list[Kill] = []
+    with _group(options.speed) as group:
+        group.begin()
+        started = time.time()
+        with Load(group.scene.url):
+            for number in range(options.kills):
+                time.sleep(random.uniform(0.0, leader.renew_s))
+                kills.append(group.kill())
+                print(f"kill {number + 1} of {options.kills}: {kills[-1].progressed - kills[-1].at:.2f} s", flush=True)
+        eventually(group.scene.consumed, WAIT_S, lambda: f"{group.scene.rows()}", 0.1)
+        seconds, heads, delivered = time.time() - started, group.scene.heads(), group.fleet.delivered()
+        verdict = judge(heads, delivered, group.scene.history())
+    figures = _figures(kills, delivered, leader, borrower)
+    counts = {
+        "published": sum(heads.values()),
+        "lost": len(verdict.lost),
+        "repeated": len(verdict.explained) + len(verdict.unexplained),
+    }
+    settings = {"kills": options.kills, "speed": options.speed, "lease_s": leader.lease_s, "retry_s": leader.retry_s}
+    body = {"figures": [figure.judged() for figure in figures], **counts}
+    report.save("takeover", settings, body, options.json)
+    section = report.table(figures) + _counted(options.kills, counts)
+    prose = PROSE.format(
+        kills=options.kills,
+        streams=STREAMS,
+        lease=leader.lease_s,
+        retry=leader.retry_s,
+        ping=borrower.ping_s,
+        timeout=borrower.ping_timeout_s,
+        rate=counts["published"] / seconds,
+    )
+    report.page(options.page, "takeover", prose, section)
+    print(section)
+
+
+def _figures(
+    kills: Sequence[Kill], delivered: Sequence[Delivered], leader: LeaderSettings, borrower: BorrowerSettings
+) -> list[Beside]:
+    taken = [kill.progressed - kill.at for kill in kills]
+    late = [kill.claimed - kill.lease_ended for kill in kills]
+    worked = [kill.progressed - kill.claimed for kill in kills]
+    pauses = [longest_pause(kill, delivered) for kill in kills]
+    bound = leader.lease_s + leader.retry_s
+    patient = bound - (borrower.ping_timeout_s - borrower.ping_s)
+    return [
+        Beside("kill to first progress, median", quantile(taken, 0.5), "s", "lease + retry", bound, 1.0),
+        Beside("kill to first progress, longest", max(taken), "s", "lease + retry", bound, 1.0),
+        Beside("of the median: end of lease to claim", quantile(late, 0.5), "s", "retry", leader.retry_s),
+        Beside("of the median: claim to first progress", quantile(worked, 0.5), "s", "retry", leader.retry_s),
+        Beside("nobody was given a batch, median", quantile(pauses, 0.5), "s", PATIENCE, patient),
+        Beside("nobody was given a batch, longest", max(pauses), "s", PATIENCE, patient),
+    ]
+
+
+def longest_pause(kill: Kill, delivered: Sequence[Delivered]) -> float:
+    """Between two batches from the kill to the first progress, whoever got them; `delivered` is sorted by time."""
+    times = [batch.at for batch in delivered]
+    before = [at for at in times if at <= kill.at][-1:] or [kill.at]
+    after = [at for at in times if at > kill.progressed][:1] or [kill.progressed]
+    around = [*before, *(at for at in times if kill.at < at <= kill.progressed), *after]
+    return max(end - begin for begin, end in pairwise(around))
+
+
+def _counted(kills: int, counts: dict[str, int]) -> str:
+    verdict = "**missed**" if counts["lost"] or counts["repeated"] else "holds"
+    return (
+        "\n| kills | messages published | lost | delivered twice | 0 and 0 |\n| --- | --- | --- | --- | --- |\n"
+        f"| {kills} | {counts['published']:,} | {counts['lost']:,} | {counts['repeated']:,} | {verdict} |\n"
+    )
+
+
+@contextlib.contextmanager
+def _group(speed: float) -> Iterator[Group]:
+    with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory, postgres.server() as server:
+        group = Group(postgres.database(server, 1), Path(directory), speed)
+        try:
+            yield group
+        finally:
+            group.close()
+
+
+if __name__ == "__main__":
+    main()

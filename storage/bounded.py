@@ -1,0 +1,43 @@
+"""A connection that waits for a server only while it hears from it, on the client's own clock.
+
+A server's timeouts do not end what a frozen server process was asked, and TCP's do not either, as its kernel goes on
+acknowledging: only the client can stop waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+
+_T = TypeVar("_T")
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """Where a request is not answered and not a byte has come for `silence_s` seconds, the connection is closed and
+    `psycopg.OperationalError` raised. Whether the server did what it was asked is unknown then."""
+
+    silence_s: float = float("inf")
+
+    def wait(self, gen: PQGen[_T], *arguments: Any, **named: Any) -> _T:
+        """As the base class, which resumes the generator now and then while nothing comes."""
+        return super().wait(self._bounded(gen), *arguments, **named)
+
+    def _bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
+        try:
+            state, heard = next(gen), time.monotonic()
+            while True:
+                ready, now = (yield state), time.monotonic()
+                if ready:
+                    heard = now
+                elif now >= heard + self.silence_s:
+                    self.close()
+                    raise psycopg.OperationalError(
+                        f"not a byte has come from Postgres for {self.silence_s:g} s, and the connection is closed"
+                    )
+                state = gen.send(ready)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]

@@ -1,0 +1,189 @@
+"""`AsyncPublisher` without `open`: one publisher for all who are the first, and nothing left of it at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import DatabaseUnreachable, PublisherClosed
+from storage.connect import connect
+from storage.publish import AsyncPublisher, Publisher, asynchronous
+from tests.integration.log_kit import everything
+from tests.kit import eventually
+
+
+class Slow:
+    """Publishers that open when they are told to."""
+
+    def __init__(self) -> None:
+        self.may_open = threading.Event()
+        self.made: list[Publisher] = []
+        self.asked = 0
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Publisher:
+        self.asked += 1
+        assert self.may_open.wait(20)
+        self.made.append(Publisher(*arguments, **settings))
+        return self.made[-1]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    slow = Slow()
+    monkeypatch.setattr(asynchronous, "Publisher", slow)
+    return slow
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 60))
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sublet publisher")]
+
+
+def values(conn: psycopg.Connection[Any]) -> list[bytes]:
+    return sorted(message["value"] for messages in everything(conn).values() for message in messages)
+
+
+@pytest.mark.conforms("W1")
+def test_many_first_messages_at_once_are_all_durable_after_close(database: str) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(database, linger_ms=60_000)
+        deliveries = await asyncio.gather(*(publisher.publish("t", b"%02d" % index) for index in range(12)))
+        await publisher.close()
+        assert all(delivery.done for delivery in deliveries)
+        assert len({(await each).offset for each in deliveries}) == 12
+
+    run(main())
+    eventually(lambda: threads() == [])
+    with connect(database) as conn:
+        assert values(conn) == [b"%02d" % index for index in range(12)]
+
+
+def test_a_flush_counts_for_all_first_messages(database: str) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(database, linger_ms=60_000)
+        deliveries = await asyncio.gather(*(publisher.publish(f"t/{index}", b"x") for index in range(12)))
+        await publisher.publish_batch({"topic": "t", "value": [b"y"] * 3})
+        await publisher.flush(20)
+        assert all(delivery.done for delivery in deliveries)
+        assert len(threads()) == 1, "one sender"
+        await publisher.close()
+
+    run(main())
+    eventually(lambda: threads() == [])
+
+
+def test_closed_before_it_was_opened_it_stays_closed(database: str) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(database)
+        await publisher.flush()
+        await publisher.close()
+        await publisher.close()
+        for call in (publisher.publish("a", b"x"), publisher.publish_batch({"topic": "a", "value": [b"x"]})):
+            with pytest.raises(PublisherClosed, match="this publisher is closed"):
+                await call
+        with pytest.raises(PublisherClosed):
+            await publisher.open()
+
+    run(main())
+    eventually(lambda: threads() == [])
+
+
+def test_closed_while_it_opens_it_delivers_to_whoever_waited_and_ends(database: str, slow: Slow) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(database)
+        waiting = asyncio.create_task(publisher.publish("a", b"x"))
+        await _until(lambda: slow.asked == 1)
+        closing = asyncio.create_task(publisher.close())
+        await asyncio.sleep(0)
+        slow.may_open.set()
+        await closing
+        try:
+            await (await waiting)
+        except PublisherClosed:
+            return
+
+    run(main())
+    eventually(lambda: threads() == [])
+    assert len(slow.made) == 1
+
+
+@pytest.mark.parametrize("how", ["open", "publish", "with"])
+def test_cancelled_while_it_opens_it_leaves_nothing_behind(database: str, slow: Slow, how: str) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(database)
+        begun = {"open": publisher.open, "publish": lambda: publisher.publish("a", b"x"), "with": publisher.__aenter__}
+        waiting = asyncio.ensure_future(begun[how]())
+        await _until(lambda: slow.asked == 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    run(main())
+    slow.may_open.set()
+    eventually(lambda: slow.made and slow.made[0]._sender.is_alive() is False)
+    eventually(lambda: threads() == [])
+
+
+def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slow) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(database)
+        first, second = (asyncio.create_task(publisher.publish("a", value)) for value in (b"1", b"2"))
+        await _until(lambda: slow.asked == 1)
+        first.cancel()
+        await asyncio.wait({first})
+        slow.may_open.set()
+        await (await second)
+        await publisher.close()
+
+    run(main())
+    eventually(lambda: threads() == [])
+    assert slow.asked == 1
+
+
+def test_cancelled_and_asked_again_it_connects_again(database: str, slow: Slow) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(database)
+        waiting = asyncio.create_task(publisher.publish("a", b"1"))
+        await _until(lambda: slow.asked == 1)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        slow.may_open.set()
+        await _until(lambda: slow.made and not slow.made[0]._sender.is_alive())
+        await (await publisher.publish("a", b"2"))
+        await publisher.close()
+
+    run(main())
+    eventually(lambda: threads() == [])
+    assert slow.asked == 2
+
+
+def test_what_could_not_be_opened_is_tried_again(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*_: Any, **__: Any) -> Publisher:
+        raise DatabaseUnreachable("not there now")
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(asynchronous, "Publisher", nowhere)
+            publisher = AsyncPublisher(database)
+        for _ in range(2):
+            with pytest.raises(DatabaseUnreachable, match="not there now"):
+                await publisher.publish("a", b"x")
+        await publisher.flush()
+        publisher._make = lambda: Publisher(database)
+        async with publisher:
+            await (await publisher.publish("a", b"x"))
+
+    run(main())
+    eventually(lambda: threads() == [])
+
+
+async def _until(fact: Any) -> None:
+    await asyncio.to_thread(eventually, fact)

@@ -1,0 +1,60 @@
+"""The benches run, and write their figures: with numbers so small that these mean nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import allocation, handover, node, takeover
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A page that has another bench's section."""
+    page = tmp_path / "bench.md"
+    page.write_text("# What was measured\n\nIntroduction.\n\n## The log: publish and consume\n\nProse.\n\n| table |\n")
+    return page
+
+
+def arguments(page: Path, *options: str) -> list[str]:
+    return [*options, "--json", str(page.with_suffix(".json")), "--page", str(page)]
+
+
+def figures(page: Path) -> dict[str, Any]:
+    assert "## The log: publish and consume\n\nProse.\n\n| table |\n" in page.read_text()
+    written: dict[str, Any] = json.loads(page.with_suffix(".json").read_text())
+    assert written["machine"]["cpus"]
+    return written
+
+
+def test_allocation(page: Path) -> None:
+    allocation.main(arguments(page, "--streams", "200", "--borrowers", "20", "--rounds", "1"))
+    assert len(figures(page)["plans"]) == 5
+    assert "## Allocation: who gets which stream\n" in page.read_text()
+
+
+def test_handover(page: Path) -> None:
+    handover.main(arguments(page, "--moves", "1", "--streams", "3"))
+    found = figures(page)
+    assert found["settings"]["moves"] >= 1
+    assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in found["figures"])
+    assert "## Graceful hand-over\n" in page.read_text()
+
+
+def test_takeover(page: Path) -> None:
+    takeover.main(arguments(page, "--kills", "1", "--speed", "4"))
+    found = figures(page)
+    assert found["published"] > 0
+    assert (found["lost"], found["repeated"]) == (0, 0)
+    assert all(figure["value"] > 0 for figure in found["figures"])
+    assert "## Takeover of a killed leader\n" in page.read_text()
+
+
+def test_node(page: Path) -> None:
+    sizes = ("--borrowers", "40", "--lendings", "400", "--groups", "4")
+    node.main(arguments(page, *sizes, "--leaderships", "5", "--entries", "20", "40", "--rounds", "1"))
+    assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in figures(page)["figures"])
+    assert "## A node that holds many borrowers\n" in page.read_text()

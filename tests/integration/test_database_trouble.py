@@ -1,0 +1,109 @@
+"""The way to Postgres is cut, frozen and slowed: of a leader, of a consumer, of all at once.
+
+Whoever cannot reach it waits; whoever can goes on. Afterwards nothing is lost, and what was done twice is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage, last
+from tests.kit import eventually
+from tests.kit_nodes import SPEED
+from tests.postgres_proxy import PostgresProxy
+
+ROUND_TRIP_S = 0.2 / SPEED
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    """A database of the test's own."""
+    stage = Stage(database, tmp_path)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def network() -> Iterator[ExitStack]:
+    """Whatever proxies a test puts between."""
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.mark.conforms("E13", "E15", "E16")
+def test_a_leader_whose_way_to_the_database_is_in_trouble_costs_its_consumers_nothing(
+    stage: Stage, network: ExitStack
+) -> None:
+    ways = {name: network.enter_context(PostgresProxy(stage.scene.url)) for name in ("n1", "n2")}
+    for name, way in ways.items():
+        stage.serve(name, url=way.url)
+    stage.share("a", "b")
+    lent = stage.scene.grants()
+    with stage.scene.load():
+        ways[stage.scene.claim().node.name].hang_up()
+        stage.more()
+        for trouble in (PostgresProxy.go_away, PostgresProxy.hold):
+            before = stage.scene.claim()
+            way = ways[before.node.name]
+            trouble(way)
+            stage.next_leader(before)
+            stage.more()
+            way.resume()
+            stage.more()
+        ways[stage.scene.claim().node.name].slow(ROUND_TRIP_S)
+        stage.more(40)
+    assert stage.verdict().explained == []
+    assert stage.scene.grants() == lent, "a stream has changed hands"
+    stage.written_by_one_at_a_time()
+
+
+@pytest.mark.conforms("E17", "E28")
+def test_a_consumer_whose_way_to_the_database_is_in_trouble_keeps_its_streams_and_goes_on_after(
+    stage: Stage, network: ExitStack
+) -> None:
+    way = network.enter_context(PostgresProxy(stage.scene.url))
+    stage.serve("n1")
+    stage.fleet.consumer("a", ALL, 0.01, way.url)
+    stage.share("b")
+    lent = stage.scene.grants()
+    with stage.scene.load():
+        stage.more(of="a")
+        way.hang_up()
+        stage.more(of="a")
+        for trouble in (PostgresProxy.go_away, PostgresProxy.hold):
+            trouble(way)
+            last(1.2 * LEADER.eviction_s)
+            stage.more(of="b")
+            way.resume()
+            stage.more(of="a")
+        way.slow(ROUND_TRIP_S)
+        stage.more(40, of="a")
+        way.slow(0.0)
+    assert stage.verdict().explained == []
+    assert stage.scene.grants() == lent, "a stream has changed hands"
+
+
+@pytest.mark.conforms("E12", "E13", "E17")
+def test_when_nobody_reaches_the_database_all_wait_and_all_go_on(stage: Stage, network: ExitStack) -> None:
+    way = network.enter_context(PostgresProxy(stage.scene.url))
+    stage.serve("n1", "n2", url=way.url)
+    stage.share("a", "b", url=way.url)
+    with stage.scene.load(way.url):
+        stage.more()
+        way.hang_up()
+        stage.more()
+        for trouble in (PostgresProxy.go_away, PostgresProxy.hold):
+            trouble(way)
+            eventually(lambda: stage.scene.claim().remaining_s < 0, WAIT_S, stage.said)
+            last(LEADER.reclaim_grace_s)
+            way.resume()
+            stage.more()
+        way.slow(ROUND_TRIP_S)
+        stage.more(40)
+        way.slow(0.0)
+    stage.verdict()
+    stage.written_by_one_at_a_time()

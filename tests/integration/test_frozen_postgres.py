@@ -1,0 +1,110 @@
+"""A server process of Postgres that is frozen in the middle of a read: not waited for without end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from borrower.batch import Batch
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from storage.catalogue import open_streams
+from storage.connect import connect
+from storage.spaces import reshard
+from tests.integration.log_kit import put
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+WAIT_S = 40.0
+GROUP = "$share/g/#"
+
+
+@contextmanager
+def frozen(conn: psycopg.Connection[Any], application: str) -> Iterator[None]:
+    """The server processes of that application's connections, until the block ends."""
+    found = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
+    pids = [row[0] for row in conn.execute(found, (application,))]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def in_time(work: Callable[[], Any]) -> Any:
+    """Its result; an AssertionError if it does not come back."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert results, "it hangs"
+    return results[0]
+
+
+def test_a_session_gets_over_a_frozen_reader_of_its_own(database: str, tmp_path: Path) -> None:
+    fleet = Fleet(database, tmp_path)
+    settings = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=0.5)
+    try:
+        node = fleet.node("n1")
+        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+        with connect(database) as conn:
+            reshard(conn, "default", 1)
+            (stream,) = (each.stream_id for each in open_streams(conn))
+            with Session(GROUP, database, start="earliest", settings=settings) as session:
+                put(conn, stream, b"before", topic="a")
+                first = in_time(lambda: session.next_batch(WAIT_S))
+                with frozen(conn, "sublet reader"):
+                    put(conn, stream, b"meanwhile", topic="a")
+                    second = in_time(lambda: session.next_batch(WAIT_S))
+    finally:
+        fleet.close()
+    assert isinstance(first, Batch)
+    assert isinstance(second, Batch)
+    assert [batch.table.column("value").to_pylist() for batch in (first, second)] == [[b"before"], [b"meanwhile"]]
+    assert second.first == first.end
+
+
+def test_silence_closes_the_connection_and_says_how_long_it_was(database: str) -> None:
+    with connect(database) as conn, connect(database, application_name="silent", silence_s=0.3) as silent:
+        assert silent.execute("select 1").fetchone() == (1,)
+        with frozen(conn, "silent"), pytest.raises(psycopg.OperationalError, match=r"not a byte .* for 0\.3 s"):
+            in_time_or_raise(lambda: silent.execute("select 2"))
+        assert silent.closed
+
+
+def test_an_answer_that_comes_piece_by_piece_is_waited_for(database: str) -> None:
+    with connect(database, silence_s=0.4) as conn:
+        begun = time.monotonic()
+        rows = conn.execute(
+            "select length(repeat('x', 9000)), pg_sleep(0.02)::text, repeat('x', 9000) from generate_series(1, 40)"
+        ).fetchall()
+        assert len(rows) == 40
+        assert time.monotonic() - begun > 0.4, "it was no longer than the silence that is allowed"
+
+
+def in_time_or_raise(work: Callable[[], Any]) -> None:
+    """As `in_time`, and raises what the work raised."""
+
+    def caught() -> BaseException | str:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 it is raised by the caller
+            return error
+        return "done"
+
+    result = in_time(caught)
+    if isinstance(result, BaseException):
+        raise result

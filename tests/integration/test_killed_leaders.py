@@ -1,0 +1,80 @@
+"""Leaders killed with -9 under load while their consumers stay up: nothing is lost, and nothing is done twice (E16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage
+from tests.kit import eventually
+
+ROUNDS = 3
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    """A database of the test's own."""
+    stage = Stage(database, tmp_path)
+    yield stage
+    stage.close()
+
+
+@pytest.mark.conforms("E16", "E5", "E15")
+def test_leaders_killed_in_turn_under_load_lose_and_repeat_nothing(stage: Stage) -> None:
+    stage.serve("n1", "n2")
+    stage.share("a", "b")
+    lent = stage.scene.grants()
+    with stage.scene.load():
+        for life in range(ROUNDS):
+            stage.more()
+            before, leader = stage.leader()
+            leader.kill()
+            stage.next_leader(before)
+            stage.more()
+            stage.serve(f"again-{life}")
+    assert stage.verdict().explained == []
+    assert stage.scene.grants() == lent, "a stream has changed hands"
+    takeovers = [line for line in stage.scene.history() if line.event == "takeover"]
+    assert len(takeovers) > ROUNDS
+    assert not any(line.forced for line in stage.scene.history())
+
+
+@pytest.mark.conforms("E16", "E28")
+def test_a_running_call_goes_on_when_its_leader_is_killed_and_is_not_done_again(stage: Stage) -> None:
+    """The call lasts until its stream has been reclaimed from the next leader, and longer."""
+    stage.serve("n1", "n2")
+    stage.scene.publish(1)
+    stage.fleet.consumer("a", ALL, LEADER.lease_s + LEADER.reclaim_grace_s)
+    (call,) = eventually(lambda: stage.fleet.delivered("a"), WAIT_S, stage.said)
+    before, leader = stage.leader()
+    leader.kill()
+    stage.next_leader(before)
+    reclaimed = eventually(
+        lambda: [line for line in stage.scene.history() if line.event == "reclaim" and line.stream_id == call.stream],
+        WAIT_S,
+        stage.said,
+    )
+    assert [line.grant_id for line in reclaimed] == [call.grant]
+    assert stage.fleet.done("a") == [], "the call was over before the leader's successor knew of it: no proof"
+    assert stage.verdict().explained == []
+    assert stage.fleet.done("a") == [(call.stream, 0)]
+    assert stage.scene.grants()[call.stream] == call.grant
+
+
+@pytest.mark.conforms("E31", "E8")
+def test_one_that_leaves_while_its_leader_is_dead_hands_over_exactly_to_the_next(stage: Stage) -> None:
+    stage.serve("n1", "n2")
+    stage.share("a", "b", pause_s=0.05)
+    with stage.scene.load(every_s=1.0):
+        stage.more()
+        before, leader = stage.leader()
+        leader.kill()
+        eventually(lambda: stage.scene.claim().remaining_s < LEADER.lease_s / 4, WAIT_S)
+        assert stage.scene.claim().term == before.term, "there is a leader again"
+        assert stage.fleet.consumers["a"].stop() == 0
+        stage.more(of="b")
+    assert stage.verdict().explained == []
+    assert stage.scene.shares() == [16]
+    assert not any(line.forced for line in stage.scene.history())

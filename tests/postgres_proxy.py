@@ -1,0 +1,162 @@
+"""A network between clients and Postgres that can be cut, slowed and frozen, and can lose a reply."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+PIECE_BYTES = 65536
+
+
+class PostgresProxy:
+    """A context manager; connect to `url`, a TCP address in front of the server's Unix socket.
+
+    The network as a whole: `hang_up`, `go_away`, `slow`, `hold`. A single moment: `cut`, `cut_commit`, `freeze`.
+    """
+
+    def __init__(self, server_url: str) -> None:
+        parts = urlsplit(server_url)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self._server = f"{query['host']}/.s.PGSQL.{query.get('port', '5432')}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        address = f"{parts.username}@127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = urlunsplit(parts._replace(netloc=address, query=""))
+        self._open, self._flowing = threading.Event(), threading.Event()
+        self._refusing = False
+        self._delay_s = 0.0
+        self._ends: set[socket.socket] = set()
+        self.was_cut = threading.Event()
+        self._cutting = self._cutting_commit = False
+        self._resuming = True
+        self._allowed: int | None = None
+        self.frozen, self._thawed = threading.Event(), threading.Event()
+
+    # --- the network ------------------------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """End every connection there is; others may be made at once."""
+        for end in tuple(self._ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def go_away(self) -> None:
+        """End every connection there is, and refuse others until `resume()`."""
+        self._refusing = True
+        self.hang_up()
+
+    def slow(self, round_trip_s: float) -> None:
+        """Half of that is what every piece takes from now on, each way."""
+        self._delay_s = round_trip_s / 2
+
+    def hold(self) -> None:
+        """Let nothing through, either way, on connections that stay open, until `resume()`; then all of it."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        """Let connections in, and what they say through, again."""
+        self._refusing = False
+        self._open.set()
+        self._flowing.set()
+
+    # --- a moment ---------------------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """The next reply of the server is lost with its connection. Others have to wait until `resume()`."""
+        self._open.clear()
+        self.was_cut.clear()
+        self._cutting = True
+
+    def cut_commit(self, *, resume: bool) -> None:
+        """Lose the reply to the next COMMIT of a client, and the connection with it; let others in only if `resume`."""
+        self._cutting_commit, self._resuming = True, resume
+
+    def freeze(self, after: int) -> None:
+        """Hold back what clients send after so many more bytes, their connections open, until `thaw()`."""
+        self._allowed = after
+
+    def thaw(self) -> None:
+        """End the frozen connections, and let everything through again."""
+        self._allowed = None
+        self._thawed.set()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.resume()
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.resume()
+        self._thawed.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.hang_up()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._open.wait()
+                if self._refusing or not self._connect(client):
+                    client.close()
+
+    def _connect(self, client: socket.socket) -> bool:
+        """Lead the client on to the server; False where there is none."""
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(self._server)
+        except OSError:
+            server.close()
+            return False
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ends |= {client, server}
+        for source, target, replies in ((client, server, False), (server, client, True)):
+            threading.Thread(target=self._pump, args=(source, target, replies), daemon=True).start()
+        return True
+
+    def _pump(self, source: socket.socket, target: socket.socket, replies: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(PIECE_BYTES):
+                time.sleep(self._delay_s)
+                self._flowing.wait()
+                if not (self._reply(data, target) if replies else self._request(data, target)):
+                    break
+        for end in (source, target):
+            self._ends.discard(end)
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _reply(self, data: bytes, client: socket.socket) -> bool:
+        """Pass it on; False if the connection ends instead."""
+        if self._cutting:
+            self._cutting = False
+            self.was_cut.set()
+            return False
+        client.sendall(data)
+        return True
+
+    def _request(self, data: bytes, server: socket.socket) -> bool:
+        """Pass it on, as far as that is allowed; False if the connection ends after it."""
+        if self._allowed is not None:
+            server.sendall(data[: self._allowed])
+            self._allowed -= min(self._allowed, len(data))
+            if self._allowed:
+                return True
+            self.frozen.set()
+            self._thawed.wait()
+            return False
+        if self._cutting_commit and b"COMMIT" in data:
+            self._cutting_commit = False
+            self.cut()
+            if self._resuming:
+                self.resume()
+        server.sendall(data)
+        return True

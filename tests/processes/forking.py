@@ -1,0 +1,147 @@
+"""Stories of processes that fork while they publish: `python -m tests.processes.forking STORY DATABASE`.
+
+Each runs in a process of its own: what others have left in this one (threads, gRPC) must not come along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from protocol.errors import UsageError
+from storage.connect import connect
+from storage.embedded import EmbeddedPostgres
+from storage.publish import AsyncPublisher, Publisher
+from tests.kit import eventually
+
+
+def in_a_child(story: Callable[[], None]) -> None:
+    """Fork, tell the story there, and fail if it fails or does not end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            story()
+            code = 0
+        except BaseException:  # noqa: BLE001 - the child must not go on as a test run
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    ended = [0, 0]
+
+    def is_over() -> bool:
+        ended[:] = os.waitpid(child, os.WNOHANG)
+        return ended[0] == child
+
+    try:
+        eventually(is_over, 20, "the child hangs")
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    assert os.waitstatus_to_exitcode(ended[1]) == 0, "see the child's traceback"
+
+
+def every_use_in_a_child_is_refused(database: str) -> None:
+    with Publisher(database, linger_ms=60_000) as publisher:
+        publisher.publish("t", b"before")
+        publisher.flush(20)
+        queued = publisher.publish("t", b"queued")
+
+        def story() -> None:
+            told = rf"this publisher was made in process {os.getppid()}, .* Make one in this process, after the fork\."
+            for use in (
+                lambda: publisher.publish("t", b"child"),
+                lambda: publisher.publish_batch({"topic": "t", "value": [b"child"]}),
+                publisher.flush,
+            ):
+                with pytest.raises(UsageError, match=told):
+                    use()
+            with pytest.raises(UsageError, match="Wait for it in the process that published"):
+                queued.result()
+            publisher.close()
+            with Publisher(database) as own:
+                own.publish("t", b"child's own").result(20)
+
+        in_a_child(story)
+        after = publisher.publish("t", b"after")
+        publisher.flush(20)
+        assert (queued.result(20).offset, after.result(20).offset) == (2, 3)
+    with connect(database) as conn:
+        assert conn.execute("select sum(head) from stream").fetchone() == (4,)
+
+
+def a_child_that_drops_it_touches_nothing(database: str) -> None:
+    made = [Publisher(database)]
+    made[0].publish("t", b"1").result(20)
+    backend = made[0]._sender._conn
+    assert backend is not None
+    before = backend.info.backend_pid
+
+    def story() -> None:
+        with made[0]:
+            pass
+        made.clear()
+        gc.collect()
+
+    in_a_child(story)
+    made[0].publish("t", b"2").result(20)
+    assert made[0]._sender._conn is backend, "the connection is still the first"
+    assert backend.info.backend_pid == before
+    made[0].close()
+
+
+def the_async_twin_refuses_too(database: str) -> None:
+    async def publish(publisher: AsyncPublisher) -> None:
+        await (await publisher.publish("t", b"x"))
+
+    async def close(publisher: AsyncPublisher) -> None:
+        await publisher.close()
+
+    publisher = AsyncPublisher(database)
+    asyncio.run(publish(publisher))
+
+    def story() -> None:
+        with pytest.raises(UsageError, match="Make one in this process"):
+            asyncio.run(publish(publisher))
+        asyncio.run(close(publisher))
+
+    in_a_child(story)
+    asyncio.run(publish(publisher))
+    asyncio.run(close(publisher))
+
+
+def a_child_does_not_stop_the_server(data_dir: str) -> None:
+    with EmbeddedPostgres(data_dir) as server:
+        in_a_child(server.stop)
+        with psycopg.connect(server.url) as conn:
+            assert conn.execute("select 1").fetchone() == (1,)
+        in_a_child(lambda: _use_for_a_while(data_dir))
+        psycopg.connect(server.url).close()
+
+
+def _use_for_a_while(data_dir: str) -> None:
+    with EmbeddedPostgres(data_dir) as own:
+        psycopg.connect(own.url).close()
+
+
+STORIES: dict[str, Callable[[str], None]] = {
+    each.__name__: each
+    for each in (
+        every_use_in_a_child_is_refused,
+        a_child_that_drops_it_touches_nothing,
+        the_async_twin_refuses_too,
+        a_child_does_not_stop_the_server,
+    )
+}
+
+if __name__ == "__main__":
+    STORIES[sys.argv[1]](sys.argv[2])

@@ -1,0 +1,63 @@
+"""One agent with many subscriptions: `python -m tests.processes.many URL FILE PATTERN COUNT`.
+
+It subscribes to PATTERN with {} replaced by 0, 1, ... COUNT - 1, and consumes nothing. Every time it is given or loses
+a stream it writes {"group": number, "stream", "grant", "held": true or false} to FILE. It ends with SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+from borrower.agent import AgentThread
+from borrower.inbox import Inbox
+from borrower.machine.agent import Closed
+from borrower.machine.events import Install, Remove
+from borrower.settings import BorrowerSettings
+from storage.connect import connect
+from storage.nodes import live_nodes
+
+LOOK_S = 0.05
+
+
+def main(url: str, file: str, pattern: str, count: str) -> None:
+    """Until SIGTERM."""
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+
+    def find() -> list[str]:
+        with connect(url) as connection:
+            return [node.address for node in live_nodes(connection)]
+
+    agent = AgentThread(find, BorrowerSettings.from_env())
+    inboxes = [Inbox() for _ in range(int(count))]
+    for number, inbox in enumerate(inboxes):
+        agent.subscribe(pattern.replace("{}", str(number)), inbox)
+    with Path(file).open("a") as record:
+        while not over.wait(LOOK_S):
+            for number, inbox in enumerate(inboxes):
+                _write(record, number, inbox)
+            record.flush()
+
+
+def _write(record: TextIO, number: int, inbox: Inbox) -> None:
+    line: dict[str, Any]
+    for news in inbox.take():
+        match news:
+            case Install(grant):
+                line = {"group": number, "stream": grant.stream_id, "grant": grant.grant_id, "held": True}
+            case Remove(stream_id, grant_id):
+                line = {"group": number, "stream": stream_id, "grant": grant_id, "held": False}
+            case Closed(reason=reason):
+                line = {"group": number, "ended": reason.value}
+            case _:
+                continue
+        record.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""What must be true whatever happens, judged from outside: from what users did and what the store answered.
+
+Each module looks at one thing and knows nothing of the code that it judges: `authority` (terms, grant ids, positions),
+`deliveries` (what users got, and how often), `record` (lending_history), `names` (stable sessions), `rest` (how it all
+must end). `lives` is the memory of the groups that they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from borrower.machine.agent import Closed
+from storage.groups.model import Claim, Group, GroupResult, GroupWrites
+from tests.simulation.checkers.authority import Authority
+from tests.simulation.checkers.deliveries import Deliveries
+from tests.simulation.checkers.lives import Life, Lives, Violation
+from tests.simulation.checkers.names import Names
+from tests.simulation.checkers.record import Record
+from tests.simulation.checkers.rest import check_rest
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimulatedAgent, Wish
+    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.sessions import Work
+    from tests.simulation.simulation import Simulation
+
+__all__ = ["Checkers", "Life", "Violation"]
+
+
+class Checkers:
+    """Fed while the world runs, and asked at its end. Whatever they are told may raise `Violation`."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.lives = Lives(simulation.world, simulation.streams)
+        self.record = Record(simulation.store, self.lives)
+        self.authority = Authority(simulation, self.lives)
+        self.deliveries = Deliveries(simulation, self.lives, self.record)
+        self.names = Names(simulation, self.lives)
+
+    # --- the database -----------------------------------------------------------------------------------------------
+
+    def opened(self, group: Group) -> None:
+        """A group was opened or declared, perhaps for the first time."""
+        self.lives.opened(group, self._simulation.store.rows(group.group_id))
+
+    def deleted(self, group_id: int) -> None:
+        """An operator deleted it."""
+        self.lives.deleted(group_id)
+
+    def live_groups(self) -> list[Group]:
+        """Those that are not deleted."""
+        return [life.group for life in self.lives.live()]
+
+    def claimed(self, before: Claim | None, claim: Claim) -> None:
+        """Somebody asked to lead; that is what the row said before and says now."""
+        self.record.claimed(before, claim)
+
+    def committed(self, batch: Sequence[GroupWrites], results: Sequence[GroupResult]) -> None:
+        """A transaction of a leader, or of an operator's hand, with its answers."""
+        self.authority.committed(batch, results)
+        for writes, result in zip(batch, results, strict=True):
+            for answer in result.results:
+                self.names.answered(writes.group_id, answer)
+        self.record.read_on()
+        for result in results:
+            rows = [*(a.lending for a in result.results if a.lending is not None), *result.renewed]
+            self.record.compare(result.group_id, rows)
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def node_acted(self, node: SimulatedNode, stories: Sequence[str]) -> None:
+        """A node has answered an event."""
+        if stories:
+            raise Violation("\n".join(stories))
+        self.authority.node_acted(node)
+
+    def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
+        """Somebody ended this grant by hand, and neither leader nor borrower has heard of it."""
+        self.deliveries.taken(group_id, stream_id, grant_id)
+
+    def call_started(self, agent: str, work: Work, count: int) -> bool:
+        """A user call begins; False: it counts for nothing, since its process cannot know that its grant is over."""
+        return self.deliveries.call_started(agent, work, count)
+
+    def call_finished(self, work: Work) -> None:
+        """It has ended."""
+        self.deliveries.call_finished(work)
+
+    def reported(self, work: Work) -> None:
+        """A session says how far it is under this grant."""
+        self.authority.reported(work)
+
+    def removed(self, work: Work, lost: bool) -> None:
+        """A stream taken off a session that had not finished is a loss it is told of."""
+        if work.busy and not lost:
+            raise Violation(f"{work} was taken off in the middle of a call, and not called lost")
+
+    def closed(self, agent: SimulatedAgent, closed: Closed, wish: Wish | None, left: bool) -> None:
+        """A subscription is over for good."""
+        self.names.closed(agent, closed, wish, left)
+
+    # --- at the end -------------------------------------------------------------------------------------------------
+
+    def check_rest(self) -> None:
+        """Nothing lost, all durable, everyone served, streams spread as the strategy says, one leader for each."""
+        check_rest(self._simulation)

@@ -1,0 +1,114 @@
+"""Who may act, and for which grant: terms, leases, grant ids and positions (E10, E13, E14, E17, E21)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from storage.groups.model import (
+    Advance,
+    EntryResult,
+    Grant,
+    GroupResult,
+    GroupWrites,
+    Lending,
+    LendingStatus,
+    Mark,
+    Reclaim,
+    Release,
+    Seize,
+    Verdict,
+)
+from tests.simulation.checkers.lives import Key, Lives, Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.sessions import Work
+    from tests.simulation.simulation import Simulation
+
+
+class Authority:
+    """Remembers what was said and answered, and compares."""
+
+    def __init__(self, simulation: Simulation, lives: Lives) -> None:
+        self._simulation, self._lives = simulation, lives
+        self.moves = 0
+        self._positions: dict[Key, int] = {}
+        self._grants: dict[Key, int] = {}
+        self._in_force: dict[Key, int] = {}
+        self._had: dict[Key, str | None] = {}
+        self._reported: dict[tuple[int, int, int], int] = {}
+
+    def reported(self, work: Work) -> None:
+        """A session says how far it is under this grant."""
+        self._reported[work.group_id, work.stream_id, work.grant_id] = work.position
+
+    def node_acted(self, node: SimulatedNode) -> None:
+        """Who trusts itself to lead has a lease that runs, whatever its clock says. (The lease of a group that an
+        operator deletes is cut short under its leader, which can no longer write.)"""
+        for group_id in node.machine.leaders:
+            term = node.machine.election.trusted(group_id, node.now)
+            if term is None or self._lives.is_deleted(group_id):
+                continue
+            if not self._simulation.store.is_led(group_id, node.machine.ref.incarnation, term):
+                claim = self._simulation.store.look([group_id])[group_id]
+                raise Violation(f"{node.machine.ref} trusts term {term} of group {group_id}, but the row is {claim}")
+
+    def committed(self, batch: Sequence[GroupWrites], results: Sequence[GroupResult]) -> None:
+        """Only the term in force writes, grant ids only grow, progress never goes back."""
+        for writes, result in zip(batch, results, strict=True):
+            if result.deposed:
+                continue
+            claim = self._simulation.store.look([writes.group_id])[writes.group_id]
+            if claim.term != writes.term or claim.remaining_s <= 0:
+                raise Violation(f"group {writes.group_id}: written under term {writes.term}, in force is {claim}")
+            for answer in result.results:
+                if answer.lending is not None:
+                    self._answered((writes.group_id, answer.lending.stream_id), answer, answer.lending)
+
+    def _answered(self, key: Key, answer: EntryResult, row: Lending) -> None:
+        if self._lives.is_deleted(key[0]):
+            raise Violation(f"{key}: {answer.entry} found a row of a deleted group: {row}")
+        if row.position < self._positions.get(key, 0):
+            raise Violation(f"{key}: position went back to {row.position} by {answer.entry}")
+        self._positions[key] = row.position
+        if isinstance(answer.entry, Grant):
+            self._parents_first(key)
+            if answer.verdict is Verdict.APPLIED:
+                self._granted(key, row)
+        elif answer.verdict is Verdict.APPLIED:
+            self._under_its_grant(key, answer.entry, row)
+        if row.status is LendingStatus.HELD:
+            self._in_force[key] = row.grant_id
+        else:
+            self._in_force.pop(key, None)
+
+    def _under_its_grant(self, key: Key, entry: Advance | Reclaim | Release | Seize | Mark, row: Lending) -> None:
+        """What counts under a grant was said under that very grant, which is in force; what ends it ends its id."""
+        if self._in_force.get(key) != entry.grant_id:
+            raise Violation(f"{key}: {entry} was applied, but in force is {self._in_force.get(key)}")
+        if row.status is not LendingStatus.HELD and row.grant_id <= entry.grant_id:
+            raise Violation(f"{key}: {entry} ended the grant, but its id is still the row's: {row}")
+        if isinstance(entry, Seize | Mark):
+            return
+        reported = self._reported.get((*key, entry.grant_id), 0)
+        if entry.position > reported:
+            raise Violation(f"{key}: {entry} was applied, but under that grant nobody is further than {reported}")
+
+    def _parents_first(self, key: Key) -> None:
+        """A leader does not even ask to lend a stream before all its parents are finished."""
+        rows = self._simulation.store.rows(key[0])
+        for parent in self._simulation.streams.streams[key[1]].parents:
+            row = rows.get(parent)
+            if row is not None and row.status is not LendingStatus.FINISHED:
+                raise Violation(f"{key} is to be lent before its parent: {row}")
+
+    def _granted(self, key: Key, row: Lending) -> None:
+        """Grant ids only grow; a stream that somebody else had before has moved."""
+        if row.grant_id <= self._grants.get(key, 0):
+            raise Violation(f"{key}: grant id {row.grant_id} is not above {self._grants[key]}")
+        self._grants[key] = row.grant_id
+        self._reported[(*key, row.grant_id)] = row.position
+        before = self._had.get(key)
+        self.moves += before not in (None, row.borrower_id)
+        self._had[key] = row.borrower_id

@@ -1,0 +1,120 @@
+"""What users got: one holder per grant, nothing lost, nothing twice that was not announced (E8, E10, E11, E21, E29)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from storage.groups.model import LendingStatus
+from tests.simulation.checkers.lives import Key, Lives, Violation
+from tests.simulation.checkers.record import Record
+from tests.simulation.process import MOST_DRIFT
+
+if TYPE_CHECKING:
+    from tests.simulation.sessions import Work
+    from tests.simulation.simulation import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One user call: offsets [start, end) of a stream, under a grant, by an agent."""
+
+    group_id: int
+    stream_id: int
+    grant_id: int
+    agent: str
+    start: int
+    end: int
+
+
+class Deliveries:
+    """All calls of all users.
+
+    Some begin that cannot know better: their grant was ended over their heads, by a newer process of their name, by the
+    deletion of their group, or by an operator's hand. They count for nothing here, and end when trust does.
+    """
+
+    def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
+        self._simulation, self._lives, self._record = simulation, lives, record
+        self.repeats = self.unaware = 0
+        self._holder: dict[tuple[int, int, int], str] = {}
+        self._taken: set[tuple[int, int, int]] = set()
+        self._seen: dict[Key, dict[int, Call]] = {}
+        self._done: dict[Key, int] = {}
+        trust_s = simulation.trust_s / (1 - MOST_DRIFT)
+        self._fenced_s, self._deleted_s = trust_s, simulation.lease_s + trust_s
+
+    def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
+        """Somebody ended this grant by hand."""
+        self._taken.add((group_id, stream_id, grant_id))
+
+    def consumed(self, group_id: int, stream_id: int) -> int:
+        """Everything before this offset, from the group's start on, was in a call that ended, or was skipped."""
+        start = self._lives[group_id].start(stream_id) or 0
+        done = self._done.get((group_id, stream_id), start)
+        return max(done, self._record.skipped.get((group_id, stream_id), 0))
+
+    def call_started(self, agent: str, work: Work, count: int) -> bool:
+        """A grant has one holder; a call begins only while the row says so; parents come first; no message is left
+        out. False: it counts for nothing."""
+        key = work.group_id, work.stream_id
+        call = Call(*key, work.grant_id, agent, work.position, work.position + count)
+        holder = self._holder.setdefault((*key, call.grant_id), agent)
+        if holder != agent:
+            raise Violation(f"{call}: the grant is {holder}'s")
+        if self._cannot_know(call):
+            self.unaware += 1
+            return False
+        self._check_row(call)
+        for parent in self._simulation.streams.streams[call.stream_id].parents:
+            wanted = self._lives[call.group_id].start(parent) is not None
+            head = self._simulation.streams.streams[parent].head
+            if wanted and self.consumed(call.group_id, parent) < head:
+                raise Violation(f"{call} begins before its parent {parent} is consumed")
+        if call.start > self.consumed(*key):
+            raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
+        self._note(key, call)
+        self._simulation.world.say(agent, call)
+        return True
+
+    def call_finished(self, work: Work) -> None:
+        """Its user is done with everything before the work's position."""
+        key = work.group_id, work.stream_id
+        self._done[key] = max(self._done.get(key, 0), work.position)
+
+    def _check_row(self, call: Call) -> None:
+        row = self._simulation.store.rows(call.group_id).get(call.stream_id)
+        if row is None or row.grant_id != call.grant_id or row.status is not LendingStatus.HELD:
+            raise Violation(f"{call} begins, but the row says {row}")
+
+    def _cannot_know(self, call: Call) -> bool:
+        now = self._simulation.world.now
+        deleted_at = self._lives[call.group_id].deleted_at
+        if deleted_at is not None:
+            if now > deleted_at + self._deleted_s:
+                raise Violation(f"{call} begins, but its group is gone since {deleted_at:.3f}")
+            return True
+        grant = call.group_id, call.stream_id, call.grant_id
+        fenced_at = self._record.fenced.get(grant)
+        if fenced_at is None:
+            return grant in self._taken
+        if now > fenced_at + self._fenced_s:
+            raise Violation(f"{call} begins, but its session is fenced since {fenced_at:.3f}")
+        return True
+
+    def _note(self, key: Key, call: Call) -> None:
+        """What was seen before was seen under a grant that ended by force, and in the range announced then."""
+        seen = self._seen.setdefault(key, {})
+        for offset in range(call.start, call.end):
+            before = seen.get(offset)
+            if before is not None:
+                self._repeated(offset, before, call)
+            seen[offset] = call
+
+    def _repeated(self, offset: int, before: Call, call: Call) -> None:
+        self.repeats += 1
+        window = self._record.twice.get((call.group_id, call.stream_id, before.grant_id))
+        if before.grant_id == call.grant_id or window is None:
+            raise Violation(f"offset {offset} repeated without a forced move: {before}, then {call}")
+        if not window[0] <= offset < window[1]:
+            raise Violation(f"offset {offset} repeated outside of what was announced, {window}: {before}, then {call}")

@@ -1,0 +1,114 @@
+"""Stable sessions: the newer process of a name fences the older for good, and a name gets its own back (E23, E30)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from borrower.machine.agent import Closed
+from protocol.messages import EndReason
+from storage.groups.model import EntryResult, Grant, LendingStatus, Release, Seize, Verdict
+from tests.simulation.checkers.lives import Key, Lives, Violation
+from tests.simulation.process import MOST_DRIFT
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimulatedAgent, Wish
+    from tests.simulation.simulation import Simulation
+
+_WANTED_AWAY = ("balance", "operator", "deadline", "by hand")
+"""Reasons for which a stream leaves a session that might have stayed: then it is kept for nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who was granted a stream."""
+
+    agent: str
+    session: str | None
+    epoch: int
+
+
+class Names:
+    """Knows from outside which processes bear which name, and since when."""
+
+    def __init__(self, simulation: Simulation, lives: Lives) -> None:
+        self._simulation, self._lives = simulation, lives
+        self._holders: dict[Key, Holder] = {}
+        self._kept: dict[Key, tuple[str, float]] = {}
+        self.returned = self.fenced = 0
+
+    def answered(self, group_id: int, answer: EntryResult) -> None:
+        """An entry was written."""
+        key = group_id, answer.entry.stream_id
+        status = answer.lending.status if answer.lending is not None else None
+        if answer.verdict is Verdict.APPLIED and isinstance(answer.entry, Grant):
+            self._granted(key, answer.entry)
+        elif answer.verdict is Verdict.APPLIED and isinstance(answer.entry, Release | Seize):
+            self._ended(key, answer.entry, status is LendingStatus.FREE)
+        if status not in (None, LendingStatus.HELD):
+            self._holders.pop(key, None)
+
+    def _granted(self, key: Key, entry: Grant) -> None:
+        """Never to an older process of a name whose newer one has streams; what is kept for a name, only to that name.
+        (Of a newer one that has had nothing for a while no row tells a new leader.)"""
+        epoch = entry.session_epoch or 0
+        if entry.session is not None and epoch:
+            rival = self._rival(key[0], entry.session, epoch)
+            if rival is not None:
+                raise Violation(f"{key}: {entry}, but a newer process of that session has streams: {rival}")
+        kept = self._kept.pop(key, None)
+        if kept is not None and self._simulation.world.now < kept[1]:
+            if entry.session != kept[0]:
+                raise Violation(f"{key}: {entry}, but until {kept[1]:.3f} it is kept for {kept[0]!r}")
+            self.returned += 1
+        self._holders[key] = Holder(entry.agent, entry.session, epoch)
+
+    def _rival(self, group_id: int, session: str, epoch: int) -> Holder | None:
+        return next(
+            (h for (g, _), h in self._holders.items() if g == group_id and h.session == session and h.epoch > epoch),
+            None,
+        )
+
+    def _ended(self, key: Key, entry: Release | Seize, free: bool) -> None:
+        """The end of a grant whose named holder has gone: from here on it is to be kept, if the group wants that."""
+        holder = self._holders.pop(key, None)
+        if not free or holder is None or holder.session is None or not holder.epoch:
+            return
+        expiry_s = self._lives[key[0]].group.options.session_expiry_s
+        fenced = entry.reason.startswith("fenced")
+        if fenced:
+            expiry_s = max(expiry_s, self._simulation.fence_s)
+        gone = fenced or (self._has_gone(key, holder) and not entry.reason.startswith(_WANTED_AWAY))
+        if gone and expiry_s:
+            # A leader counts the time by its own clock, which may be fast.
+            until = self._simulation.world.now + expiry_s / (1 + MOST_DRIFT) - 0.1
+            self._kept[key] = (holder.session, until)
+
+    def _has_gone(self, key: Key, holder: Holder) -> bool:
+        agent = self._simulation.agents[holder.agent]
+        subscription = self._lives[key[0]].group.subscription
+        return not any(w.subscription == subscription and w.epoch == holder.epoch for w in agent.wishes.values())
+
+    def closed(self, agent: SimulatedAgent, closed: Closed, wish: Wish | None, left: bool) -> None:
+        """Each end has its cause: it left, its group was deleted, or a newer process of its name came."""
+        match closed.reason:
+            case EndReason.DONE:
+                right = left
+            case EndReason.DELETED:
+                right = wish is not None and wish.group_id is not None and self._lives.is_deleted(wish.group_id)
+            case EndReason.FENCED:
+                right = wish is not None and self._is_superseded(agent, wish)
+                self.fenced += 1
+            case EndReason.DENIED:
+                right = wish is not None and wish.subscription in self._simulation.groups.retired
+            case _:
+                right = False
+        if not right:
+            raise Violation(f"{agent.name}: {closed} without a cause, {wish}")
+
+    def _is_superseded(self, agent: SimulatedAgent, wish: Wish) -> bool:
+        return any(
+            other.session == agent.session and newest > wish.epoch
+            for other in self._simulation.agents.values()
+            for newest in other.epochs.get(wish.subscription, ())
+        )

@@ -1,0 +1,109 @@
+"""lending_history: complete, in order, and enough to say who has what (the issue's point 7; E11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from storage.groups.model import MAINTENANCE, TAKEOVER, Claim, HistoryRecord, Lending, LendingStatus
+from tests.simulation.checkers.lives import Key, Lives, Violation
+from tests.simulation.world import EPOCH_US
+
+if TYPE_CHECKING:
+    from tests.simulation.database import WatchedGroups
+
+_ENDS = ("release", "seize", "finish", "skip", "block")
+_REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
+
+
+class Record:
+    """Plays history again as it grows: what it says is in force must be what the rows say.
+
+    `twice`: (group, stream, grant id) -> the range that its forced end announced. `fenced`: when a grant ended because
+    a newer process bears its session's name. `skipped`: up to where retention took what nobody had read.
+    """
+
+    def __init__(self, store: WatchedGroups, lives: Lives) -> None:
+        self._store, self._lives = store, lives
+        self._read = 0
+        self._in_force: dict[Key, HistoryRecord] = {}
+        self._terms: dict[int, int] = {}
+        self._positions: dict[Key, int] = {}
+        self.twice: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self.fenced: dict[tuple[int, int, int], float] = {}
+        self.skipped: dict[Key, int] = {}
+
+    def claimed(self, before: Claim | None, claim: Claim) -> None:
+        """Who takes a group from another incarnation, or is its first leader, is in history with its term."""
+        taken = before is None or before.node.incarnation != claim.node.incarnation
+        new = before is None or before.term != claim.term
+        if new and before is not None and claim.term <= before.term:
+            raise Violation(f"the term fell: {before}, then {claim}")
+        if new and taken and claim.leadership_id != MAINTENANCE:
+            last = self._store.lines[-1] if self._store.lines else None
+            if last is None or (last.event, last.group_id, last.term) != (TAKEOVER, claim.leadership_id, claim.term):
+                raise Violation(f"{claim} is not in history, the last line is {last}")
+        self.read_on()
+
+    def read_on(self) -> None:
+        """The lines that are new."""
+        lines = self._store.lines
+        while self._read < len(lines):
+            self._take(lines[self._read])
+            self._read += 1
+
+    def compare(self, group_id: int, rows: Iterable[Lending]) -> None:
+        """Rows that a transaction has just answered are as history says."""
+        for row in rows:
+            line = self._in_force.get((group_id, row.stream_id))
+            held = row.status is LendingStatus.HELD
+            said = (line.grant_id, line.borrower_id) if line else None
+            if said != ((row.grant_id, row.borrower_id) if held else None):
+                raise Violation(f"history says that in force is {said}, group {group_id} says {row}")
+
+    def _take(self, line: HistoryRecord) -> None:
+        if not line.reason or line.term < self._terms.get(line.group_id, 0):
+            raise Violation(f"without a reason, or under an older term than the line before: {line}")
+        self._terms[line.group_id] = line.term
+        key = line.group_id, line.stream_id
+        before = self._in_force.get(key)
+        if line.event == TAKEOVER:
+            return
+        if line.event == "grant":
+            if before is not None:
+                raise Violation(f"granted anew, but nothing says that the last grant is over: {before}, then {line}")
+            self._in_force[key] = line
+        elif line.event in _ENDS:
+            self._end(key, before, line)
+        else:
+            self._go_on(key, before, line)
+
+    def _go_on(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
+        if before is None or before.grant_id != line.grant_id:
+            raise Violation(f"about a grant that is not in force: {line}, but {before}")
+        if line.event == "reclaim":
+            if before.agent != line.agent:
+                raise Violation(f"reclaimed by another agent: {before}, then {line}")
+            self._in_force[key] = line
+        elif line.event != "revoke":
+            raise Violation(f"nobody knows this event: {line}")
+
+    def _end(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
+        if (before is not None or line.event in ("release", "seize")) and (
+            before is None or before.grant_id != line.grant_id or before.borrower_id != line.borrower_id
+        ):
+            raise Violation(f"the end of a grant that is not in force: {line}, but {before}")
+        if line.reason in _REASONS_OF_GRANTS:
+            raise Violation(f"why a grant began is not why it ended: {line}")
+        if line.position < self._positions.get(key, 0):
+            raise Violation(f"a position of history went back from {self._positions[key]}: {line}")
+        if line.forced != (line.until is not None) or (line.event == "seize") > line.forced:
+            raise Violation(f"forced, or not, without saying what may be seen twice: {line}")
+        self._positions[key] = line.position
+        self._in_force.pop(key, None)
+        if line.until is not None:
+            self.twice[(*key, line.grant_id)] = (line.position, line.until)
+            if line.reason.startswith("fenced"):
+                self.fenced[(*key, line.grant_id)] = (line.at_us - EPOCH_US) / 1e6
+        if line.event == "skip":
+            self.skipped[key] = self._store.streams.streams[line.stream_id].head

@@ -1,0 +1,168 @@
+"""The database: the product's in-memory twin under the checkers' eyes, and each node's unreliable way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from leader.node_events import NodeEvent, Request
+from leader.requests import execute, failed
+from protocol.words import Start, Subscription
+from storage.groups.memory import MemoryGroups
+from storage.groups.memory_streams import MemoryStreams
+from storage.groups.model import Claim, Group, GroupOptions, GroupResult, GroupWrites, HistoryRecord, NodeRef
+from storage.groups.options import DEFAULTS
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.checkers import Checkers
+
+NO_ANSWER_S = 0.8
+"""After which a statement without an answer is given up: the defaults' timeouts."""
+
+
+class WatchedGroups(MemoryGroups):
+    """The twin, which tells the checkers what it was asked and what it answered."""
+
+    def __init__(self, streams: MemoryStreams, world: World) -> None:
+        super().__init__(streams, world.clock_us)
+        self._world = world
+        self.checkers: Checkers | None = None
+
+    @property
+    def lines(self) -> Sequence[HistoryRecord]:
+        """All of history, oldest first."""
+        return self._history
+
+    def is_led(self, group_id: int, incarnation: str, term: int) -> bool:
+        """Whether that is the claim in force, and its lease runs: `look` for those who ask at every turn."""
+        held = self._leaderships[group_id]
+        in_force = held.node.incarnation == incarnation and held.term == term
+        return in_force and held.expires_us > self._world.clock_us()
+
+    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """As the twin."""
+        return self._opened(super().open_group(subscription, start))
+
+    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+        """As the twin."""
+        return self._opened(super().declare_group(subscription, options))
+
+    def delete_group(self, subscription: Subscription) -> int | None:
+        """As the twin."""
+        group_id = super().delete_group(subscription)
+        if group_id is not None and self.checkers is not None:
+            self.checkers.deleted(group_id)
+        return group_id
+
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+        """As the twin."""
+        before = self.look([leadership_id]).get(leadership_id)
+        claim = super().claim(leadership_id, node, lease_s)
+        if self.checkers is not None:
+            self.checkers.claimed(before, claim)
+        return claim
+
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+        """As the twin."""
+        results = super().commit(batch)
+        if self.checkers is not None:
+            self.checkers.committed(batch, results)
+        return results
+
+    def _opened(self, group: Group) -> Group:
+        if self.checkers is not None:
+            self.checkers.opened(group)
+        return group
+
+
+class Fate(Enum):
+    """What becomes of a statement."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"  # not executed, and the node knows
+    LOST = "lost"  # not executed, and the node does not know
+    SILENT = "silent"  # executed, and the node does not know
+
+
+class Way:
+    """One node's way to the database. Statements are executed in order, each after the other; what is on its way is
+    executed even if the node dies meanwhile, as a real one would be."""
+
+    def __init__(self, world: World, store: WatchedGroups) -> None:
+        self._world, self._store = world, store
+        self._free_at = 0.0
+        self._bad_until = self._deaf_until = self._dumb_until = 0.0
+        self._cut_until = self._down_until = 0.0
+        self._cut = Fate.LOST
+
+    def begin_life(self) -> None:
+        """A new connection waits for nothing."""
+        self._free_at = self._world.now
+
+    def ask(self, request: Request, ref: NodeRef, lease_s: float, answer: Callable[[NodeEvent], object]) -> None:
+        """`answer` is called with what the node is to hear, if it still can."""
+        world = self._world
+        there = max(world.now, self._free_at) + world.random.uniform(0.001, 0.004)
+        back = there + self._slowness() + world.random.uniform(0.0005, 0.002)
+        if there < self._deaf_until:
+            back = max(back, self._deaf_until)
+        elif there < self._dumb_until:
+            there, back = self._dumb_until, self._dumb_until + back - there
+        fate = self._fate()
+        if fate in (Fate.LOST, Fate.SILENT):
+            back = max(back, there + NO_ANSWER_S)
+        self._free_at = back
+        replies: list[NodeEvent] = []
+        world.after(there - world.now, lambda: replies.append(self._execute(request, ref, lease_s, fate)))
+        world.after(back - world.now, lambda: answer(replies[0]))
+
+    # --- troubles ---------------------------------------------------------------------------------------------------
+
+    def trouble(self, duration_s: float) -> None:
+        """For so long it is slow and unreliable."""
+        self._bad_until = self._world.now + duration_s
+
+    def hang(self, deaf_s: float, dumb_s: float) -> None:
+        """For so long no answer comes, and then for so long no request gets there: who counts its lease from the late
+        answer trusts it for too long."""
+        self._deaf_until = self._world.now + deaf_s
+        self._dumb_until = self._deaf_until + dumb_s
+
+    def cut(self, fate: Fate, duration_s: float) -> None:
+        """For so long no statement gets there (`LOST`), or no answer back (`SILENT`)."""
+        self._cut, self._cut_until = fate, self._world.now + duration_s
+
+    def down(self, duration_s: float) -> None:
+        """For so long nothing is executed, and mostly that is plain to see."""
+        self._down_until = self._world.now + duration_s
+
+    def _is_bad(self) -> bool:
+        return self._world.now < self._bad_until and not self._world.calm
+
+    def _slowness(self) -> float:
+        """Now and then some seconds; rarely so many that a lease is over before the answer comes."""
+        world = self._world
+        if world.chance(0.35 if self._is_bad() else world.weather.stalled_database):
+            return world.random.uniform(3.0, 14.0)
+        return world.random.uniform(0.2, 2.5) if world.chance(world.weather.slow_database) else 0.0
+
+    def _fate(self) -> Fate:
+        world = self._world
+        if world.calm:
+            return Fate.ANSWERED
+        if world.now < self._cut_until:
+            return self._cut
+        if world.now < self._down_until:
+            return Fate.REFUSED if world.chance(0.7) else Fate.LOST
+        if world.chance(0.3 if self._is_bad() else world.weather.failing_database):
+            return world.random.choice((Fate.REFUSED, Fate.LOST, Fate.SILENT))
+        return Fate.ANSWERED
+
+    def _execute(self, request: Request, ref: NodeRef, lease_s: float, fate: Fate) -> NodeEvent:
+        jitter_s = self._world.random.uniform(0, 0.3)
+        if fate in (Fate.REFUSED, Fate.LOST):
+            return failed(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)
+        answer = execute(request, self._store, ref, lease_s, jitter_s)
+        return answer if fate is Fate.ANSWERED else failed(request, unknown=True, jitter_s=jitter_s)

@@ -1,0 +1,58 @@
+"""`python -m tests.simulation.faults`: plant each fault in a copy of the tree; which seed notices first, and how?
+
+What it prints belongs into `caught` of `faults.toml`. Exit code 1 if a fault is not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.mutations.entries import SIMULATED, Mutant, load, planted
+from tools.mutations.trial import Copy
+
+_FOUND = re.compile(r"^SEED=(\d+): (.*)$", re.MULTILINE)
+
+
+def main() -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.faults", description=__doc__)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these alone")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many at most")
+    options = parser.parse_args()
+    root = Path.cwd()
+    here = (root / SIMULATED).read_text(encoding="utf-8")
+    mutants = [m for m in load(root) if f'name = "{m.name}"' in here and (not options.only or m.name in options.only)]
+    missed = 0
+    with Copy(root) as copy:
+        for mutant in mutants:
+            found = _first(copy.root, mutant, options.seeds)
+            missed += found is None
+            sys.stdout.write(f"{mutant.name}\n    {found or 'NOT NOTICED'}\n")
+            sys.stdout.flush()
+    return 1 if missed else 0
+
+
+def _first(tree: Path, mutant: Mutant, seeds: int) -> str | None:
+    """`seed 17: what the checker says`; None if no seed fails."""
+    file = tree / mutant.file
+    source = file.read_text(encoding="utf-8")
+    file.write_text(planted(mutant, source), encoding="utf-8")
+    command = ["-m", "tests.simulation", "--seeds", str(seeds), "--processes", "1", "--first"]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
+        )
+    finally:
+        file.write_text(source, encoding="utf-8")
+    found = sorted((int(seed), said) for seed, said in _FOUND.findall(done.stdout))
+    return f"seed {found[0][0]}: {found[0][1]}" if found else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

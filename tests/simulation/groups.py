@@ -1,0 +1,82 @@
+"""The groups of a run: what is subscribed to, with which options, and who deletes and declares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protocol.words import Start, Subscription
+from storage.groups.model import Group, GroupOptions, WhenGone
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+EXPIRY_S = 12.0
+"""For how long a group that waits for named sessions keeps their streams."""
+_NAMES = ("$share/sim/#", "$share/second/#", "$queue/third/#")
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A subscription of the run and the options that its next life has."""
+
+    subscription: Subscription
+    options: GroupOptions
+
+
+class Groups:
+    """One group in most runs, seldom three; each life is declared with options of its own, or made by whoever
+    subscribes first."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        count = self._world.random.choice((1, 1, 1, 1, 1, 2, 2, 3))
+        self._wanted = {s: Wanted(s, self._options()) for s in map(Subscription.parse, _NAMES[:count])}
+        self.retired: set[Subscription] = set()
+        """Those that have been deleted at least once."""
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """All of them."""
+        return tuple(self._wanted)
+
+    def start_of(self, subscription: Subscription) -> Start:
+        """What a subscriber asks for; it counts where the group is not declared."""
+        return self._wanted[subscription].options.start
+
+    def live(self, subscription: Subscription) -> Group | None:
+        """Its present life."""
+        return next((g for g in self._simulation.checkers.live_groups() if g.subscription == subscription), None)
+
+    def declare(self, subscription: Subscription) -> None:
+        """With its options, unless it lives."""
+        if self.live(subscription) is None:
+            group = self._simulation.store.declare_group(subscription, self._wanted[subscription].options)
+            self._world.say("operator", f"declares {group}")
+
+    def begin(self) -> None:
+        """Most are declared before anybody comes."""
+        for subscription in self._wanted:
+            if subscription.kind == "queue" or self._world.chance(0.8):
+                self.declare(subscription)
+
+    def delete(self, subscription: Subscription) -> None:
+        """An operator deletes it, and mostly declares it anew at once, with other options."""
+        group_id = self._simulation.store.delete_group(subscription)
+        self._world.say("operator", f"deletes {subscription}, group {group_id}")
+        if group_id is None:
+            return
+        self.retired.add(subscription)
+        self._wanted[subscription].options = self._options()
+        delay_s = self._world.random.choice((0.0, 0.0, self._world.random.uniform(0.0, 15.0)))
+        if subscription.kind == "queue" or self._world.chance(0.7):
+            self._world.after(delay_s, lambda: self.declare(subscription))
+
+    def _options(self) -> GroupOptions:
+        rnd = self._world.random
+        return GroupOptions(
+            start=rnd.choice((Start.EARLIEST, Start.EARLIEST, Start.LATEST)),
+            when_gone=rnd.choice((WhenGone.FAIL, WhenGone.SKIP)),
+            strategy=rnd.choice(("even", "even", "load")),
+            session_expiry_s=rnd.choice((0.0, EXPIRY_S)),
+        )

@@ -1,0 +1,54 @@
+"""A process: it has a clock of its own, and can be stopped for a while as by SIGSTOP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation.world import World
+
+MOST_DRIFT = 0.08
+"""How far a clock's rate may be off: a margin of 1 s in a lease of 10 s bears a little less than a tenth."""
+
+
+class Process:
+    """What befalls it while it is stopped waits in order.
+
+    Its clock is monotonic, begins anywhere and runs a little too fast or too slow, in all its lives alike: whoever
+    compares the times of two processes is wrong at once. There is no wall clock that could jump, since no machine has
+    one; the only dates there are the database's own.
+    """
+
+    def __init__(self, world: World, name: str, drift: float) -> None:
+        self.world, self.name = world, name
+        self.rate = 1.0 + world.random.uniform(-drift, drift)
+        self._begun_at = world.random.uniform(0.0, 1e6)
+        self._backlog: list[Callable[[], object]] | None = None
+
+    @property
+    def now(self) -> float:
+        """Seconds, by its own clock."""
+        return self._begun_at + self.world.now * self.rate
+
+    def until(self, moment: float) -> float:
+        """Real seconds until its clock says that, a little more than none."""
+        return max((moment - self.now) / self.rate, 0.0005)
+
+    def pause(self, duration_s: float) -> None:
+        """Do nothing for so long."""
+        if self._backlog is None:
+            self.world.say(self.name, f"pauses for {duration_s} s")
+            self._backlog = []
+            self.world.after(duration_s, self._resume)
+
+    def awake(self, happening: Callable[[], object]) -> None:
+        """Now, or as soon as it is not paused any more."""
+        if self._backlog is None:
+            happening()
+        else:
+            self._backlog.append(happening)
+
+    def _resume(self) -> None:
+        backlog, self._backlog = self._backlog or [], None
+        self.world.say(self.name, f"goes on, {len(backlog)} things waited")
+        for happening in backlog:
+            self.awake(happening)

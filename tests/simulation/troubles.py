@@ -1,0 +1,234 @@
+"""What goes wrong, and who comes and goes, while the safety phase lasts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.words import Subscription
+from storage.groups.model import GroupWrites, LendingStatus, Seize, Verdict
+from storage.groups.rules import Row
+from tests.simulation.database import Fate
+from tests.simulation.network import BOTH_WAYS
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.simulation import Simulation
+
+_NODE = ("crash", "stop", "start", "start", "start", "pause", "flutter", "trouble", "trouble", "cut", "silence")
+_GROUP = ("join", "join", "roll", "roll", "revoke", "lock", "take", "delete", "retire", "retire")
+_ALL = ("hang", "down", "rolling")
+_AGENT = ("crash", "crash", "pause", "part", "part", "blip", "blip", "stray")
+_USER = ("leave", "again", "again", "return", "twin")
+_ALWAYS = {"join", "start", "crash"}
+_MOST_STREAMS = 16
+_MOST_AGENTS = 5
+
+
+class Troubles:
+    """Each run has its own mixture: a third of the kinds never comes, so that what is left comes more often."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world, self._random = simulation, simulation.world, simulation.world.random
+        spared = {k for k in (*_NODE, *_GROUP, *_ALL, *_AGENT, *_USER) if self._world.chance(0.3)} - _ALWAYS
+        self._node, self._group, self._all, self._agent, self._user = (
+            [kind for kind in kinds if kind not in spared] for kinds in (_NODE, _GROUP, _ALL, _AGENT, _USER)
+        )
+
+    def begin(self, until: float) -> None:
+        """Let things befall everyone, until then."""
+        self._until = until
+        if self._world.chance(0.04):
+            self._start_in_vain()
+        self._world.after(0.5, self._befall)
+
+    def _befall(self) -> None:
+        if self._world.now >= self._until:
+            return
+        self._world.after(self._random.expovariate(1 / 3.0), self._befall)
+        kind = self._random.random()
+        living = self._simulation.living()
+        if kind < 0.38:
+            self._befall_node(self._random.choice(self._simulation.nodes), self._random.choice(self._node))
+        elif kind < 0.45 and self._all:
+            self._befall_all(self._random.choice(self._all))
+        elif kind < 0.65 or not living:
+            subscription = self._random.choice(self._simulation.groups.subscriptions)
+            self._befall_group(subscription, self._random.choice(self._group))
+        elif kind < 0.88 or not self._user:
+            self._befall_agent(self._random.choice(living), self._random.choice(self._agent))
+        else:
+            self._befall_user(self._random.choice(living), self._random.choice(self._user))
+
+    # --- nodes and their database -----------------------------------------------------------------------------------
+
+    def _befall_node(self, node: SimulatedNode, kind: str) -> None:
+        rnd = self._random
+        match kind:
+            case "crash":
+                self._simulation.crashes += node.alive
+                node.crash()
+            case "stop":
+                node.shut_down()
+            case "start":
+                node.start()
+            case "pause":
+                node.pause(self._pause_s())
+            case "flutter":
+                node.start()
+                self._world.after(rnd.uniform(0.0, 0.01), node.shut_down)
+            case "trouble":
+                self._world.say(node.name, "has a bad way to the database")
+                node.way.trouble(rnd.uniform(1.0, 8.0))
+                self._world.after(rnd.uniform(0.0, 6.0), node.shut_down if self._world.chance(0.5) else node.start)
+            case "cut" | "silence":
+                self._world.say(
+                    node.name, "is cut off from the database" if kind == "cut" else "hears no answers of it"
+                )
+                node.way.cut(Fate.LOST if kind == "cut" else Fate.SILENT, rnd.uniform(1.0, 15.0))
+
+    def _befall_all(self, kind: str) -> None:
+        rnd = self._random
+        match kind:
+            case "hang":
+                self._hang_database(rnd.uniform(2.0, 6.0))
+            case "down":
+                duration_s = rnd.uniform(0.5, 12.0)
+                self._world.say("database", f"is down for {duration_s:.1f} s")
+                for node in self._simulation.nodes:
+                    node.way.down(duration_s)
+            case "rolling":
+                self._world.say("operator", "restarts all nodes, one after the other")
+                for turn, node in enumerate(self._simulation.nodes):
+                    self._world.after(turn * rnd.uniform(0.5, 3.0), node.restart)
+
+    def _hang_database(self, deaf_s: float) -> None:
+        """Nobody hears of it, then it hears of nobody."""
+        dumb_s = self._random.uniform(3.0, 9.0)
+        self._world.say("database", f"says nothing for {deaf_s:.1f} s, then hears nothing for {dumb_s:.1f} s")
+        for node in self._simulation.nodes:
+            node.way.hang(deaf_s, dumb_s)
+
+    def _start_in_vain(self) -> None:
+        """The first claims are answered when their leases are all but over, and nobody waited for that."""
+        self._hang_database(self._random.uniform(9.5, 13.0))
+        for node in self._simulation.nodes:
+            self._world.after(self._random.uniform(1.0, 9.0), node.shut_down)
+
+    def _pause_s(self) -> float:
+        return self._random.choice((0.5, 3.0, 8.0, 11.0, 14.0))
+
+    # --- groups and streams -----------------------------------------------------------------------------------------
+
+    def _befall_group(self, subscription: Subscription, kind: str) -> None:
+        rnd, simulation = self._random, self._simulation
+        group = simulation.groups.live(subscription)
+        rows = sorted(simulation.store.rows(group.group_id)) if group is not None else []
+        if kind == "join" or group is None or not rows:
+            if len(simulation.living()) < _MOST_AGENTS:
+                simulation.join()
+            return
+        match kind:
+            case "roll" if len(simulation.streams.streams) < _MOST_STREAMS:
+                self._world.say("operator", "rolls the streams over")
+                simulation.streams.rollover(1, rnd.choice([None, 2, 3, 5]))
+            case "retire":
+                self._retire()
+            case "delete":
+                simulation.groups.delete(subscription)
+            case "revoke":
+                streams = tuple(s for s in rows if self._world.chance(0.3))
+                for node in simulation.nodes:
+                    node.revoke(group.group_id, streams)
+            case "lock":
+                self._lock_row(group.group_id, rnd.choice(rows))
+            case "take":
+                self._take_stream(group.group_id, rnd.choice(rows))
+
+    def _retire(self) -> None:
+        """Retention takes the oldest closed generation, if it costs nobody anything, or only groups that skip it."""
+        generations = self._simulation.streams.generations.values()
+        oldest = next((g for g in generations if g.closed and not g.gone), None)
+        if oldest is None:
+            return
+        for life in self._simulation.checkers.lives.live():
+            rows = self._simulation.store.rows(life.group.group_id)
+            unread = [s for s in oldest.stream_ids if s in rows and rows[s].status is not LendingStatus.FINISHED]
+            if unread and life.group.options.when_gone != "skip":
+                return
+        self._world.say("retention", f"takes generation {oldest.generation_id}")
+        self._simulation.streams.retire(oldest.generation_id)
+
+    def _lock_row(self, group_id: int, stream_id: int) -> float:
+        """A user's transaction holds a lending row for a while."""
+        duration_s = self._random.uniform(0.2, 4.0)
+        locked = self._simulation.store.locked
+        locked.add((group_id, stream_id))
+        self._world.after(duration_s, lambda: locked.discard((group_id, stream_id)))
+        return duration_s
+
+    def _take_stream(self, group_id: int, stream_id: int) -> None:
+        """An operator wants a stream back, and in the end takes it by hand, in a transaction that its leader knows
+        nothing of. Meanwhile its holder may lose its leader."""
+        nodes, row = self._simulation.nodes, self._simulation.store.rows(group_id)[stream_id]
+        if self._world.chance(0.5):
+            for node in nodes:
+                node.revoke(group_id, (stream_id,))
+        if self._world.chance(0.5) and (holder := self._simulation.agents.get(row.agent or "")):
+            for node in nodes:
+                holder.lose(node.address)
+        self._world.after(self._lock_row(group_id, stream_id), lambda: self._seize(group_id, stream_id))
+
+    def _seize(self, group_id: int, stream_id: int) -> None:
+        """Only a stream that somebody reads: a leader finds out at the next progress."""
+        row: Row | None = self._simulation.store.rows(group_id).get(stream_id)
+        claim = self._simulation.store.look([group_id]).get(group_id)
+        if claim is None or row is None or row.status is not LendingStatus.HELD:
+            return
+        if row.position == self._simulation.streams.streams[stream_id].head:
+            return
+        entry = Seize(stream_id, row.grant_id, "by hand")
+        result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), renew=False)])[0]
+        if not result.deposed and result.results[0].verdict is Verdict.APPLIED:
+            self._world.say("operator", f"takes stream {stream_id} of group {group_id} by hand")
+            self._simulation.checkers.taken(group_id, stream_id, row.grant_id)
+
+    # --- agents -----------------------------------------------------------------------------------------------------
+
+    def _befall_agent(self, agent: SimulatedAgent, kind: str) -> None:
+        rnd, simulation = self._random, self._simulation
+        node = rnd.choice(simulation.nodes)
+        match kind:
+            case "crash":
+                simulation.crashes += 1
+                agent.crash()
+            case "pause":
+                agent.pause(self._pause_s())
+            case "part":
+                ways = rnd.choice((BOTH_WAYS, BOTH_WAYS, *((way,) for way in BOTH_WAYS)))
+                every = self._world.chance(0.3)
+                for one in simulation.nodes if every else [node]:
+                    simulation.network.part(agent.name, one.address, ways, rnd.uniform(1.0, 15.0))
+            case "stray":
+                agent.hear_strays(node.address)
+            case "blip":
+                self._world.say("network", f"{agent.name} loses its connection to {node.name} for a moment")
+                agent.lose(node.address)
+
+    def _befall_user(self, agent: SimulatedAgent, kind: str) -> None:
+        """Its user leaves, or changes its mind; a named process comes back, or is started twice."""
+        simulation = self._simulation
+        if kind in ("leave", "again"):
+            for handle, wish in tuple(agent.wishes.items()):
+                agent.leave(handle)
+                if kind == "again":
+                    agent.subscribe(wish.subscription)
+        elif agent.session is None:
+            return
+        elif kind == "return":
+            simulation.crashes += 1
+            agent.crash()
+            later_s = self._random.choice((0.3, 2.0, 6.0, 20.0))
+            self._world.after(later_s, lambda: simulation.join(like=agent))
+        elif len(simulation.living()) < _MOST_AGENTS:
+            simulation.join(like=agent)

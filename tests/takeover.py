@@ -1,0 +1,141 @@
+"""Many groups on several real nodes, one of which is killed: how soon the others lead its groups, and what that costs.
+
+Times are in seconds of the database's clock. Transactions are those of the whole database as `pg_stat_database` counts
+them, which a busy connection reports once a second; each is a few statements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from leader.settings import LeaderSettings
+from storage.connect import connect
+from storage.spaces import reshard
+from tests.kit import eventually
+from tests.kit_nodes import Fleet, Process
+
+AGENTS = 2
+WINDOW_S = 3.0
+WAIT_S = 60.0
+
+_SETTLED = """
+select count(*), count(distinct l.leadership_id)
+  from leadership l join lending r on r.group_id = l.leadership_id
+ where r.status = 'held' and r.term = l.term and l.expires_at > clock_timestamp()"""
+
+_LED = """
+select incarnation, array_agg(leadership_id) from leadership where leadership_id > 0
+ group by incarnation order by count(*) desc limit 1"""
+
+_TAKEN = """
+select extract(epoch from max(at))::float8 from lending_history
+ where event = 'takeover' and group_id = any(%s) and at >= to_timestamp(%s)"""
+
+_COUNTED = """
+select extract(epoch from clock_timestamp())::float8, xact_commit + xact_rollback
+  from pg_stat_database where datname = current_database()"""
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """`moved`: groups of the killed node. `led_s`: from the kill until the last of them has a leader again; `whole_s`:
+    until every stream is reclaimed from it. `per_group`: transactions from the kill until then, beyond what is usual in
+    that time, per group moved. `granted_anew`: streams that are under another grant than before.
+    """
+
+    nodes: int
+    groups: int
+    moved: int
+    lease_s: float
+    led_s: float
+    whole_s: float
+    before_per_s: float
+    during_per_s: float
+    after_per_s: float
+    per_group: float
+    granted_anew: int
+
+
+class Town:
+    """Nodes, and agents that subscribe to every group; each group has a stream for each agent."""
+
+    def __init__(self, url: str, directory: Path, nodes: int, groups: int, speed: float) -> None:
+        self.groups, self.settings = groups, LeaderSettings().scaled(speed)
+        self.fleet = Fleet(url, directory, speed)
+        self.connection = connect(url)
+        reshard(self.connection, "default", AGENTS)
+        try:
+            for node in [self.fleet.node(f"n{number}") for number in range(nodes)]:
+                eventually(partial(_is_serving, node), WAIT_S, node.output)
+            for number in range(AGENTS):
+                self.fleet.subscriber(f"agent{number}", "$share/group{}/#", groups)
+            self.settle()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes."""
+        self.fleet.close()
+        self.connection.close()
+
+    def settle(self) -> None:
+        """Wait until every stream of every group is held under the word of a leader whose lease runs."""
+        whole = (self.groups * AGENTS, self.groups)
+        eventually(lambda: self.row(_SETTLED) == whole, WAIT_S, lambda: f"{self.row(_SETTLED)} of {whole}", 0.05)
+
+    def row(self, statement: str, *parameters: Any) -> Any:
+        """The one row of a statement."""
+        return self.connection.execute(statement, parameters).fetchone()
+
+    def grants(self) -> dict[tuple[int, int], int]:
+        """{(group, stream): grant id}."""
+        found = self.connection.execute("select group_id, stream_id, grant_id from lending").fetchall()
+        return {(group, stream): grant for group, stream, grant in found}
+
+    def rate(self) -> float:
+        """Transactions per second for a while."""
+        began, counted = self.row(_COUNTED)
+        ended, after = eventually(partial(self._later, began), 2 * WINDOW_S, every_s=0.2)
+        return float((after - counted) / (ended - began))
+
+    def _later(self, began: float) -> Any:
+        row = self.row(_COUNTED)
+        return row if row[0] >= began + WINDOW_S else None
+
+
+def takeover(url: str, directory: Path, nodes: int = 5, groups: int = 200, speed: float = 2.0) -> Takeover:
+    """Kill the node that leads most groups. All times are the defaults divided by `speed`."""
+    town = Town(url, directory, nodes, groups, speed)
+    try:
+        before, grants = town.rate(), town.grants()
+        incarnation, led = town.row(_LED)
+        began, counted = town.row(_COUNTED)
+        town.fleet.nodes[incarnation.rpartition("-")[0]].kill()
+        eventually(lambda: not town.row("select 1 from leadership where incarnation = %s limit 1", incarnation), WAIT_S)
+        town.settle()
+        ended, after = town.row(_COUNTED)
+        (taken,) = town.row(_TAKEN, led, began)
+        during = (after - counted) / (ended - began)
+        return Takeover(
+            nodes,
+            groups,
+            len(led),
+            town.settings.lease_s,
+            taken - began,
+            ended - began,
+            before,
+            during,
+            town.rate(),
+            max(0.0, (during - before) * (ended - began)) / len(led),
+            sum(1 for key, grant in town.grants().items() if grants.get(key) != grant),
+        )
+    finally:
+        town.close()
+
+
+def _is_serving(node: Process) -> bool:
+    return "serves on" in node.output()

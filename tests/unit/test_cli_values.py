@@ -1,0 +1,52 @@
+"""Messages as text, and text as messages."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from protocol.errors import UsageError
+from storage.block import DELIVERED_SCHEMA
+from sublet.cli.records import Records
+from sublet.cli.values import lines, messages
+
+
+def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:
+    """No publisher of ours stores such a thing any more; what is stored must be readable all the same."""
+    headers = [[None, {"key": None, "value": b"x"}, {"key": "a", "value": None}], None]
+    columns: dict[str, list[Any]] = {
+        "topic": ["t"] * 2,
+        "key": [None] * 2,
+        "value": [b"v"] * 2,
+        "headers": headers,
+        "timestamp": [datetime(2026, 1, 1, tzinfo=UTC)] * 2,
+        "epoch": [None] * 2,
+        "stream": [1] * 2,
+        "offset": [0, 1],
+    }
+    batch = pa.record_batch([pa.array(columns[field.name], field.type) for field in DELIVERED_SCHEMA], DELIVERED_SCHEMA)
+    first, second = json.loads(json.dumps(list(messages(batch))))
+    assert first["headers"] == [[None, None], [None, "x"], ["a", None]]
+    assert second["headers"] is None
+    assert len(list(lines(batch, coloured=False))) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b'{"value": NaN}', "line 1 is not JSON (NaN is no number of JSON)"),
+        (b'{"value": {"a": [1, -Infinity]}}', "line 1 is not JSON (-Infinity is no number of JSON)"),
+        (b'{"value": 1e999}', "line 1: value: holds a number out of range. Give it as text."),
+        (b'{"value": "x", "key": [1e999]}', "line 1: key: holds a number out of range"),
+        (b'{"value": ["\\ud800"]}', "line 1: value: holds a lone surrogate, which is not text."),
+    ],
+)
+def test_what_is_no_json_is_not_published_as_such(line: bytes, told: str) -> None:
+    columns, problem = Records("t", None, 1000).columns([line], 1)
+    assert columns["value"] == []
+    assert isinstance(problem, UsageError)
+    assert told in str(problem)
