@@ -34,7 +34,7 @@ def same_options(group: Group, options: GroupOptions) -> Group:
         )
         raise Conflict(
             f"{group.subscription} exists as group {group.group_id} with other options: {differing}."
-            f" Use it as it is, or give up its progress: `sublet groups delete '{group.subscription}'`, and create it"
+            f" Use it as it is, or lose the progress made: `sublet groups delete '{group.subscription}'`, and create it"
             " again."
         )
     return group

@@ -255,7 +255,7 @@ def test_an_undeclared_queue_is_named_and_a_declared_one_keeps_what_came_before_
     refused(shell.run("consume", queue), NOT_FOUND, f"{queue}: a queue", f"sublet groups create '{queue}'")
     assert shell.run("groups", "create", queue).code == 0
     assert shell.run("groups", "create", queue).code == 0
-    refused(shell.run("groups", "create", queue, "--start", "earliest"), CONFLICT, "started at latest")
+    refused(shell.run("groups", "create", queue, "--start", "earliest"), CONFLICT, "its start is latest, not earliest")
     assert shell.run("publish", "out/1", stdin="kept\n").code == 0
     answer = shell.run("consume", queue, "--max", "1", "--json")
     assert (answer.code, answer.object["value"]) == (0, "kept")

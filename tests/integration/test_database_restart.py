@@ -66,7 +66,7 @@ def test_everything_goes_on_by_itself_when_postgres_was_stopped_and_killed(stage
     stage.serve("n1", "n2")
     stage.share("a", "b")
     with stage.scene.load():
-        for number in (signal.SIGQUIT, signal.SIGKILL, signal.SIGKILL):
+        for number in (signal.SIGQUIT, signal.SIGKILL):
             stage.more()
             server.end(number)
             server.start()

@@ -101,7 +101,10 @@ class SimulatedAgent(Process):
     def report(self, handle: int, work: Work, final: bool) -> None:
         """The session says how far it is."""
         self.simulation.checkers.reported(work)
-        self.handle(Consumed(handle, Progressed(work.stream_id, work.grant_id, work.position, final=final)))
+        lag = self.simulation.streams.streams[work.stream_id].head - work.position
+        size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
+        told = Progressed(work.stream_id, work.grant_id, work.position, final=final, size=size, lag=lag)
+        self.handle(Consumed(handle, told))
 
     def _happens(self, event: AgentEvent) -> None:
         """Unless it is dead, once it is awake."""

@@ -20,6 +20,7 @@ class Work:
     stream_id: int
     grant_id: int
     position: int
+    begun: int
     busy: bool = False
     stopping: bool = False
     over: bool = False
@@ -38,7 +39,9 @@ class Session:
         match tell:
             case Install(grant):
                 assert group_id is not None
-                self._work[grant.stream_id] = work = Work(group_id, grant.stream_id, grant.grant_id, grant.position)
+                self._work[grant.stream_id] = work = Work(
+                    group_id, grant.stream_id, grant.grant_id, grant.position, grant.position
+                )
                 self._next(work)
             case Stop():
                 work = self._work[tell.stream_id]

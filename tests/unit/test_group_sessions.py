@@ -72,14 +72,14 @@ def test_a_stream_taken_from_a_session_that_stays_is_not_kept_for_it() -> None:
     assert set(bench.holders().values()) == {"a/1", "b/1"}, "else it would go back for ever"
 
 
-def test_what_is_granted_to_a_session_that_left_meanwhile_is_kept_again() -> None:
+def test_what_was_being_granted_to_a_session_that_is_lost_is_kept_again() -> None:
     bench = Bench(1, options=STABLE)
     named(bench, "a/1", "one")
     leave(bench, "a/1")
     bench.join("a/2", session="one", session_epoch=2)
     bench.tick(bench.settings.debounce_s + 0.01)
     assert [type(entry).__name__ for entry in bench.entries] == ["Grant"]
-    bench.leave(borrower_id="a/2")
+    bench.tick(bench.settings.eviction_s + 1)
     bench.settle()
     assert bench.holders() == {}
     named(bench, "b/1", "two", 3)

@@ -65,8 +65,9 @@ class Checkers:
                 self.names.answered(writes.group_id, answer)
         self.record.read_on()
         for result in results:
-            rows = [*(a.lending for a in result.results if a.lending is not None), *result.renewed]
-            self.record.compare(result.group_id, rows)
+            rows = {a.lending.stream_id: a.lending for a in result.results if a.lending is not None}
+            rows |= {row.stream_id: row for row in result.renewed}  # the renewal came after the entries
+            self.record.compare(result.group_id, rows.values())
 
     # --- processes --------------------------------------------------------------------------------------------------
 
