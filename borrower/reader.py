@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import psycopg
+import pyarrow as pa
 
 from borrower.handler import Lent
 from borrower.process import sever_in_children
@@ -33,6 +34,12 @@ class Reader:
         self._url, self._batch_bytes, self._timeout_s = url, batch_bytes, timeout_s
         self._connection: psycopg.Connection[Any] | None = None
         self._away = False
+
+    def prepare(self) -> None:
+        """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
+        which pyarrow loads pandas where it is installed."""
+        pa.scalar(0)
+        self._attempt(lambda connection: connection)
 
     def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> message_log.Page | None:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.

@@ -102,6 +102,7 @@ class Session:
             database = opened.enter_context(open_database(url, data_dir))
             self._reader = Reader(database.url, batch_bytes, self.settings.read_timeout_s)
             opened.callback(self._reader.close)
+            self._reader.prepare()
             self._transactions = Transactions(database.url, self._group_id)
             opened.callback(self._transactions.close)
             self._agent = AgentThread(

@@ -57,6 +57,9 @@ class Reader:
         self.before_page: Callable[[int], None] = lambda number: None
         self.gone: dict[int, Exception] = {}
 
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
     def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> Page | None:
         self.read.append(lent.stream_id)
         self.before_page(len(self.read))
