@@ -109,10 +109,11 @@ class Slots:
         taken: list[Entry] = []
         for stream_id in sorted(self._ready):
             slot = self._slots.get(stream_id)
-            if slot is None or not slot.queue:
+            if slot is None or not slot.queue or slot.in_flight is not None:
                 self._ready.discard(stream_id)
-            elif slot.in_flight is None and slot.retry_at <= now:
+            elif slot.retry_at <= now:
                 slot.in_flight = slot.queue.pop(0)
+                self._ready.discard(stream_id)
                 taken.append(slot.in_flight)
         return tuple(taken)
 
@@ -125,6 +126,8 @@ class Slots:
             self.put_back(result.entry, now + BUSY_RETRY_S)
             return None
         slot.in_flight = None
+        if slot.queue:
+            self._ready.add(result.entry.stream_id)
         if result.lending is not None:
             self._see(slot, result.lending, now)
         return slot

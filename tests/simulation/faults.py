@@ -50,6 +50,8 @@ def _first(tree: Path, mutant: Mutant, seeds: int) -> str | None:
         )
     finally:
         file.write_text(source, encoding="utf-8")
+    if " seeds in " not in done.stdout:
+        raise RuntimeError(f"the seeds did not run with {mutant.name!r} planted: {done.stderr or done.stdout}")
     found = sorted((int(seed), said) for seed, said in _FOUND.findall(done.stdout))
     return f"seed {found[0][0]}: {found[0][1]}" if found else None
 
