@@ -19,7 +19,7 @@ demo: $(READY) ## see groups share work, move it and lose nothing, on a Postgres
 	$(BIN)/sublet demo $(ARGS)
 
 test: $(READY) ## run the tests, two at a time (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
-	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) ## ruff, mypy --strict, the import contracts, and whether the generated pages are current
 	$(BIN)/ruff check .

@@ -19,19 +19,21 @@ from storage.migrate import migrate
 from tests.kit import REMARKS, database_of, server_directory
 
 TEMPLATE = "sublet_template"
-WHOLE_FOLDERS = ("spark", "simulation")
-"""Their tests share what is dear, a JVM or a thousand seeds, and take the longest: to one worker each, first."""
+LONGEST = ("spark", "simulation")
+"""Folders whose tests take the longest. A file's tests stay with one worker: they share a JVM, or a thousand seeds."""
 _numbers = itertools.count(1)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Which tests stay together, in which order, where several workers run them: said before anybody else looks."""
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder in WHOLE_FOLDERS else str(item.path)))
-    items.sort(key=lambda item: item.path.parent.name not in WHOLE_FOLDERS)
-    yield
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of pytest-xdist has its own sys.path in PYTHONPATH, where every process that a test starts would get it
+    from."""
+    if hasattr(config, "workerinput"):
+        os.environ.pop("PYTHONPATH", None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest, so that of several workers none is left with them at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -12,15 +12,10 @@ import pytest
 from tests.kit import REMARKS
 from tests.simulation.runs import Figures, run_seeds
 
-ENOUGH_FOR_ALL_PAIRS = 1000
-
 SEEDS = int(os.environ.get("SIM_SEEDS", "1000"))
 START = int(os.environ.get("SIM_START", "0"))
 
-if "SEED" in os.environ:
-    collect_ignore = ["test_seeds.py", "test_pairs.py"]
-else:
-    collect_ignore = ["test_one_seed.py", *(["test_pairs.py"] if SEEDS < ENOUGH_FOR_ALL_PAIRS else [])]
+collect_ignore = ["test_seeds.py" if "SEED" in os.environ else "test_one_seed.py"]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The (status, event) pairs that no simulated run need bring about, each with its reason.
 
-Everything else in the machines' tables occurs within a thousand seeds, or `test_pairs` fails. Each pair listed here has
+Everything else in the machines' tables occurs within a thousand seeds, or `test_seeds` fails. Each pair listed here has
 a unit test instead, as has every pair of every table: `test_group_leader_table.py` (a story for each) and
 `test_election_table.py` (each pair leads where the table says), both in `tests/unit`.
 """

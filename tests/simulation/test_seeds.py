@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.runs import Figures
+from tests.simulation.exceptions import EXCEPTIONS
+from tests.simulation.runs import Figures, all_pairs
+
+ENOUGH_FOR_ALL_PAIRS = 1000
+"""Seeds; with fewer the rare pairs may not occur."""
 
 
 @pytest.mark.timeout(1800)
@@ -24,3 +28,15 @@ def test_the_seeds_were_worth_running(figures: Figures) -> None:
     assert figures.fenced > figures.seeds / 20, "processes are started under a name that is taken"
     assert figures.returned > figures.seeds / 20, "named processes come back to their streams"
     assert figures.repeats > 0, "if nothing is ever delivered twice, no forced move was ever in the middle of anything"
+
+
+@pytest.mark.timeout(1800)
+def test_every_pair_of_the_tables_occurs_or_is_excused(figures: Figures) -> None:
+    missing = all_pairs() - EXCEPTIONS - set(figures.pairs)
+    assert figures.seeds < ENOUGH_FOR_ALL_PAIRS or not missing, sorted(
+        f"{machine}: {s.name} {k.name}" for machine, s, k in missing
+    )
+
+
+def test_no_excuse_is_out_of_date() -> None:
+    assert all_pairs() >= EXCEPTIONS

@@ -14,9 +14,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def _no_handler_is_left_behind() -> Iterator[None]:
+    outside = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it: nohup does
     before = [signal.getsignal(number) for number in SIGNALS]
     yield
     assert [signal.getsignal(number) for number in SIGNALS] == before
+    signal.signal(signal.SIGHUP, outside)
 
 
 def told(*numbers: signal.Signals, then: Exception | None = None) -> tuple[list[signal.Signals], int]:
