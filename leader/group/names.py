@@ -61,6 +61,10 @@ class Names:
             elif slot.quiet:
                 self._slots.write(Seize(row.stream_id, row.grant_id, why, self._keep_s))
         for older in self._members.bearing(session, epoch):
+            for stream_id in tuple(older.streams):  # granted, and not written yet
+                unwritten = self._slots.get(stream_id)
+                if unwritten is not None and unwritten.assignment is not None:
+                    self._assignments.seize(unwritten, why, self._keep_s)
             self._members.remove(older.borrower_id)
             self._end(older.agent, older.borrower_id, term, session)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from leader.group.meter import Meter
 from leader.group.table import Status
 from protocol.messages import RevokedReason
-from storage.groups.model import Advance, Entry, EntryResult, Lending, LendingStatus, Release, Verdict
+from storage.groups.model import Advance, Entry, EntryResult, Grant, Lending, LendingStatus, Release, Verdict
 
 BUSY_RETRY_S = 0.1
 """After which an entry is written again whose row a user's transaction held locked."""
@@ -122,7 +122,7 @@ class Slots:
         slot = self._slots.get(result.entry.stream_id)
         if slot is None:
             return None
-        if result.verdict is Verdict.BUSY:
+        if result.verdict is Verdict.BUSY and not self._is_unwanted(slot, result.entry):
             self.put_back(result.entry, now + BUSY_RETRY_S)
             return None
         slot.in_flight = None
@@ -138,6 +138,12 @@ class Slots:
         slot.in_flight, slot.retry_at = None, retry_at
         slot.queue.insert(0, entry)
         self._ready.add(entry.stream_id)
+
+    @staticmethod
+    def _is_unwanted(slot: Slot, entry: Entry) -> bool:
+        """A grant for a borrower that is gone by now: not to be tried again."""
+        held = slot.assignment
+        return isinstance(entry, Grant) and (held is None or held.borrower_id != entry.borrower_id)
 
     def retry_at(self) -> float:
         """When the earliest entry that has to wait may be taken again."""

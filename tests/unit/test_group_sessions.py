@@ -278,3 +278,19 @@ def test_a_meter_goes_on_under_the_next_grant_and_forgets_slowly() -> None:
     found = meter.load()
     assert found is not None
     assert (round(found.bytes_per_s), found.lag) == (250, 3)
+
+
+@pytest.mark.conforms("E30")
+def test_a_grant_that_waits_for_a_lock_is_not_tried_again_for_an_older_process() -> None:
+    bench = Bench()
+    bench.store.locked.add((1, 1))
+    bench.join("a/1", session="worker", session_epoch=1)
+    bench.tick(bench.settings.debounce_s)
+    bench.commit()
+    bench.join("b/1", session="worker", session_epoch=2)
+    bench.pass_time(1.0, "b/1")
+    bench.store.locked.clear()
+    bench.pass_time(2.0, "b/1")
+    assert bench.holders() == {1: "b/1"}
+    grants = [line.borrower_id for line in bench.store.history(bench.group.group_id) if line.event == "grant"]
+    assert grants == ["b/1"]
