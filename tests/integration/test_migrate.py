@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -197,6 +198,7 @@ def test_an_installed_wheel_finds_its_migrations(empty_database: str, tmp_path: 
         "assert m.scripts().name == '_migrations', m.scripts()\n"
         f"assert m.migrate({empty_database!r}) == {SCHEMA_VERSION!r}"
     )
-    subprocess.run([fresh / "bin" / "python", "-c", story], cwd=tmp_path, check=True)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([fresh / "bin" / "python", "-c", story], cwd=tmp_path, env=bare, check=True)
     with connect(empty_database) as conn:
         check_schema(conn)
