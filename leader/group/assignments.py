@@ -91,14 +91,25 @@ class Assignments:
                 member.streams.discard(assignment.stream_id)
 
     def seize(self, slot: Slot, reason: str, keep_s: float | None = None) -> None:
-        """End the grant without its holder's word. One that was never written is ended when its answer comes.
+        """End the grant without its holder's word, also one that nobody has reclaimed. One that was never written is
+        ended when its answer comes, and one whose end is being written already is left to that.
 
-        `keep_s`: how long to keep the stream for its holder's session (None: as the group wants it)."""
-        assignment = slot.assignment
+        `keep_s`: how long to keep the stream for its holder's session (None: as the group wants it).
+        """
+        row, assignment = slot.lending, slot.assignment
+        unclaimed = row.status is LendingStatus.HELD and slot.quiet
         self.detach(slot)
-        if assignment is not None and assignment.grant_id and not assignment.final_queued:
-            kept_s = self._keep_s(slot) if keep_s is None else keep_s
-            self._slots.write(Seize(assignment.stream_id, assignment.grant_id, reason, kept_s))
+        if unclaimed or (assignment is not None and assignment.grant_id and not assignment.final_queued):
+            grant_id = assignment.grant_id if assignment is not None else row.grant_id
+            self._slots.write(Seize(row.stream_id, grant_id, reason, self._keep_s(slot) if keep_s is None else keep_s))
+
+    def put_out(self, member: Member, reason: str, keep_s: float | None = None) -> None:
+        """Forget the borrower, and end every grant of its without its word."""
+        for stream_id in tuple(member.streams):
+            slot = self._slots.get(stream_id)
+            if slot is not None and slot.assignment is not None:
+                self.seize(slot, reason, keep_s)
+        self._members.remove(member.borrower_id)
 
     # --- what comes in ----------------------------------------------------------------------------------------------
 
@@ -213,15 +224,19 @@ class Assignments:
         """For how long the stream of a holder that goes is kept for its session once it is free."""
         return self._group.options.session_expiry_s if slot.lending.session_epoch else 0.0
 
+    def _slot(self, assignment: Assignment) -> Slot:
+        """The slot of a stream that is lent or about to be: it stays as long as that is so."""
+        slot = self._slots.get(assignment.stream_id)
+        assert slot is not None
+        return slot
+
     # --- actions of the table ---------------------------------------------------------------------------------------
 
     def _ignore(self, assignment: Assignment, now: float, position: int) -> None:
         """The table says that this changes nothing."""
 
     def _tell_grant(self, assignment: Assignment, now: float, position: int) -> None:
-        slot = self._slots.get(assignment.stream_id)
-        assert slot is not None
-        row = slot.lending
+        row = self._slot(assignment).lending
         assignment.resend_at = now + self._settings.resend_s
         end = row.head if row.closed else None
         self._send(
@@ -291,9 +306,9 @@ class Assignments:
     def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
             assignment.final_queued = True
-            slot, member = self._slots.get(assignment.stream_id), self._members.get(assignment.borrower_id)
+            member = self._members.get(assignment.borrower_id)
             goes = member is None or member.departing
-            kept_s = self._keep_s(slot) if slot is not None and goes else 0.0
+            kept_s = self._keep_s(self._slot(assignment)) if goes else 0.0
             why = assignment.reason or ("its borrower left" if goes else "handed back by its borrower")
             self._slots.write(Release(assignment.stream_id, assignment.grant_id, position, why, kept_s))
 
@@ -301,22 +316,17 @@ class Assignments:
         if not assignment.final_queued:
             assignment.final_queued = assignment.broken_off = True
             self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position))
-            slot = self._slots.get(assignment.stream_id)
-            kept_s = self._keep_s(slot) if slot is not None else 0.0
+            kept_s = self._keep_s(self._slot(assignment))
             why = "left in the middle of a batch"
             self._slots.write(Seize(assignment.stream_id, assignment.grant_id, why, kept_s))
 
     def _write_unheld(self, assignment: Assignment, now: float, position: int) -> None:
         """The borrower does not have it, so the row's position is exact."""
-        slot = self._slots.get(assignment.stream_id)
-        assert slot is not None
         assignment.reason = assignment.reason or "its borrower does not have it"
-        self._write_final(assignment, now, slot.lending.position)
+        self._write_final(assignment, now, self._slot(assignment).lending.position)
 
     def _write_seizure(self, assignment: Assignment, now: float, position: int) -> None:
-        slot = self._slots.get(assignment.stream_id)
-        assert slot is not None
-        self.seize(slot, f"deadline: {assignment.reason}", keep_s=0.0)
+        self.seize(self._slot(assignment), f"deadline: {assignment.reason}", keep_s=0.0)
         self._say_revoked(assignment, now)
 
 

@@ -153,8 +153,8 @@ class GroupLeader:
             self._send(agent, Invalidate(wanted.borrower_id, 0, reason, "this borrower is over"))
             return
         if member is None:
-            member = Member(wanted.borrower_id, agent, wanted.weight, wanted.session, now, wanted.leaving)
-            member.session_epoch = wanted.session_epoch
+            w = wanted
+            member = Member(w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=w.session_epoch)
             self.members.add(member)
             self.schedule.membership_changed(now)
         member.heard_at, member.leaving = now, member.leaving or wanted.leaving
@@ -285,16 +285,10 @@ class GroupLeader:
         """Nobody came back for these."""
         for slot in self.slots:
             if slot.lending.status is LendingStatus.HELD and slot.quiet:
-                row = slot.lending
-                kept_s = self.group.options.session_expiry_s if row.session_epoch else 0.0
-                self.slots.write(Seize(row.stream_id, row.grant_id, "not reclaimed", kept_s))
+                self._assignments.seize(slot, "not reclaimed")
 
     def _evict(self, member: Member, now: float) -> None:
-        for stream_id in tuple(member.streams):
-            slot = self.slots.get(stream_id)
-            if slot is not None and slot.assignment is not None:
-                self._assignments.seize(slot, "evicted: unheard of")
-        self.members.remove(member.borrower_id)
+        self._assignments.put_out(member, "evicted: unheard of")
         self._send(member.agent, Invalidate(member.borrower_id, self.term, EndReason.RETRY, "evicted: unheard of"))
         self.schedule.membership_changed(now)
 

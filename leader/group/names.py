@@ -13,7 +13,7 @@ from leader.group.members import Members
 from leader.group.slots import Slots
 from leader.settings import LeaderSettings
 from protocol.messages import EndReason, Invalidate, LeaderWanted, ToBorrower
-from storage.groups.model import Group, LendingStatus, Seize
+from storage.groups.model import Group, LendingStatus
 
 
 class Names:
@@ -54,18 +54,10 @@ class Names:
         why = "fenced by a newer process of its session"
         for slot in self._slots.of_session(session):
             row = slot.lending
-            if row.status is not LendingStatus.HELD or not row.session_epoch or row.session_epoch >= epoch:
-                continue
-            if slot.assignment is not None:
+            if row.status is LendingStatus.HELD and 0 < (row.session_epoch or 0) < epoch:
                 self._assignments.seize(slot, why, self._keep_s)
-            elif slot.quiet:
-                self._slots.write(Seize(row.stream_id, row.grant_id, why, self._keep_s))
         for older in self._members.bearing(session, epoch):
-            for stream_id in tuple(older.streams):  # granted, and not written yet
-                unwritten = self._slots.get(stream_id)
-                if unwritten is not None and unwritten.assignment is not None:
-                    self._assignments.seize(unwritten, why, self._keep_s)
-            self._members.remove(older.borrower_id)
+            self._assignments.put_out(older, why, self._keep_s)
             self._end(older.agent, older.borrower_id, term, session)
 
     def _end(self, agent: str, borrower_id: str, term: int, session: str) -> None:
