@@ -27,6 +27,13 @@ def server() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@contextmanager
+def place() -> Iterator[tuple[str, Path]]:
+    """The URL of a fresh database on a server of its own, and a directory; both are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory, server() as url:
+        yield database(url, 1), Path(directory)
+
+
 def database(server_url: str, number: int) -> str:
     """A fresh database; the one of the round before is dropped."""
     with psycopg.connect(server_url, autocommit=True) as conn:

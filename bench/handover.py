@@ -13,9 +13,8 @@ import contextlib
 import json
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -199,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=None, help="where the results go")
     parser.add_argument("--page", type=Path, default=report.PAGE)
     options = parser.parse_args(arguments)
-    with _group(options.streams) as group:
+    with postgres.place() as (url, directory), contextlib.closing(Group(url, directory, options.streams)) as group:
         group.begin()
         group.visit()
         begun_us = time.time_ns() // 1000
@@ -264,16 +263,6 @@ def _time(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - started)
-
-
-@contextlib.contextmanager
-def _group(streams: int) -> Iterator[Group]:
-    with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory, postgres.server() as server:
-        group = Group(postgres.database(server, 1), Path(directory), streams)
-        try:
-            yield group
-        finally:
-            group.close()
 
 
 if __name__ == "__main__":

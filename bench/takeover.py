@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -168,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     leader, borrower = LeaderSettings().scaled(options.speed), BorrowerSettings().scaled(options.speed)
     kills: list[Kill] = []
-    with _group(options.speed) as group:
+    with postgres.place() as (url, directory), contextlib.closing(Group(url, directory, options.speed)) as group:
         group.begin()
         started = time.time()
         with Load(group.scene.url):
@@ -236,16 +235,6 @@ def _counted(kills: int, counts: dict[str, int]) -> str:
         "\n| kills | messages published | lost | delivered twice | 0 and 0 |\n| --- | --- | --- | --- | --- |\n"
         f"| {kills} | {counts['published']:,} | {counts['lost']:,} | {counts['repeated']:,} | {verdict} |\n"
     )
-
-
-@contextlib.contextmanager
-def _group(speed: float) -> Iterator[Group]:
-    with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory, postgres.server() as server:
-        group = Group(postgres.database(server, 1), Path(directory), speed)
-        try:
-            yield group
-        finally:
-            group.close()
 
 
 if __name__ == "__main__":

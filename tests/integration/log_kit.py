@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import psycopg
 import pyarrow as pa
 
 from storage.block import Packed, pack
+from storage.catalogue import find_space, open_streams
+from storage.connect import connect
 from storage.layout import BLOCK_SCHEMA
 from storage.log import Append, Stamp, append, since
+from storage.spaces import create_space, reshard
 
 Message = dict[str, Any]
 
@@ -39,6 +43,21 @@ def put(conn: psycopg.Connection[Any], stream_id: int, *values: bytes, topic: st
     (answer,) = append(conn, [Append(stream_id, block(*values, topic=topic))])
     assert answer.end_offset is not None
     return answer.end_offset
+
+
+def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
+    """The first stream of a space that is open."""
+    space_id = find_space(conn, space).space_id
+    return next(each.stream_id for each in open_streams(conn) if each.space_id == space_id)
+
+
+@contextmanager
+def with_a_short_lived_space(database: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection; the spaces `default` and `eu`, of one stream each, and of `eu` retention takes what is old."""
+    with connect(database) as connection:
+        reshard(connection, "default", 1)
+        create_space(connection, "eu", "eu/#", shards=1, retention_s=100)
+        yield connection
 
 
 def stamped(stream_id: int, stamp: Stamp, *values: bytes) -> Append:

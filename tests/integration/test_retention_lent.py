@@ -10,13 +10,11 @@ import psycopg
 import pytest
 
 from protocol.words import Subscription
-from storage.catalogue import find_space, open_streams
-from storage.connect import connect
 from storage.groups.overview import StreamLine, describe
 from storage.retention import retain
-from storage.spaces import create_space, reshard, rollover
+from storage.spaces import rollover
 from tests.integration.cli_kit import a_shell
-from tests.integration.log_kit import put, read
+from tests.integration.log_kit import put, read, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -33,15 +31,8 @@ def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 1)
-        create_space(connection, "eu", "eu/#", shards=1, retention_s=100)
+    with with_a_short_lived_space(database) as connection:
         yield connection
-
-
-def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
-    space_id = find_space(conn, space).space_id
-    return next(each.stream_id for each in open_streams(conn) if each.space_id == space_id)
 
 
 def lines(conn: psycopg.Connection[Any]) -> dict[int, StreamLine]:
