@@ -16,7 +16,7 @@ class BorrowerSettings:
     ping_s: float = 2.0
     """Between two pings of one borrower."""
     ping_timeout_s: float = 6.0
-    """A leader that has answered no ping sent within this time is lost; no new user call starts after it."""
+    """A leader that has answered no ping sent within this time is lost, and looked for anew."""
     leader_wanted_s: float = 1.0
     """Between two requests for a leader."""
     resend_s: float = 1.0

@@ -60,6 +60,12 @@ class LeaderSettings:
     history_s: float = 30 * 86400.0
     """How long what happened to the lendings is remembered (why a stream is blocked: as long as it is)."""
 
+    @property
+    def good_for_s(self) -> float:
+        """For how long after it was sent an answered ping lets a borrower begin user calls: ended before any leader
+        gives its streams to others by force, though their clocks run apart by a seventh."""
+        return 0.85 * min(self.eviction_s, self.reclaim_grace_s, self.revoke_deadline_s)
+
     def check(self) -> LeaderSettings:
         """Itself, or `InvalidSetting` naming the values, the rule they break and the remedy."""
         for name, value in self._times():

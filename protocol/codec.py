@@ -151,7 +151,7 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
 
 def _read_ping(wire: Any) -> Ping:
     _check_number("borrower_ids", len(wire.borrower_ids), MAX_BORROWERS)
-    return Ping(tuple(_id("borrower_id", one) for one in wire.borrower_ids), _time(wire.sent_at))
+    return Ping(tuple(_id("borrower_id", one) for one in wire.borrower_ids), _time("sent_at", wire.sent_at))
 
 
 def _read_update_progress(wire: Any) -> UpdateProgress:
@@ -196,8 +196,9 @@ def encode_to_borrower(message: ToBorrower) -> Any:
         case LeaderConnectResponse(borrower_id, term, group_id, address):
             response = pb.LeaderConnectResponse(borrower_id=borrower_id, term=term, group_id=group_id, address=address)
             return pb.ToBorrower(leader_connect_response=response)
-        case PingResponse(borrower_id, term, sent_at):
-            return pb.ToBorrower(ping_response=pb.PingResponse(borrower_id=borrower_id, term=term, sent_at=sent_at))
+        case PingResponse(borrower_id, term, sent_at, good_for_s):
+            answer = pb.PingResponse(borrower_id=borrower_id, term=term, sent_at=sent_at, good_for_s=good_for_s)
+            return pb.ToBorrower(ping_response=answer)
         case Grant():
             return pb.ToBorrower(grant=_grant(message))
         case Revoke():
@@ -240,7 +241,7 @@ def _read_connect_response(wire: Any) -> LeaderConnectResponse:
 
 
 def _read_ping_response(wire: Any) -> PingResponse:
-    return PingResponse(*_borrower_and_term(wire), _time(wire.sent_at))
+    return PingResponse(*_borrower_and_term(wire), _time("sent_at", wire.sent_at), _time("good_for_s", wire.good_for_s))
 
 
 def _read_grant(wire: Any) -> Grant:
@@ -329,9 +330,9 @@ def _natural(name: str, value: int) -> int:
     return value
 
 
-def _time(value: float) -> float:
+def _time(name: str, value: float) -> float:
     if not math.isfinite(value):
-        raise MalformedMessage(f"sent_at {value}: a time is a finite number of seconds")
+        raise MalformedMessage(f"{name} {value}: a time is a finite number of seconds")
     return value
 
 

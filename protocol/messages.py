@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
 
 MAX_ID = 512
@@ -150,11 +150,15 @@ class LeaderConnectResponse:
 
 @dataclass(frozen=True, slots=True)
 class PingResponse:
-    """The leader knows this borrower and was within its lease; `sent_at` is the ping's."""
+    """The leader knows this borrower and was within its lease; `sent_at` is the ping's.
+
+    `good_for_s`: for so long after the ping was sent nobody else gets what the borrower has, leader or no leader.
+    """
 
     borrower_id: str
     term: int
     sent_at: float
+    good_for_s: float
 
 
 @dataclass(frozen=True, slots=True)

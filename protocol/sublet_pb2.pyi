@@ -300,14 +300,16 @@ class LeaderConnectResponse(_message.Message):
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., group_id: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PingResponse(_message.Message):
-    __slots__ = ("borrower_id", "term", "sent_at")
+    __slots__ = ("borrower_id", "term", "sent_at", "good_for_s")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    GOOD_FOR_S_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     sent_at: float
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ...) -> None: ...
+    good_for_s: float
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ..., good_for_s: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "generation_id", "hash_from", "hash_last", "filter", "end_offset")

@@ -266,9 +266,9 @@ class Borrower:
     def _hear_ping(self, message: object, now: float) -> None:
         assert isinstance(message, PingResponse)
         # What counts is when the ping was sent: the leader may have answered long before the reply got here.
-        heard_until = min(message.sent_at, now) + self.settings.ping_timeout_s
-        self._lost_at = max(self._lost_at, heard_until)
-        self.trusted_until = max(self.trusted_until, heard_until)
+        sent_at = min(message.sent_at, now)
+        self._lost_at = max(self._lost_at, sent_at + self.settings.ping_timeout_s)
+        self.trusted_until = max(self.trusted_until, sent_at + message.good_for_s)
 
     def _keep_in_touch(self, _: object, now: float) -> None:
         if now >= self._lost_at:

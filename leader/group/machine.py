@@ -185,7 +185,7 @@ class GroupLeader:
 
     def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
         if self._known(agent, borrower_id, None, now):
-            self._send(agent, PingResponse(borrower_id, self.term, sent_at))
+            self._send(agent, PingResponse(borrower_id, self.term, sent_at, self.settings.good_for_s))
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
         found = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)

@@ -65,7 +65,7 @@ class Node:
             raise UndeclaredQueue("queue '$queue/g/a': it is not declared. Create it first.")
         if isinstance(message, Ping):
             for borrower_id in message.borrower_ids:
-                response = PingResponse(borrower_id, 1, message.sent_at)
+                response = PingResponse(borrower_id, 1, message.sent_at, 8.5)
                 self.sessions.send(subscriber_id, Channel.BORROWER, borrower_id, response)
 
     def subscriptions(self) -> list[tuple[str, str | None]]:

@@ -120,12 +120,12 @@ def test_group_messages_stream_heads_and_watches_are_served_alike() -> None:
             agent.node.subscribe(Channel.BORROWER, "b")
             await until(lambda: len(node.subscriptions()) == 3)
             node.sessions.publish(Channel.GROUP, "$share/g/a", GroupEvent(b"{}"))
-            node.sessions.publish(Channel.BORROWER, "b", PingResponse("b", 1, 0.5))
+            node.sessions.publish(Channel.BORROWER, "b", PingResponse("b", 1, 0.5, 8.5))
             await until(lambda: len(agent.seen) == 3)
             assert {(one.channel, one.key, one.body) for one in agent.seen} == {
                 (Channel.STREAM, "7", StreamHead(7, 100)),
                 (Channel.GROUP, "$share/g/a", GroupEvent(b"{}")),
-                (Channel.BORROWER, "b", PingResponse("b", 1, 0.5)),
+                (Channel.BORROWER, "b", PingResponse("b", 1, 0.5, 8.5)),
             }
 
     run(test)

@@ -323,7 +323,7 @@ def test_what_the_owner_refuses_goes_back_to_its_sender() -> None:
             agent.node.send(Ping(("b",), 2.0))
             await until(lambda: agent.refused and agent.seen)
             assert [text for _, text in agent.refused] == ["queue '$queue/g/a': it is not declared. Create it first."]
-            assert agent.bodies() == [PingResponse("b", 1, 2.0)]
+            assert agent.bodies() == [PingResponse("b", 1, 2.0, 8.5)]
 
     run(test)
 

@@ -70,7 +70,7 @@ GRANT = st.tuples(ID, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, RING, ID, st.
 )
 TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
     st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, TEXT),
-    st.builds(PingResponse, ID, NATURAL, TIME),
+    st.builds(PingResponse, ID, NATURAL, TIME, TIME),
     GRANT,
     st.builds(Revoke, ID, NATURAL, NATURAL, NATURAL),
     st.builds(Revoked, ID, NATURAL, NATURAL, NATURAL),

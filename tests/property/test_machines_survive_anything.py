@@ -129,7 +129,7 @@ class Ids:
             case 0:
                 return LeaderConnectResponse(who, term, draw(ABSURD), draw(st.sampled_from(["", "", "n9:1"])))
             case 1:
-                return PingResponse(who, term, draw(FLOATS))
+                return PingResponse(who, term, draw(FLOATS), draw(FLOATS))
             case 2:
                 return Grant(
                     who, term, stream_id, grant_id, draw(ABSURD), 1, draw(ABSURD), draw(ABSURD), "#", draw(ABSURD)

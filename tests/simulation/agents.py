@@ -20,7 +20,7 @@ from borrower.machine.agent import (
 )
 from borrower.machine.events import Progressed
 from borrower.settings import BorrowerSettings
-from protocol.messages import EndReason, PingResponse, ProgressSaved, ToBorrower
+from protocol.messages import EndReason, PingResponse, ProgressSaved, RevokeFinished, ToBorrower
 from protocol.words import Subscription
 from tests.simulation.process import Process
 from tests.simulation.sessions import Session, Work
@@ -91,8 +91,16 @@ class SimulatedAgent(Process):
     def hear_strays(self, node: str) -> None:
         """Words out of turn, under a term that nobody leads by, as only a node with a fault would say them."""
         for borrower in tuple(self.machine.borrowers.values()):
-            self.hear(node, PingResponse(borrower.borrower_id, 1, self.now))
+            self.hear(node, PingResponse(borrower.borrower_id, 1, self.now, 60.0))
             self.hear(node, ProgressSaved(borrower.borrower_id, 1, stream_id=1, grant_id=1, position=1))
+
+    def deny(self, node: str) -> None:
+        """Say that it never had what it has and nobody works on, as only a process with a fault would."""
+        for handle, borrower in self.machine.borrowers.items():
+            for stream in borrower.streams:
+                if borrower.node == node and stream.settled and self.sessions[handle].is_idle(stream.stream_id):
+                    denial = RevokeFinished(borrower.borrower_id, borrower.term, stream.stream_id, stream.grant_id)
+                    self.simulation.network.to_node(self, node, denial)
 
     def lose(self, node: str) -> None:
         """The connection to a node broke."""

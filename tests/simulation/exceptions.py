@@ -8,17 +8,9 @@ a unit test instead, as has every pair of every table: `test_group_leader_table.
 from __future__ import annotations
 
 from leader import election
-from leader.group import table as assignment
 from tests.simulation.tally import Pair
 
 REASONS: dict[Pair, str] = {
-    ("assignment", assignment.Status.GRANTED, assignment.Kind.REVOKE_FINISHED): (
-        "only a borrower that breaks the rules says that it never had what it has reported progress on"
-    ),
-    ("assignment", assignment.Status.REVOKING, assignment.Kind.GRANT_REFUSED): (
-        "a stream closed unread just before its first grant is written, and wanted back before the answer is in: "
-        "two events of milliseconds in one"
-    ),
     ("election", election.Status.ABANDONING, election.Kind.WANT): (
         "a node that gives up a claim under way forgets its group, and opens it again only behind that claim's answer; "
         "the runs of `tests/property/test_election_safety.py`, which want and unwant at will, have it"

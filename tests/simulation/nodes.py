@@ -78,6 +78,7 @@ class SimulatedNode(Process):
         self.simulation.checkers.node_acted(self, outcome.stories)
         for request in outcome.requests:
             self.way.ask(request, self.machine.ref, self.settings.lease_s, self._answers())
+            self.simulation.troubles.asked(self, request)
         for agent, message in outcome.sends:
             self.simulation.network.to_agent(self.address, agent, message)
         if outcome.stopped:

@@ -42,6 +42,7 @@ class Session:
                 self._work[grant.stream_id] = work = Work(
                     group_id, grant.stream_id, grant.grant_id, grant.position, grant.position
                 )
+                self._simulation.checkers.installed(work)
                 self._next(work)
             case Stop():
                 work = self._work[tell.stream_id]
@@ -54,6 +55,10 @@ class Session:
                 self._simulation.checkers.removed(work, reason is RevokedReason.LOST)
             case Saved():
                 pass
+
+    def is_idle(self, stream_id: int) -> bool:
+        """Nothing is being done on the stream."""
+        return not self._work[stream_id].busy
 
     def close(self) -> None:
         """The subscription is over, whatever it was doing."""

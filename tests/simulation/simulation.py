@@ -38,7 +38,7 @@ class Simulation:
         self._epochs = self._made = 0
         leader = replace(LeaderSettings(), revoke_deadline_s=8.0, idle_stop_s=11.0).check()
         self._borrower = BorrowerSettings().check()
-        self.lease_s, self.fence_s, self.trust_s = leader.lease_s, leader.eviction_s, self._borrower.ping_timeout_s
+        self.lease_s, self.fence_s, self.trust_s = leader.lease_s, leader.eviction_s, leader.good_for_s
         self._drift = self.world.random.choice((0.0, 0.001, MOST_DRIFT))
         self.streams = MemoryStreams()
         self.store = WatchedGroups(self.streams, self.world)
@@ -47,7 +47,7 @@ class Simulation:
         self.agents: dict[str, SimulatedAgent] = {}
         self.network = Network(self.world, {node.address: node for node in self.nodes}, self.agents)
         self.groups = Groups(self)
-        self._troubles = Troubles(self)
+        self.troubles = Troubles(self)
         self._named = self.world.chance(0.5)
 
     # --- what the others ask ----------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Simulation:
         """Safety phase, then liveness phase, then the final checks."""
         self.streams.add_space(shards=self.world.random.randint(2, 5))
         self.groups.begin()
-        self._troubles.begin(SAFETY_S)
+        self.troubles.begin(SAFETY_S)
         for node in self.nodes:
             node.start()
         for _ in range(self.world.random.randint(1, 4)):

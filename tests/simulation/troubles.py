@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leader.node_events import Commit
 from protocol.words import Subscription
-from storage.groups.model import GroupWrites, LendingStatus, Seize, Verdict
+from storage.groups.model import Grant, GroupWrites, LendingStatus, Seize, Verdict
 from storage.groups.rules import Row
 from tests.simulation.database import Fate
 from tests.simulation.network import BOTH_WAYS
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 _NODE = ("crash", "stop", "start", "start", "start", "pause", "flutter", "trouble", "trouble", "cut", "silence")
-_GROUP = ("join", "join", "roll", "roll", "revoke", "lock", "take", "delete", "retire", "retire")
+_GROUP = ("join", "join", "roll", "roll", "revoke", "lock", "take", "snatch", "delete", "retire", "retire")
 _ALL = ("hang", "down", "rolling")
-_AGENT = ("crash", "crash", "pause", "part", "part", "blip", "blip", "stray")
+_AGENT = ("crash", "crash", "pause", "part", "part", "blip", "blip", "stray", "deny")
 _USER = ("leave", "again", "again", "return", "twin")
 _ALWAYS = {"join", "start", "crash"}
 _MOST_STREAMS = 16
@@ -40,7 +41,22 @@ class Troubles:
         self._until = until
         if self._world.chance(0.04):
             self._start_in_vain()
+        self._snatching = False
         self._world.after(0.5, self._befall)
+
+    def asked(self, node: SimulatedNode, request: object) -> None:
+        """A node has asked its database for something, which is on its way there."""
+        if not self._snatching or not isinstance(request, Commit):
+            return
+        streams = self._simulation.streams.streams
+        for writes in request.batch:
+            for entry in writes.entries:
+                if isinstance(entry, Grant) and (stream := streams[entry.stream_id]).head == 0 and not stream.closed:
+                    self._snatching = False
+                    self._world.say("operator", f"rolls over and revokes stream {entry.stream_id} while it is granted")
+                    self._simulation.streams.rollover(1)
+                    node.revoke(writes.group_id, (entry.stream_id,))
+                    return
 
     def _befall(self) -> None:
         if self._world.now >= self._until:
@@ -129,11 +145,8 @@ class Troubles:
                 simulation.join()
             return
         match kind:
-            case "roll" if len(simulation.streams.streams) < _MOST_STREAMS:
-                self._world.say("operator", "rolls the streams over")
-                simulation.streams.rollover(1, rnd.choice([None, 2, 3, 5]))
-            case "retire":
-                self._retire()
+            case "roll" | "retire" | "snatch":
+                self._befall_streams(kind)
             case "delete":
                 simulation.groups.delete(subscription)
             case "revoke":
@@ -144,6 +157,17 @@ class Troubles:
                 self._lock_row(group.group_id, rnd.choice(rows))
             case "take":
                 self._take_stream(group.group_id, rnd.choice(rows))
+
+    def _befall_streams(self, kind: str) -> None:
+        streams = self._simulation.streams
+        match kind:
+            case "retire":
+                self._retire()
+            case "snatch":
+                self._snatching = len(streams.streams) < _MOST_STREAMS
+            case "roll" if len(streams.streams) < _MOST_STREAMS:
+                self._world.say("operator", "rolls the streams over")
+                streams.rollover(1, self._random.choice([None, 2, 3, 5]))
 
     def _retire(self) -> None:
         """Retention takes the oldest closed generation, if it costs nobody anything, or only groups that skip it."""
@@ -211,6 +235,10 @@ class Troubles:
                     simulation.network.part(agent.name, one.address, ways, rnd.uniform(1.0, 15.0))
             case "stray":
                 agent.hear_strays(node.address)
+            case "deny" if agent.session is None:
+                agent.deny(node.address)
+                simulation.crashes += 1
+                agent.crash()
             case "blip":
                 self._world.say("network", f"{agent.name} loses its connection to {node.name} for a moment")
                 agent.lose(node.address)

@@ -67,7 +67,7 @@ class Play:
         """Let a leader answer; the borrower's id."""
         borrower_id = self.machine.borrowers[handle].borrower_id
         self.do(FromNode("n1:1", LeaderConnectResponse(borrower_id, TERM, GROUP)), at)
-        self.do(FromNode("n1:1", PingResponse(borrower_id, TERM, self.now)))
+        self.do(FromNode("n1:1", PingResponse(borrower_id, TERM, self.now, 8.5)))
         return borrower_id
 
     def grant(self, handle: int, stream_id: int, grant_id: int = 50) -> None:

@@ -47,6 +47,8 @@ from protocol.messages import (
 
 ME, NODE, TERM, GROUP = "a/1", "n1:1", 100, 7
 SETTINGS = BorrowerSettings()
+GOOD_S = 8.5
+"""For how long its leader's answer to a ping is good."""
 WANTS = Wants("a", "$share/g/#", 2.0, "stable", "earliest")
 GRANT = Grant(ME, TERM, 5, 50, 10, 1, 0, 99, "#")
 CONNECTED = LeaderConnectResponse(ME, TERM, GROUP)
@@ -89,7 +91,7 @@ def connecting() -> Play:
 def connected(*grants: Grant) -> Play:
     play = connecting()
     play.hear(CONNECTED)
-    play.hear(PingResponse(ME, TERM, 0.0))
+    play.hear(PingResponse(ME, TERM, 0.0, GOOD_S))
     for grant in grants:
         play.hear(grant)
     return play
@@ -114,7 +116,7 @@ PLAYS: dict[Status, Callable[[], Play]] = {
 }
 EVENTS: dict[Kind, Event] = {
     Kind.CONNECT_RESPONSE: FromLeader(NODE, CONNECTED),
-    Kind.PING_RESPONSE: FromLeader(NODE, PingResponse(ME, TERM, 0.0)),
+    Kind.PING_RESPONSE: FromLeader(NODE, PingResponse(ME, TERM, 0.0, GOOD_S)),
     Kind.GRANT: FromLeader(NODE, replace(GRANT, stream_id=6)),
     Kind.REVOKE: FromLeader(NODE, Revoke(ME, TERM, 5, 50)),
     Kind.REVOKED: FromLeader(NODE, Revoked(ME, TERM, 5, 50, RevokedReason.SAVED)),
@@ -317,7 +319,7 @@ def test_no_ping_answered_in_time_invalidates() -> None:
 @pytest.mark.conforms("E5")
 def test_what_counts_is_when_the_ping_was_sent_not_when_its_answer_came() -> None:
     play = connected()
-    play.hear(PingResponse(ME, TERM, 2.0), 5.5)
+    play.hear(PingResponse(ME, TERM, 2.0, GOOD_S), 5.5)
     play.do(Tick(), 7.99)
     assert play.last.ended is None
     play.do(Tick(), 8.0)
@@ -328,8 +330,8 @@ def test_what_counts_is_when_the_ping_was_sent_not_when_its_answer_came() -> Non
 @pytest.mark.parametrize("sent_at", [1e308, math.inf, math.nan, -math.inf])
 def test_an_absurd_time_in_an_answer_is_trusted_no_longer_than_an_honest_one(sent_at: float) -> None:
     play = connected(GRANT)
-    play.hear(PingResponse(ME, TERM, sent_at), 1.0)
-    assert not play.machine.may_start(5, 50, 7.0)
+    play.hear(PingResponse(ME, TERM, sent_at, GOOD_S), 1.0)
+    assert not play.machine.may_start(5, 50, 1.0 + GOOD_S)
     play.do(Tick(), 7.0)
     assert play.last.ended is not None
 
@@ -456,7 +458,7 @@ STREAM_MESSAGES: list[ToBorrower] = [
     Revoke(ME, TERM, 5, 50),
     Revoked(ME, TERM, 5, 50, RevokedReason.LOST),
     ProgressSaved(ME, TERM, 5, 50, 99),
-    PingResponse(ME, TERM, 5.0),
+    PingResponse(ME, TERM, 5.0, GOOD_S),
 ]
 
 
@@ -469,7 +471,7 @@ def test_messages_under_another_identity_have_no_effect(message: ToBorrower, cha
     assert (outcome.sends, outcome.tells, outcome.ended) == ((), (), None)
     [stream] = play.machine.streams
     assert (stream.status, stream.saved) == (StreamStatus.GRANTED, -1)
-    assert play.machine.trusted_until == SETTINGS.ping_timeout_s
+    assert play.machine.trusted_until == GOOD_S
 
 
 @pytest.mark.conforms("E10")
@@ -543,7 +545,7 @@ def test_at_the_unsubscribe_timeout_it_reports_what_it_has() -> None:
     play = connected(*TWO)
     play.do(Unsubscribe(), 0.0)
     play.do(Progressed(5, 50, 13, final=True), 0.1)
-    play.hear(PingResponse(ME, TERM, 4.9), 4.9)
+    play.hear(PingResponse(ME, TERM, 4.9, GOOD_S), 4.9)
     play.do(Tick(), 4.99)
     assert play.said(Disconnect) == []
     play.do(Tick(), SETTINGS.unsubscribe_timeout_s)
@@ -573,7 +575,7 @@ def test_it_keeps_pinging_while_it_leaves_and_gives_up_at_last() -> None:
     for second in range(1, 15):
         play.do(Tick(), float(second))
         if play.said(Ping):
-            play.hear(PingResponse(ME, TERM, float(second)))
+            play.hear(PingResponse(ME, TERM, float(second), GOOD_S))
         assert play.machine.status is Status.UNSUBSCRIBING
     ended = play.do(Tick(), SETTINGS.unsubscribe_timeout_s + SETTINGS.farewell_s).ended
     assert ended is not None
@@ -626,10 +628,10 @@ def test_a_stream_on_which_the_new_leader_keeps_silent_is_asked_about() -> None:
 
 
 @pytest.mark.conforms("E5", "E10")
-def test_no_call_starts_later_than_the_ping_timeout_after_the_last_answered_ping() -> None:
+def test_no_call_starts_when_the_word_of_the_last_answered_ping_is_no_longer_good() -> None:
     play = connected(GRANT)
-    assert play.machine.may_start(5, 50, 5.99)
-    assert not play.machine.may_start(5, 50, 6.0)
+    assert play.machine.may_start(5, 50, GOOD_S - 0.01)
+    assert not play.machine.may_start(5, 50, GOOD_S)
     assert not play.machine.may_start(5, 49, 1.0)
     assert not play.machine.may_start(6, 50, 1.0)
     play.hear(Revoke(ME, TERM, 5, 50))
@@ -642,13 +644,13 @@ def test_an_unconfirmed_stream_runs_on_the_word_of_the_leader_that_confirmed_it_
     second = Play(successor(connected(GRANT), "lost"))
     second.begin(1.0)
     second.hear(LeaderConnectResponse("a/2", 200, GROUP), 1.1)
-    second.hear(PingResponse("a/2", 200, 5.0), 5.0)
-    assert second.machine.may_start(5, 50, 5.9)
-    assert not second.machine.may_start(5, 50, 6.0), "the new leader has not said a word about it"
+    second.hear(PingResponse("a/2", 200, 5.0, GOOD_S), 5.0)
+    assert second.machine.may_start(5, 50, GOOD_S - 0.1)
+    assert not second.machine.may_start(5, 50, GOOD_S), "the new leader has not said a word about it"
     second.do(NodeLost(NODE), 5.5)
     third = Borrower("a/3", WANTS, SETTINGS, second.machine.inheritance())
-    assert third.may_start(5, 50, 5.9)
-    assert not third.may_start(5, 50, 6.0), "nor does its trust pass to what it never confirmed"
+    assert third.may_start(5, 50, GOOD_S - 0.1)
+    assert not third.may_start(5, 50, GOOD_S), "nor does its trust pass to what it never confirmed"
 
 
 def test_a_borrower_that_is_asleep_or_over_does_not_want_to_be_woken() -> None:

@@ -51,6 +51,13 @@ def test_breaking_a_rule_names_values_rule_and_remedy(rule: module.Rule) -> None
         assert f"{name} is {getattr(broken, name)}" in message
 
 
+@pytest.mark.conforms("E10", "E11", "E16")
+@pytest.mark.parametrize("name", ["eviction_s", "reclaim_grace_s", "revoke_deadline_s"])
+def test_a_leaders_word_is_good_for_less_than_whatever_gives_a_stream_to_others_by_force(name: str) -> None:
+    settings = replace(LeaderSettings(), **{name: 7.5}).check()
+    assert settings.ping_timeout_s < settings.good_for_s < 7.5 * 0.9
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", [field.name for field in fields(LeaderSettings)])
 def test_each_is_a_positive_finite_time(name: str, value: float) -> None:

@@ -81,6 +81,10 @@ class Checkers:
         """Somebody ended this grant by hand, and neither leader nor borrower has heard of it."""
         self.deliveries.taken(group_id, stream_id, grant_id)
 
+    def installed(self, work: Work) -> None:
+        """A session has heard that it has a stream."""
+        self.names.installed(work)
+
     def call_started(self, agent: str, work: Work, count: int) -> bool:
         """A user call begins; False: it counts for nothing, since its process cannot know that its grant is over."""
         return self.deliveries.call_started(agent, work, count)

@@ -13,6 +13,7 @@ from tests.simulation.process import MOST_DRIFT
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent, Wish
+    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
 
 _WANTED_AWAY = ("balance", "operator", "deadline", "by hand")
@@ -35,7 +36,12 @@ class Names:
         self._simulation, self._lives = simulation, lives
         self._holders: dict[Key, Holder] = {}
         self._kept: dict[Key, tuple[str, float]] = {}
+        self._installed: set[tuple[int, int, int]] = set()
         self.returned = self.fenced = 0
+
+    def installed(self, work: Work) -> None:
+        """From now on the stream is that session's own; a grant that never reached it is nobody's loss."""
+        self._installed.add((work.group_id, work.stream_id, work.grant_id))
 
     def answered(self, group_id: int, answer: EntryResult) -> None:
         """An entry was written."""
@@ -78,7 +84,8 @@ class Names:
         fenced = entry.reason.startswith("fenced")
         if fenced:
             expiry_s = max(expiry_s, self._simulation.fence_s)
-        gone = fenced or (self._has_gone(key, holder) and not entry.reason.startswith(_WANTED_AWAY))
+        own = (*key, entry.grant_id) in self._installed
+        gone = fenced or (own and self._has_gone(key, holder) and not entry.reason.startswith(_WANTED_AWAY))
         if gone and expiry_s:
             # A leader counts the time by its own clock, which may be fast.
             until = self._simulation.world.now + expiry_s / (1 + MOST_DRIFT) - 0.1
