@@ -33,11 +33,14 @@ from borrower.machine.agent import (
     Unsubscribe,
 )
 from borrower.machine.events import Progressed
+from borrower.machine.following import FollowId
+from borrower.newsroom import Newsroom
 from borrower.settings import BorrowerSettings
+from protocol.events import StreamHead
 from protocol.messages import EndReason, Invalidate, LeaderWanted, ToLeader
 from protocol.session.client import NodeConnection, shortened
 from protocol.session.steps import Lost, LostReason, Status
-from protocol.session.values import Command, Delivery, Gap, Send
+from protocol.session.values import Channel, Command, Delivery, Gap, Send
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class AgentThread:
         self._refusals: dict[str, tuple[float, str]] = {}
         self._listed: tuple[str, ...] = ()
         self._inboxes: dict[int, Inbox] = {}
+        self._newsroom = Newsroom(self._subscribe_to, self._unsubscribe_from)
         self._timer: asyncio.TimerHandle | None = None
         self._handles = 0
         self._looking = False
@@ -103,6 +107,14 @@ class AgentThread:
         """Report how far a stream is consumed."""
         self._post(Consumed(handle, progress))
 
+    def follow(self, handle: int, follow: FollowId) -> None:
+        """Ask for news of the stream by push: what comes arrives as `Pushed` in the inbox."""
+        self._loop.call_soon_threadsafe(self._newsroom.follow, handle, follow)
+
+    def unfollow(self, handle: int, follow: FollowId) -> None:
+        """Ask for no more of them."""
+        self._loop.call_soon_threadsafe(self._newsroom.unfollow, handle, follow)
+
     def may_start(self, handle: int, stream_id: int, grant_id: int) -> bool:
         """Whether a user call on this stream may begin now."""
         return self._machine.may_start(handle, stream_id, grant_id, clock())
@@ -135,6 +147,8 @@ class AgentThread:
         for address, message in outcome.sends:
             self._send(address, message)
         self._tell(outcome)
+        for handle in self._inboxes:
+            self._newsroom.moved(handle, self._machine.node(handle))
         if outcome.nodes_wanted:
             self._look_up()
         if self._timer is not None:
@@ -150,6 +164,7 @@ class AgentThread:
                 inbox.put(told if isinstance(told, Closed) else told.tell)
             if isinstance(told, Closed):
                 self._inboxes.pop(told.handle, None)
+                self._newsroom.closed(told.handle)
 
     def _send(self, address: str, message: ToLeader) -> None:
         if address in self._refusals:
@@ -166,12 +181,26 @@ class AgentThread:
             self._connections[address] = connection
         connection.send(message)
 
+    def _subscribe_to(self, address: str, stream_id: int) -> None:
+        if (connection := self._connections.get(address)) is not None:
+            connection.subscribe(Channel.STREAM, str(stream_id))
+
+    def _unsubscribe_from(self, address: str, stream_id: int) -> None:
+        if (connection := self._connections.get(address)) is not None:
+            connection.unsubscribe(Channel.STREAM, str(stream_id))
+
     def _delivered(self, address: str, delivery: Delivery) -> None:
-        if isinstance(delivery.body, Gap):
-            # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold.
-            self._handle(NodeLost(address))
-        else:
-            self._handle(FromNode(address, delivery.body))  # type: ignore[arg-type]
+        match delivery.body:
+            case StreamHead() as head:
+                for handle, news in self._newsroom.heard(address, head):
+                    self._inboxes[handle].put(news)
+            case Gap(channels=channels):
+                # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
+                # lost news of streams nothing is missing: whoever follows one looks for himself.
+                if Channel.BORROWER in channels:
+                    self._handle(NodeLost(address))
+            case message:
+                self._handle(FromNode(address, message))  # type: ignore[arg-type]
 
     def _refused(self, address: str, command: Command, text: str) -> None:
         """To ask for a leader in the same words again would be refused again: that subscription is over."""

@@ -116,14 +116,16 @@ class Handler:
                 return lent
         return None
 
-    def idle(self) -> tuple[int, ...]:
-        """Streams read to their end: where to look for news."""
-        return tuple(
-            s for s, lent in self._lent.items() if not (lent.stopping or lent.unreadable or lent.may_have_more)
-        )
+    def ends(self) -> dict[int, tuple[int, int]]:
+        """{stream: (grant id, head)} of those read to where they ended when last looked at."""
+        return {
+            stream_id: (lent.grant_id, lent.read)
+            for stream_id, lent in self._lent.items()
+            if not (lent.stopping or lent.unreadable or lent.may_have_more)
+        }
 
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head) as just read."""
+        """(stream, head), as the log says or somebody who pushes."""
         for stream_id, head in heads:
             lent = self._lent.get(stream_id)
             if lent is not None:

@@ -7,8 +7,9 @@ from collections import deque
 
 from borrower.machine.agent import Closed
 from borrower.machine.events import Tell
+from borrower.machine.following import Pushed
 
-News = Tell | Closed
+News = Tell | Closed | Pushed
 
 
 class Inbox:

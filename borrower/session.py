@@ -27,8 +27,10 @@ from borrower.arguments import check_arguments
 from borrower.batch import Batch
 from borrower.handler import Handler, Lent
 from borrower.inbox import Inbox
+from borrower.lookout import Lookout
 from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
+from borrower.machine.following import FollowId, Pushed
 from borrower.process import Home
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
@@ -44,9 +46,8 @@ from storage.nodes import live_nodes
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT_S = 0.005
 LONGEST_WAIT_S = 0.1
-"""Between two looks at the heads of idle streams: the wait grows while nothing comes."""
+"""So often at least a session that waits looks around: whether a call may begin is not told, but asked."""
 
 
 class Session:
@@ -112,6 +113,7 @@ class Session:
             epoch = _newest(database.url) if name is not None and stable else 0
             self._resources = opened.pop_all()
         self._handler = Handler(self._report)
+        self._lookout = Lookout(self._handler, self._reader.heads, self._follow, self._unfollow)
         self._handle = self._agent.subscribe(
             self.subscription, self._inbox, weight=weight, session=name, start=start, session_epoch=epoch
         )
@@ -144,19 +146,21 @@ class Session:
         wait_s = 0.0
         while not self.closed:
             self._digest(wait_s if deadline is None else min(wait_s, max(deadline - time.monotonic(), 0.0)))
+            if self._lookout.wait_s == 0:
+                self._lookout.look()
             if self._draining and not self.closed:
                 self._leave()
             batch, moved_on = (None, False) if self._leaving else self._read_next()
             if batch is not None:
                 self._last = batch
                 return batch
-            if not moved_on and self._look_for_news():
-                wait_s = FIRST_WAIT_S
+            if not moved_on and self._lookout.look():
+                wait_s = 0.0
                 continue
             if self._interrupted or (deadline is not None and time.monotonic() >= deadline):
                 self._interrupted = False
                 return None
-            wait_s = 0.0 if moved_on else min(wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
+            wait_s = 0.0 if moved_on else min(self._lookout.wait_s, LONGEST_WAIT_S)
         return None
 
     def interrupt(self) -> None:
@@ -258,12 +262,21 @@ class Session:
 
     def _digest(self, wait_s: float) -> None:
         for news in self._inbox.take(wait_s):
+            if isinstance(news, Pushed):
+                self._lookout.pushed(news)
+                continue
             if not isinstance(news, Closed):
                 self._handler.take(news)
                 continue
             self._over = True
             if news.reason is not EndReason.DONE:
                 raise SubscriptionEnded(self.subscription, news.reason.value, news.detail)
+
+    def _follow(self, follow: FollowId) -> None:
+        self._agent.follow(self._handle, follow)
+
+    def _unfollow(self, follow: FollowId) -> None:
+        self._agent.unfollow(self._handle, follow)
 
     def _may_start(self, lent: Lent) -> bool:
         return self._agent.may_start(self._handle, lent.stream_id, lent.grant_id)
@@ -300,13 +313,6 @@ class Session:
                 problem,
             )
             return None
-
-    def _look_for_news(self) -> bool:
-        """Ask where the idle streams end; True if one of them has more by now."""
-        idle = self._handler.idle()
-        if idle:
-            self._handler.note_heads(self._reader.heads(idle))
-        return self._handler.idle() != idle
 
 
 def _newest(url: str) -> int:

@@ -154,6 +154,11 @@ class RevokeWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsChanged:
+    """Somebody says that streams were opened or closed: the groups led here look, sooner than they would anyway."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Hand over what is led and stop; wait no longer than `by` for what is being written."""
 
@@ -166,7 +171,7 @@ class Tick:
 
 
 DatabaseAnswer = Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten
-NodeEvent = Begin | Heard | RevokeWanted | Shutdown | Tick | DatabaseAnswer
+NodeEvent = Begin | Heard | RevokeWanted | StreamsChanged | Shutdown | Tick | DatabaseAnswer
 
 
 # --- out ------------------------------------------------------------------------------------------------------------

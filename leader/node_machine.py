@@ -36,6 +36,7 @@ from leader.node_events import (
     Request,
     RevokeWanted,
     Shutdown,
+    StreamsChanged,
     Tick,
     Written,
 )
@@ -107,6 +108,9 @@ class Node:
                 leader = self.leaders.get(event.group_id)
                 if leader is not None:
                     self._give(leader, group_events.RevokeWanted(event.stream_ids, event.reason), now)
+            case StreamsChanged():
+                for leader in tuple(self.leaders.values()):
+                    self._give(leader, group_events.StreamsChanged(), now)
             case Shutdown():
                 self._stop_by = event.by
             case Tick():

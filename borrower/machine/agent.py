@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from borrower.machine import events as borrower_events
 from borrower.machine.borrower import Borrower, Inheritance, Wants
 from borrower.machine.events import Ended, Progressed, Tell
+from borrower.machine.table import Status
 from borrower.settings import BorrowerSettings
 from protocol.messages import EndReason, Ping, ToBorrower, ToLeader
 
@@ -158,6 +159,11 @@ class Agent:
         """The group that lends to this subscription, once a leader has named it."""
         borrower = self.borrowers.get(handle)
         return borrower.group_id if borrower is not None else None
+
+    def node(self, handle: int) -> str | None:
+        """The address of the node whose leader lends to this subscription; None while it looks for one."""
+        borrower = self.borrowers.get(handle)
+        return borrower.node if borrower is not None and borrower.status is Status.CONNECTED else None
 
     def may_start(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
         """Whether a user call on this stream may begin now; see `Borrower.may_start`."""

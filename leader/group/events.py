@@ -39,11 +39,16 @@ class RevokeWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsChanged:
+    """Somebody says that streams were opened or closed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = Heard | Committed | NotWritten | RevokeWanted | Tick
+Event = Heard | Committed | NotWritten | RevokeWanted | StreamsChanged | Tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from leader.group.assignments import Assignments
-from leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, Tick
+from leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, StreamsChanged, Tick
 from leader.group.members import Member, Members
 from leader.group.names import Names
 from leader.group.schedule import Schedule
@@ -84,6 +84,8 @@ class GroupLeader:
                     self.slots.put_back(entry, now + self.settings.resend_s)
             case RevokeWanted():
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
+            case StreamsChanged():
+                self.schedule.renew_soon(now)
             case Tick():
                 self._pass_time(now)
             case _:

@@ -16,6 +16,7 @@ class Schedule:
         self._allocate_at = _NEVER
         self._changing_since: float | None = None
         self._renew_at = now
+        self._renewed_at = _NEVER
         self._grace_end = now + settings.reclaim_grace_s
         self._sweep_at = now + settings.resend_s / 2
         self._reallocate_at = now + settings.reallocate_s
@@ -47,11 +48,15 @@ class Schedule:
         self._reallocate_at = now + self._settings.reallocate_s
         return True
 
+    def renew_soon(self, now: float) -> None:
+        """Streams are said to have changed. Said again and again, it still costs no more than one look per debounce."""
+        self._renew_at = min(self._renew_at, max(now, self._renewed_at + self._settings.debounce_s))
+
     def take_renewal(self, now: float) -> bool:
         """True once the streams are to be renewed."""
         if now < self._renew_at:
             return False
-        self._renew_at = now + self._settings.renew_streams_s
+        self._renewed_at, self._renew_at = now, now + self._settings.renew_streams_s
         return True
 
     def take_grace_end(self, now: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from leader.node_events import Begin, Heard, NodeEvent, RevokeWanted, Shutdown, Tick
+from leader.node_events import Begin, Heard, NodeEvent, RevokeWanted, Shutdown, StreamsChanged, Tick
 from leader.node_machine import Node
 from leader.settings import LeaderSettings
 from protocol.messages import ToLeader
@@ -66,6 +66,10 @@ class SimulatedNode(Process):
     def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
         """An operator takes streams back."""
         self._in_this_life(lambda: self.handle(RevokeWanted(group_id, streams, "operator")))()
+
+    def hear_of_streams(self) -> None:
+        """Somebody announced that streams were opened or closed."""
+        self._in_this_life(lambda: self.handle(StreamsChanged()))()
 
     def hear(self, agent: str, message: ToLeader) -> None:
         """A message has come over the network."""

@@ -168,6 +168,14 @@ class Troubles:
             case "roll" if len(streams.streams) < _MOST_STREAMS:
                 self._world.say("operator", "rolls the streams over")
                 streams.rollover(1, self._random.choice([None, 2, 3, 5]))
+                if self._world.chance(0.5):
+                    self._announce()
+
+    def _announce(self) -> None:
+        """Those whom the news reach, hear that streams have changed."""
+        for node in self._simulation.nodes:
+            if self._world.chance(0.7):
+                self._world.after(self._random.uniform(0.0, 0.3), node.hear_of_streams)
 
     def _retire(self) -> None:
         """Retention takes the oldest closed generation, if it costs nobody anything, or only groups that skip it."""

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from leader.group.events import StreamsChanged
 from protocol.messages import (
     Disconnect,
     EndReason,
@@ -180,6 +181,28 @@ def test_a_stream_opened_later_is_granted_within_the_renew_interval() -> None:
     bench.streams.add_space("eu", "eu/#", 2)
     bench.pass_time(bench.settings.renew_streams_s, BORROWER)
     assert set(bench.holders()) == {1, 2, 3}
+
+
+@pytest.mark.conforms("E21")
+def test_a_stream_that_was_announced_is_granted_at_once() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    bench.pass_time(1.0, BORROWER)
+    bench.streams.add_space("eu", "eu/#", 2)
+    bench.give(StreamsChanged())
+    bench.settle()
+    assert set(bench.holders()) == {1, 2, 3}
+
+
+def test_news_of_streams_said_again_and_again_cost_one_look_each_debounce() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    bench.pass_time(1.0, BORROWER)
+    assert bench.give(StreamsChanged()).renew
+    assert not bench.give(StreamsChanged()).renew
+    assert bench.wake_at <= bench.now + bench.settings.debounce_s
 
 
 @pytest.mark.conforms("E21")

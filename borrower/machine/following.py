@@ -1,0 +1,245 @@
+"""When a session looks at the log again: at once where news came by push, else after a silence.
+
+News may be lost, late, repeated or invented: all that it does is to make us look earlier. A stream that is read to its
+end is *followed* under a subscription id (grant id, number). Only the first half is authority. The second is bumped
+after a miss, which is news that we had to find by ourselves and that was not pushed soon after: the old subscription is
+dropped, a new one made, and what still comes under the old one is refused.
+
+The silence is adaptive. Without push, or after a miss, it is short and grows while nothing comes; a stream whose news
+come by push is looked at but now and then. A stream that is never read to its end is not followed: its news would only
+cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import assert_never
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingSettings:
+    """Seconds. A silence begins at `first_s` and grows to `longest_s`, or to `trusted_s` where push works."""
+
+    first_s: float = 0.005
+    longest_s: float = 0.1
+    trusted_s: float = 1.0
+    late_s: float = 0.1
+    """How much later than we found news by ourselves it may be pushed and is no miss."""
+    busy_s: float = 1.0
+    """A stream that was not read to its end for so long is followed no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowId:
+    """Under what news of a stream is pushed."""
+
+    stream_id: int
+    grant_id: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtEnd:
+    """The streams that are read to where they ended when last looked at: {stream: (grant id, head)}; all of them."""
+
+    streams: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A stream ends at `head` by now, somebody says."""
+
+    follow: FollowId
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the log says of the streams that were to be looked at: {stream: head}. Absent: it did not answer."""
+
+    heads: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+FollowingEvent = AtEnd | Pushed | Looked | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingOutcome:
+    """`news`: {stream: head} that are worth reading now; `look`: ask the log where these end, and say `Looked`."""
+
+    follow: tuple[FollowId, ...] = ()
+    unfollow: tuple[FollowId, ...] = ()
+    news: Mapping[int, int] = field(default_factory=dict)
+    look: tuple[int, ...] = ()
+    wake_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """`trusted`: news has come by push, and none was missed since. `awaited_until`: until then what we found by
+    ourselves, up to `found`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
+
+    id: FollowId
+    head: int
+    silence_s: float
+    look_at: float
+    at_end: bool = True
+    busy_since: float = 0.0
+    unread: int = 0
+    trusted: bool = False
+    found: int = 0
+    awaited_until: float | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the session began: news by push, found by looking, refused; looks, and misses that were healed."""
+
+    pushed: int = 0
+    found: int = 0
+    refused: int = 0
+    looks: int = 0
+    misses: int = 0
+
+
+class Following:
+    """The streams of one session. Not thread-safe: the session's own thread calls it."""
+
+    def __init__(self, settings: FollowingSettings | None = None) -> None:
+        self._settings = settings or FollowingSettings()
+        self._streams: dict[int, _Followed] = {}
+        self._follow: list[FollowId] = []
+        self._unfollow: list[FollowId] = []
+        self._numbers = 0
+        self.counters = Counters()
+
+    def decide(self, event: FollowingEvent, now: float) -> FollowingOutcome:
+        """Answer one event."""
+        self._follow, self._unfollow = [], []
+        news: dict[int, int] = {}
+        match event:
+            case AtEnd(streams):
+                news = self._note_ends(streams, now)
+            case Pushed():
+                news = self._take_push(event, now)
+            case Looked(heads):
+                news = self._compare(heads, now)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        self._note_misses(now)
+        look = self._due(now)
+        return FollowingOutcome(tuple(self._follow), tuple(self._unfollow), news, look, self._wake_at())
+
+    def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
+        """What was pushed while the stream was read, and lies behind what was read, is news now."""
+        news: dict[int, int] = {}
+        for stream_id, (grant_id, head) in streams.items():
+            one = self._streams.get(stream_id)
+            if one is None or one.id.grant_id != grant_id:
+                self._drop(stream_id)
+                self._begin(stream_id, grant_id, head, now)
+                continue
+            if not one.at_end:
+                one.at_end, one.look_at = True, now + one.silence_s
+            # What the log says counts: news that were invented cost one look.
+            one.head, pushed, one.unread = head, one.unread, 0
+            if pushed > head:
+                news[stream_id] = one.head = pushed
+        for stream_id, one in tuple(self._streams.items()):
+            if stream_id in streams:
+                continue
+            if one.at_end:
+                one.at_end, one.busy_since = False, now
+            elif now >= one.busy_since + self._settings.busy_s:
+                self._drop(stream_id)
+        return news
+
+    def _begin(self, stream_id: int, grant_id: int, head: int, now: float) -> None:
+        first_s = self._settings.first_s
+        follow = self._new_id(stream_id, grant_id)
+        self._streams[stream_id] = _Followed(follow, head, first_s, now + first_s)
+
+    def _new_id(self, stream_id: int, grant_id: int) -> FollowId:
+        self._numbers += 1
+        follow = FollowId(stream_id, grant_id, self._numbers)
+        self._follow.append(follow)
+        return follow
+
+    def _drop(self, stream_id: int) -> None:
+        one = self._streams.pop(stream_id, None)
+        if one is not None:
+            self._unfollow.append(one.id)
+
+    def _take_push(self, pushed: Pushed, now: float) -> dict[int, int]:
+        one = self._streams.get(pushed.follow.stream_id)
+        if one is None or one.id != pushed.follow:
+            self.counters.refused += 1
+            return {}
+        if one.awaited_until is not None and pushed.head >= one.found:
+            one.awaited_until, one.trusted = None, True
+        if pushed.head <= one.head:
+            return {}
+        self.counters.pushed += 1
+        one.trusted = True
+        if not one.at_end:
+            one.unread = max(one.unread, pushed.head)
+            return {}
+        one.head, one.look_at = pushed.head, now + one.silence_s
+        return {pushed.follow.stream_id: pushed.head}
+
+    def _compare(self, heads: Mapping[int, int], now: float) -> dict[int, int]:
+        news: dict[int, int] = {}
+        for stream_id, head in heads.items():
+            one = self._streams.get(stream_id)
+            if one is None:
+                continue
+            if head > one.head:
+                self.counters.found += 1
+                news[stream_id] = one.head = one.found = head
+                one.silence_s = self._settings.first_s
+                if one.awaited_until is None:
+                    one.awaited_until = now + self._settings.late_s
+            else:
+                longest_s = self._settings.trusted_s if one.trusted else self._settings.longest_s
+                one.silence_s = min(one.silence_s * 1.5 + self._settings.first_s, longest_s)
+            one.look_at = now + one.silence_s
+        return news
+
+    def _note_misses(self, now: float) -> None:
+        """What was found by ourselves and not pushed by now shows that a subscription that has worked works no more."""
+        for stream_id, one in self._streams.items():
+            if one.awaited_until is None or now < one.awaited_until:
+                continue
+            one.awaited_until = None
+            if one.trusted:
+                self.counters.misses += 1
+                self._unfollow.append(one.id)
+                one.id = self._new_id(stream_id, one.id.grant_id)
+                one.trusted, one.silence_s = False, self._settings.first_s
+                one.look_at = min(one.look_at, now + one.silence_s)
+
+    def _due(self, now: float) -> tuple[int, ...]:
+        """Once one is due, also those that soon would be: one statement looks at them all."""
+        waiting = [(stream_id, one) for stream_id, one in self._streams.items() if one.at_end]
+        if not any(now >= one.look_at for _, one in waiting):
+            return ()
+        self.counters.looks += 1
+        due = [(stream_id, one) for stream_id, one in waiting if now >= one.look_at - one.silence_s / 2]
+        for _, one in due:
+            # Should no answer come, the database is away: look again as if nothing was new.
+            one.look_at = now + self._settings.longest_s
+        return tuple(stream_id for stream_id, _ in due)
+
+    def _wake_at(self) -> float | None:
+        times = [one.look_at for one in self._streams.values() if one.at_end]
+        times += [one.awaited_until for one in self._streams.values() if one.awaited_until is not None]
+        times += [one.busy_since + self._settings.busy_s for one in self._streams.values() if not one.at_end]
+        return min(times, default=None)

@@ -1,0 +1,102 @@
+"""Whatever becomes of pushed news, a session finds what is in the log, soon, and looks no more often than it must."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from borrower.machine.following import AtEnd, FollowId, Following, FollowingSettings, Looked, Pushed, Tick
+
+S = FollowingSettings()
+STREAMS = (1, 2, 3)
+
+
+class Reader:
+    """A session that reads what is news at once, on a log that grows, with news that are lost, late or repeated."""
+
+    def __init__(self) -> None:
+        self.machine = Following(S)
+        self.now = 0.0
+        self.heads = dict.fromkeys(STREAMS, 0)
+        self.read = dict.fromkeys(STREAMS, 0)
+        self.grown_at = dict.fromkeys(STREAMS, 0.0)
+        self.follows: dict[int, FollowId] = {}
+        self.looks = 0
+        self.tell(AtEnd(self.ends()))
+
+    def ends(self) -> dict[int, tuple[int, int]]:
+        return {stream_id: (50, head) for stream_id, head in self.read.items()}
+
+    def tell(self, event: AtEnd | Pushed | Looked | Tick) -> None:
+        outcome = self.machine.decide(event, self.now)
+        for follow in outcome.unfollow:
+            assert self.follows.pop(follow.stream_id) == follow, "what is dropped was made"
+        for follow in outcome.follow:
+            assert follow.stream_id not in self.follows, "a stream is followed under one id"
+            self.follows[follow.stream_id] = follow
+        if outcome.look:
+            self.looks += 1
+            assert self.looks < 5_000, "news that nobody can find are looked for without end"
+            self.tell(Looked({stream_id: self.heads[stream_id] for stream_id in outcome.look}))
+        for stream_id in outcome.news:
+            self.read[stream_id] = self.heads[stream_id]
+        if outcome.news:
+            self.tell(AtEnd(self.ends()))
+        settled = outcome.look or outcome.news
+        self.wake_at = self.machine.decide(Tick(), self.now).wake_at if settled else outcome.wake_at
+
+    def pass_time(self, until: float) -> None:
+        while self.wake_at is not None and self.wake_at <= until:
+            self.now = max(self.now, self.wake_at)
+            self.tell(Tick())
+        self.now = until
+
+    def check(self) -> None:
+        for stream_id in STREAMS:
+            late = self.now - self.grown_at[stream_id] > S.trusted_s + S.late_s
+            assert not late or self.read[stream_id] == self.heads[stream_id], "nothing stays unseen for long"
+
+
+STEP = st.tuples(
+    st.floats(0.0, 0.5),
+    st.sampled_from(STREAMS),
+    st.sampled_from(["append", "append", "push", "push", "stale", "invented", "rest"]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEP, max_size=60))
+def test_what_is_in_the_log_is_found_whatever_is_pushed(steps: list[tuple[float, int, str]]) -> None:
+    reader = Reader()
+    stale = dict(reader.follows)
+    for pause_s, stream_id, what in steps:
+        reader.pass_time(reader.now + pause_s)
+        reader.check()
+        match what:
+            case "append":
+                if reader.read[stream_id] == reader.heads[stream_id]:
+                    reader.grown_at[stream_id] = reader.now
+                reader.heads[stream_id] += 1
+            case "push":
+                reader.tell(Pushed(reader.follows[stream_id], reader.heads[stream_id]))
+            case "stale":
+                reader.tell(Pushed(stale[stream_id], reader.heads[stream_id]))
+            case "invented":
+                reader.tell(Pushed(reader.follows[stream_id], reader.heads[stream_id] + 7))
+            case _:
+                pass
+    reader.pass_time(reader.now + S.trusted_s + S.late_s + 0.01)
+    assert reader.read == reader.heads
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.booleans())
+def test_a_quiet_minute_costs_few_looks(pushed: bool) -> None:
+    reader = Reader()
+    if pushed:
+        for stream_id in STREAMS:
+            reader.heads[stream_id] += 1
+            reader.tell(Pushed(reader.follows[stream_id], 1))
+    before = reader.looks
+    reader.pass_time(60.0)
+    assert reader.looks - before < 60 / (S.trusted_s if pushed else S.longest_s) * 1.2 + 30

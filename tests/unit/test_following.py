@@ -1,0 +1,180 @@
+"""When a session looks at the log: by push at once, without it after a silence that adapts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from borrower.machine.following import (
+    AtEnd,
+    FollowId,
+    Following,
+    FollowingEvent,
+    FollowingOutcome,
+    FollowingSettings,
+    Looked,
+    Pushed,
+    Tick,
+)
+
+S = FollowingSettings()
+FIRST = FollowId(7, 50, 1)
+
+
+class Play:
+    """A following and its last outcome."""
+
+    def __init__(self) -> None:
+        self.machine = Following(S)
+        self.now = 0.0
+        self.last = FollowingOutcome()
+
+    def do(self, event: FollowingEvent, at: float | None = None) -> FollowingOutcome:
+        """One event."""
+        self.now = self.now if at is None else at
+        self.last = self.machine.decide(event, self.now)
+        return self.last
+
+    def wait(self) -> FollowingOutcome:
+        """Until it wants to be woken."""
+        assert self.last.wake_at is not None
+        return self.do(Tick(), max(self.last.wake_at, self.now))
+
+    def silence(self, count: int) -> list[float]:
+        """How long each of so many silences lasts, in which nothing comes."""
+        lasted = []
+        for _ in range(count):
+            begun = self.now
+            while not self.wait().look:
+                pass
+            lasted.append(self.now - begun)
+            self.do(Looked({7: 10}))
+        return lasted
+
+
+def followed() -> Play:
+    play = Play()
+    play.do(AtEnd({7: (50, 10)}))
+    assert play.last.follow == (FIRST,)
+    return play
+
+
+@pytest.mark.conforms("D1", "P5")
+def test_without_push_it_looks_soon_and_then_less_often() -> None:
+    lasted = followed().silence(12)
+    assert lasted[0] == pytest.approx(S.first_s)
+    assert all(a <= b + 1e-9 for a, b in pairwise(lasted))
+    assert lasted[-1] == pytest.approx(S.longest_s)
+
+
+@pytest.mark.conforms("P5")
+def test_where_push_works_it_looks_but_now_and_then() -> None:
+    play = followed()
+    assert play.do(Pushed(FIRST, 12), 0.001).news == {7: 12}
+    assert play.do(AtEnd({7: (50, 12)})).follow == ()
+    play.do(Looked({7: 12}), 0.01)
+    lasted = play.silence(30)
+    assert lasted[-1] == pytest.approx(S.trusted_s)
+
+
+@pytest.mark.conforms("P5")
+def test_a_silence_in_which_nothing_was_new_changes_nothing() -> None:
+    play = followed()
+    assert play.wait().look == (7,)
+    outcome = play.do(Looked({7: 10}))
+    assert (outcome.follow, outcome.unfollow, outcome.news) == ((), (), {})
+
+
+@pytest.mark.conforms("P5")
+def test_after_a_miss_it_follows_under_a_new_id_and_refuses_the_old() -> None:
+    play = followed()
+    play.do(Pushed(FIRST, 12), 0.001)
+    play.do(AtEnd({7: (50, 12)}))
+    play.do(Looked({7: 15}), 0.01)
+    assert play.last.news == {7: 15}
+    assert play.last.unfollow == (), "it may be on its way"
+    outcome = play.do(Tick(), 0.01 + S.late_s)
+    again = FollowId(7, 50, 2)
+    assert (outcome.unfollow, outcome.follow) == ((FIRST,), (again,))
+    assert play.do(Pushed(FIRST, 99)).news == {}
+    assert play.do(Pushed(again, 16)).news == {} or play.last.news == {7: 16}
+    assert play.machine.counters.misses == 1
+    assert play.machine.counters.refused == 1
+
+
+@pytest.mark.conforms("P5")
+def test_news_that_we_found_first_and_that_is_pushed_soon_after_is_no_miss() -> None:
+    play = followed()
+    play.do(Pushed(FIRST, 12), 0.001)
+    play.do(Looked({7: 15}), 0.01)
+    play.do(Pushed(FIRST, 15), 0.05)
+    assert play.do(Tick(), 1.0).unfollow == ()
+    assert play.machine.counters.misses == 0
+
+
+def test_news_pushed_soon_after_we_found_it_shows_that_push_works() -> None:
+    play = followed()
+    play.do(Looked({7: 15}), 0.01)
+    play.do(Pushed(FIRST, 15), 0.02)
+    play.do(AtEnd({7: (50, 15)}))
+    assert play.silence(30)[-1] == pytest.approx(S.trusted_s)
+
+
+@pytest.mark.conforms("P2")
+@pytest.mark.parametrize("head", [0, 9, 10])
+def test_old_news_is_none(head: int) -> None:
+    assert followed().do(Pushed(FIRST, head)).news == {}
+
+
+@pytest.mark.conforms("P8")
+def test_news_under_a_grant_that_is_over_is_refused() -> None:
+    play = followed()
+    outcome = play.do(AtEnd({7: (51, 10)}))
+    assert outcome.unfollow == (FIRST,)
+    assert outcome.follow == (FollowId(7, 51, 2),)
+    assert play.do(Pushed(FIRST, 99)).news == {}
+    assert play.do(Pushed(FollowId(7, 51, 2), 99)).news == {7: 99}
+
+
+@pytest.mark.conforms("P4")
+def test_a_stream_that_is_never_at_its_end_is_followed_no_more_and_again_when_it_is() -> None:
+    play = followed()
+    assert play.do(AtEnd({}), 0.1).unfollow == ()
+    assert play.do(AtEnd({}), 0.1 + S.busy_s).unfollow == (FIRST,)
+    assert play.do(AtEnd({7: (50, 90)})).follow == (FollowId(7, 50, 2),)
+
+
+@pytest.mark.conforms("P1", "P4")
+def test_what_is_pushed_while_the_stream_is_read_is_news_once_it_is_read_up_to_there() -> None:
+    play = followed()
+    play.do(AtEnd({}), 0.1)
+    assert play.do(Pushed(FIRST, 20)).news == {}
+    assert play.do(AtEnd({7: (50, 15)})).news == {7: 20}
+    assert play.do(AtEnd({7: (50, 20)})).news == {}
+
+
+@pytest.mark.conforms("P2")
+def test_invented_news_costs_one_read_and_hides_nothing() -> None:
+    play = followed()
+    assert play.do(Pushed(FIRST, 1_000)).news == {7: 1_000}
+    assert play.do(AtEnd({7: (50, 10)})).news == {}, "the log has been asked, and knows better"
+    assert play.do(Pushed(FIRST, 11)).news == {7: 11}
+
+
+def test_streams_that_are_due_at_about_the_same_time_are_looked_at_together() -> None:
+    play = Play()
+    play.do(AtEnd({7: (50, 10)}))
+    play.do(AtEnd({7: (50, 10), 8: (60, 0)}), 0.002)
+    assert set(play.wait().look) == {7, 8}
+
+
+def test_where_the_log_does_not_answer_it_is_asked_again() -> None:
+    play = followed()
+    assert play.wait().look == (7,)
+    play.do(Looked({}))
+    assert play.wait().look == (7,)
+
+
+def test_with_nothing_to_follow_it_does_not_want_to_be_woken() -> None:
+    assert Play().do(Tick()).wake_at is None

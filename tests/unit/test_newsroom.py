@@ -1,0 +1,77 @@
+"""Who hears news of which stream from which node."""
+
+from __future__ import annotations
+
+import pytest
+
+from borrower.machine.following import FollowId, Pushed
+from borrower.newsroom import Newsroom
+from protocol.events import StreamHead
+
+
+class Desk:
+    """A newsroom and what it asked of which node, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int]] = []
+        self.room = Newsroom(
+            lambda node, stream_id: self.asked.append(("+", node, stream_id)),
+            lambda node, stream_id: self.asked.append(("-", node, stream_id)),
+        )
+
+    def take(self) -> list[tuple[str, str, int]]:
+        asked, self.asked = self.asked, []
+        return asked
+
+
+A, B = FollowId(7, 50, 1), FollowId(7, 50, 2)
+
+
+def test_a_session_hears_from_its_leaders_node_once_it_has_one() -> None:
+    desk = Desk()
+    desk.room.follow(1, A)
+    assert desk.take() == []
+    desk.room.moved(1, "n1:1")
+    assert desk.take() == [("+", "n1:1", 7)]
+    assert desk.room.heard("n1:1", StreamHead(7, 12)) == [(1, Pushed(A, 12))]
+    assert desk.room.heard("n2:1", StreamHead(7, 12)) == []
+    assert desk.room.heard("n1:1", StreamHead(8, 12)) == []
+
+
+@pytest.mark.conforms("P6")
+def test_it_goes_on_with_the_next_node_and_asks_the_last_no_more() -> None:
+    desk = Desk()
+    desk.room.moved(1, "n1:1")
+    desk.room.follow(1, A)
+    desk.take()
+    desk.room.moved(1, None)
+    desk.room.moved(1, "n2:1")
+    assert desk.take() == [("-", "n1:1", 7), ("+", "n2:1", 7)]
+    assert desk.room.heard("n2:1", StreamHead(7, 12)) == [(1, Pushed(A, 12))]
+
+
+@pytest.mark.conforms("P5")
+def test_a_new_id_is_a_new_subscription() -> None:
+    desk = Desk()
+    desk.room.moved(1, "n1:1")
+    desk.room.follow(1, A)
+    desk.room.unfollow(1, A)
+    desk.room.follow(1, B)
+    assert desk.take() == [("+", "n1:1", 7), ("-", "n1:1", 7), ("+", "n1:1", 7)]
+    assert desk.room.heard("n1:1", StreamHead(7, 12)) == [(1, Pushed(B, 12))]
+    desk.room.unfollow(1, A)
+    assert desk.take() == [], "the old one is over already"
+
+
+@pytest.mark.conforms("R1")
+def test_two_sessions_of_one_agent_share_a_subscription() -> None:
+    desk = Desk()
+    for handle in (1, 2):
+        desk.room.moved(handle, "n1:1")
+        desk.room.follow(handle, FollowId(7, handle, handle))
+    assert desk.take() == [("+", "n1:1", 7)]
+    assert len(desk.room.heard("n1:1", StreamHead(7, 12))) == 2
+    desk.room.closed(1)
+    assert desk.take() == []
+    desk.room.closed(2)
+    assert desk.take() == [("-", "n1:1", 7)]
