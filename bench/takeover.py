@@ -36,7 +36,7 @@ MESSAGES = 320
 PAUSE_S = 0.005
 """What a consumer works on a batch, which is one block of at most 50 messages."""
 CONSUMERS = ("a", "b")
-PATIENCE = "the same - (ping timeout - ping)"
+PATIENCE = "the same - (good for - ping)"
 """The last ping that was answered was sent at most one `ping_s` before the kill."""
 
 _PROGRESS = """
@@ -45,10 +45,10 @@ select (extract(epoch from min(l.updated_at)) * 1000000)::bigint
  where l.group_id = %s and l.term = %s and l.position > before.position"""
 
 PROSE = """{kills} times kill -9 of the node that leads a group of {streams} streams, at a random moment between two
-renewals, with default settings (lease {lease:g} s, retry {retry:g} s, ping {ping:g} s, ping timeout {timeout:g} s),
+renewals, with default settings (lease {lease:g} s, retry {retry:g} s, ping {ping:g} s),
 under a load of {rate:,.0f} messages/s that two consumers share. Measured is the time to the first progress that is
-written under the next term. Consumers go on meanwhile with what they hold, until the last ping that was answered is a
-ping timeout old; the last two figures are of the longest time around each kill in which nobody was given a batch."""
+written under the next term. Consumers go on meanwhile with what they hold, until the word of the
+dead leader is no longer good, {good:g} s after the last ping that it answered; the last two figures are of the longest time around each kill in which nobody was given a batch."""
 
 
 class Load:
@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> None:
         lease=leader.lease_s,
         retry=leader.retry_s,
         ping=borrower.ping_s,
-        timeout=borrower.ping_timeout_s,
+        good=leader.good_for_s,
         rate=counts["published"] / seconds,
     )
     report.page(options.page, "takeover", prose, section)
@@ -209,7 +209,7 @@ def _figures(
     worked = [kill.progressed - kill.claimed for kill in kills]
     pauses = [longest_pause(kill, delivered) for kill in kills]
     bound = leader.lease_s + leader.retry_s
-    patient = bound - (borrower.ping_timeout_s - borrower.ping_s)
+    patient = bound - (leader.good_for_s - borrower.ping_s)
     return [
         Beside("kill to first progress, median", quantile(taken, 0.5), "s", "lease + retry", bound, 1.0),
         Beside("kill to first progress, longest", max(taken), "s", "lease + retry", bound, 1.0),
