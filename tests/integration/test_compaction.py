@@ -108,6 +108,22 @@ def test_two_at_once_do_it_once(database: str, conn: psycopg.Connection[Any], st
     assert read(conn, stream) == before
 
 
+@pytest.mark.conforms("W5")
+def test_what_somebody_else_has_merged_meanwhile_is_left_alone(
+    database: str, conn: psycopg.Connection[Any], stream: int
+) -> None:
+    trickle(conn, stream, 10)
+    before = read(conn, stream)
+
+    def merge_first(_: psycopg.Connection[Any]) -> None:
+        with connect(database) as other:
+            assert compact_stream(other, stream, older_than_s=0) == 9
+
+    assert compact_stream(conn, stream, older_than_s=0, guard=merge_first) == 0
+    assert len(blocks(conn)) == 1
+    assert read(conn, stream) == before
+
+
 def test_blocks_with_different_frontiers_are_not_merged(conn: psycopg.Connection[Any], stream: int) -> None:
     trickle(conn, stream, 4)
     conn.execute("update block set lower_frontier = '[5]' where end_offset > 2")

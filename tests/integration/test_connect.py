@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from protocol.errors import DatabaseUnreachable
 from storage.connect import connect
@@ -15,6 +16,9 @@ def settings(conn: psycopg.Connection[tuple[object, ...]], *names: str) -> list[
 
 
 def test_a_connection_is_in_utc_sees_the_schema_and_never_idles_in_a_transaction(database: str) -> None:
+    with connect(database) as conn:
+        elsewhere = sql.SQL("alter database {} set timezone to 'Asia/Tokyo'")
+        conn.execute(elsewhere.format(sql.Identifier(conn.info.dbname)))
     with connect(database, statement_timeout_s=2.5, lock_timeout_s=0.5, application_name="a name \\ 'of' mine") as conn:
         assert conn.autocommit
         assert settings(conn, "timezone", "search_path", "application_name") == ["UTC", "sublet", "a name \\ 'of' mine"]
