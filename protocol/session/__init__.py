@@ -6,7 +6,7 @@ node there is at most one held poll, however many keys are subscribed, and at mo
 Up go **commands** (subscribe, unsubscribe, a message), first in, first out, in numbered batches: a batch repeated under
 its number is answered again and not executed again. Down come **deliveries**, numbered, out of a bounded **mailbox**:
 they stay there until the next poll acknowledges them, so a lost reply is simply given again, and the subscriber sees
-each once. A mailbox that overflows drops what waits in it and says so in one `Gap`.
+each once. A mailbox that overflows drops what waits on its fullest channel and says so in one `Gap`.
 
 There are two kinds of channels. On a **log** channel every message matters: each names its predecessor, the message
 before it on this channel to this subscriber. On a **state** channel only the newest value per key matters: it bears a
@@ -16,6 +16,8 @@ Each life of a node has an **incarnation**, and each life of a subscriber a **su
 a subscriber id says so, and never answers with an empty success. Doubt on either side ends the life: the agent hears of
 one lost connection, and the machine begins again under a new subscriber id and declares its subscriptions again.
 
-`values` are the words; `publisher` (with `mailbox`) and `subscriber` are the pure machines; `server` and `client` are
-the shells that own sockets and time. Bodies are opaque to all but the codec.
+`values` are the words; `publisher` (with `mailbox` and `index`) and `subscriber` are the pure machines; `server` and
+`client` (with `callbacks`) are the shells that own sockets, time and chance. Bodies are opaque to all but the codec.
+Both sides count what happens (`counters`) and can say what they remember in vain (`leaks`). `docs/session.md` is the
+page for those who use it.
 """

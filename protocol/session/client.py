@@ -1,7 +1,7 @@
 """The agent's side of the session on the network: one `NodeConnection` per node, on an asyncio loop.
 
 It drives a `SessionSubscriber`: carries out what the machine decides, in order, and brings back what came of it.
-Callbacks run on the loop, one after the other; they may call `send` and `subscribe`, and must not block.
+Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`, and must not block.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import grpc.aio
 from protocol import sublet_pb2_grpc
 from protocol.codec import MalformedMessage
 from protocol.session import wire
+from protocol.session.callbacks import Callbacks, OnDelivery, OnLost, guarded
+from protocol.session.counters import SubscriberCounters
 from protocol.session.steps import (
     BatchFailed,
     CancelBatch,
@@ -35,10 +37,11 @@ from protocol.session.steps import (
     SendBatch,
     StartPoll,
     Status,
+    StillLost,
     Tick,
 )
 from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
-from protocol.session.values import Command, Delivery, Send, Subscribe, Unsubscribe
+from protocol.session.values import CHANNELS, Channels, Command, Send, Subscribe, Unsubscribe
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +68,6 @@ _FINAL_CODES = frozenset(
     }
 )
 
-OnDelivery = Callable[[Delivery], None]
-OnLost = Callable[[Lost], None]
 OnRefused = Callable[[Command, str], None]
 
 
@@ -82,10 +83,11 @@ def shortened(text: str) -> str:
 class NodeConnection:
     """One agent's session with one node. Made and used on one event loop.
 
-    `on_message(delivery)` is called once per delivery, in order (a body may be a `Gap`); `on_lost(lost)` once per lost
-    connection, after which subscriptions are declared again by themselves; `on_refused(command, text)` for what the
-    node refused, which is in the log besides, ever more seldom the more it is. `metadata` goes with every call (a
-    token, say). `credentials` makes the channel a TLS channel.
+    `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
+    be a `Gap`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by themselves;
+    `on_refused(command, text)` for what the node refused, which is in the log besides, ever more seldom the more it is.
+    `metadata` goes with every call (a token, say). `credentials` makes the channel a TLS channel. `channels` are those
+    that the node serves.
     """
 
     def __init__(
@@ -100,18 +102,20 @@ class NodeConnection:
         answer_within_s: float = ANSWER_WITHIN_S,
         credentials: Any = None,
         metadata: Sequence[tuple[str, str]] = (),
+        channels: Channels = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
-        self._machine = SessionSubscriber(agent, settings, size_of=wire.command_size)
-        self._on_message, self._on_lost, self._on_refused = on_message, on_lost, on_refused
+        self._channels = channels
+        self._machine = SessionSubscriber(agent, settings, channels=channels, size_of=self._size_of)
+        self._callbacks = Callbacks(on_message, on_lost)
+        self._on_refused = on_refused
         self._answer_within_s = answer_within_s
         self._metadata = tuple(metadata)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._channel = _open_channel(address, credentials)
         self._stub = sublet_pb2_grpc.SessionStub(self._channel)
-        self._failure_callbacks: dict[tuple[str, str | None], OnLost] = {}
         self._events: deque[Event] = deque()
         self._busy = False
         self._closed = False
@@ -134,10 +138,24 @@ class NodeConnection:
         """The name under which the node knows us at present."""
         return self._machine.subscriber_id
 
+    @property
+    def counters(self) -> SubscriberCounters:
+        """What happened so far."""
+        return self._machine.counters
+
+    def leaks(self) -> tuple[str, ...]:
+        """What is remembered though nothing wants it any more: nothing, if all is well."""
+        unwanted = [subject for subject in self._callbacks.subjects() if not self._machine.wants(*subject)]
+        running = [task for task in (self._batch, self._poll) if task is not None and not task.done()]
+        found = [f"callbacks of {subject}: it is not subscribed" for subject in unwanted]
+        if self._closed and (running or self._timer is not None):
+            found.append(f"closed, with {len(running)} calls under way and timer {self._timer}")
+        return (*self._machine.leaks(), *found)
+
     def send(self, message: object) -> None:
         """Queue a message to the node, and hold a poll for what it answers from now on (`listen`)."""
         command = Send(message)
-        wire.encode_command(command)
+        wire.encode_command(command, self._channels)
         self._decide(Listen(True))
         self._decide(command)
 
@@ -145,18 +163,33 @@ class NodeConnection:
         """Whether a poll is to be held while nothing is subscribed."""
         self._decide(Listen(wanted))
 
-    def subscribe(self, channel: str, key: str | None = None, *, on_lost: OnLost | None = None) -> None:
-        """Subscribe to one key of a channel or to all (None); `on_lost` is called besides the connection's own."""
+    def subscribe(
+        self,
+        channel: str,
+        key: str | None = None,
+        *,
+        on_message: OnDelivery | None = None,
+        on_lost: OnLost | None = None,
+    ) -> None:
+        """Subscribe to one key of a channel or to all (None), at any time; again, to replace the callbacks.
+
+        `on_message` has what comes of it instead of the connection's; a message to one who subscribed to its key and to
+        all goes to the key's. `on_lost` is called besides the connection's, once for each loss: also where the
+        connection is lost already, and where the node refuses this subscription (`lost.final`: it is over).
+        """
         command = Subscribe(channel, key)
-        wire.encode_command(command)
-        if on_lost is not None:
-            self._failure_callbacks[channel, key] = on_lost
+        wire.encode_command(command, self._channels)
+        if self._closed or (self._busy and self.status is Status.REFUSED):
+            return  # a callback that subscribes again at a final loss would be called without end
+        self._callbacks.put((channel, key), on_message, on_lost)
         self._decide(command)
 
     def unsubscribe(self, channel: str, key: str | None = None) -> None:
-        """Undo a subscribe."""
-        self._failure_callbacks.pop((channel, key), None)
-        self._decide(Unsubscribe(channel, key))
+        """Undo a subscribe. What is under way by then goes to the connection's `on_message`."""
+        command = Unsubscribe(channel, key)
+        wire.encode_command(command, self._channels)
+        self._callbacks.drop((channel, key))
+        self._decide(command)
 
     async def close(self, timeout_s: float = 5.0) -> bool:
         """Wait until the node has all that was sent, then end; False if the time was over first."""
@@ -165,8 +198,7 @@ class NodeConnection:
         tasks = [task for task in (self._batch, self._poll) if task is not None]
         for task in tasks:
             task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._wake_at(None)
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close()
         return drained
@@ -187,6 +219,8 @@ class NodeConnection:
 
     def _decide(self, event: Event) -> None:
         """Take events one at a time, also those that callbacks cause while one is being taken."""
+        if self._closed:
+            return
         self._events.append(event)
         if self._busy:
             return
@@ -212,16 +246,23 @@ class NodeConnection:
             case CancelPoll():
                 _cancel(self._poll)
             case Deliver(deliveries):
-                for delivery in deliveries:
-                    _guarded(self._on_message, delivery)
+                self._callbacks.deliver(deliveries)
             case Refusals(refused):
                 for command, text in refused:
-                    self._log_refusal(command, text)
-                    _guarded(self._on_refused, command, text)
+                    self._refuse(command, text)
             case Lost():
-                self._tell_lost(instruction)
+                self._losses += 1
+                self._callbacks.lose(instruction)
+            case StillLost(lost):
+                self._callbacks.fail(lost)
             case _:
                 assert_never(instruction)
+
+    def _refuse(self, command: Command, text: str) -> None:
+        self._log_refusal(command, text)
+        if isinstance(command, Subscribe) and not self._machine.wants(command.channel, command.key):
+            self._callbacks.refuse((command.channel, command.key), text)
+        guarded(self._on_refused, command, text)
 
     def _log_refusal(self, command: Command, text: str) -> None:
         """The first, the second, the fourth, the eighth ... of this connection."""
@@ -230,12 +271,8 @@ class NodeConnection:
             kind = type(command.body if isinstance(command, Send) else command).__name__
             log.warning("node %s refused a %s (no. %d): %s", self.address, kind, self._refusals, shortened(text))
 
-    def _tell_lost(self, lost: Lost) -> None:
-        self._losses += 1
-        _guarded(self._on_lost, lost)
-        for subscription in lost.subscriptions:
-            if (callback := self._failure_callbacks.get(subscription)) is not None:
-                _guarded(callback, lost)
+    def _size_of(self, command: Command) -> int:
+        return wire.command_size(command, self._channels)
 
     def _replace(self, task: asyncio.Task[None] | None, call: Any) -> asyncio.Task[None]:
         _cancel(task)
@@ -254,39 +291,45 @@ class NodeConnection:
 
     async def _call_commands(self, batch: SendBatch) -> None:
         def read(reply: Any) -> Event:
-            return wire.read_batch_reply(batch, reply)
+            return wire.read_batch_reply(batch, reply, random.random())
+
+        def encode() -> Any:
+            return wire.batch_request(batch, self._channels)
 
         timeout = self._answer_within_s
-        self._decide(await self._answer(self._stub.Commands, wire.batch_request, batch, timeout, BatchFailed, read))
+        self._decide(await self._answer(self._stub.Commands, encode, batch.life, timeout, BatchFailed, read))
 
     async def _call_poll(self, poll: StartPoll) -> None:
         def read(reply: Any) -> Event:
-            return wire.read_poll_reply(poll, reply)
+            return wire.read_poll_reply(poll, reply, random.random(), self._channels)
+
+        def encode() -> Any:
+            return wire.poll_request(poll)
 
         timeout = poll.hold_s + self._answer_within_s
-        self._decide(await self._answer(self._stub.Poll, wire.poll_request, poll, timeout, PollFailed, read))
+        self._decide(await self._answer(self._stub.Poll, encode, poll.life, timeout, PollFailed, read))
 
     async def _answer(
         self,
         method: Callable[..., Awaitable[Any]],
-        encode: Callable[[Any], Any],
-        step: SendBatch | StartPoll,
+        encode: Callable[[], Any],
+        life: int,
         timeout: float,
         failed: type[BatchFailed] | type[PollFailed],
         read: Callable[[Any], Event],
     ) -> Event:
         """What came of a call, as an event."""
         try:
-            return read(await method(encode(step), timeout=timeout, metadata=self._metadata))
+            return read(await method(encode(), timeout=timeout, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             if error.code() in _FINAL_CODES:
-                return PeerRefused(step.life, f"{self.address}: {error.code().name}: {error.details()}")
-            return failed(step.life, f"{self.address}: {error.code().name}: {error.details()}", random.random())
+                return PeerRefused(life, f"{self.address}: {error.code().name}: {error.details()}")
+            return failed(life, f"{self.address}: {error.code().name}: {error.details()}", random.random())
         except MalformedMessage as error:
-            return failed(step.life, f"{self.address}: {error}", random.random())
+            return failed(life, f"{self.address}: {error}", random.random())
         except Exception as error:
             log.exception("a call to %s failed in our own code", self.address)
-            return failed(step.life, f"{self.address}: {error!r}", random.random())
+            return failed(life, f"{self.address}: {error!r}", random.random())
 
 
 def _open_channel(address: str, credentials: Any) -> Any:
@@ -299,11 +342,3 @@ def _cancel(task: asyncio.Task[None] | None) -> None:
     """The task that is taking its own answer to the machine has done its call already."""
     if task is not None and task is not asyncio.current_task():
         task.cancel()
-
-
-def _guarded(callback: Callable[..., None], *arguments: object) -> None:
-    """A callback that raises harms nobody else."""
-    try:
-        callback(*arguments)
-    except Exception:
-        log.exception("a callback of the session raised")

@@ -1,4 +1,7 @@
-"""Who reads what, and what the newest states are: the two tables behind a publisher."""
+"""Who reads what, and what the newest states are: the two tables behind a publisher.
+
+Both are as small as they can be: a node keeps an entry for each subscription of each agent.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,62 @@ from collections.abc import Iterator
 
 
 class SubscriptionIndex:
-    """Subscriber ids by (channel, key); key None stands for all of a channel."""
+    """Subscriber ids by channel and key; key None stands for all of a channel."""
 
     def __init__(self) -> None:
-        self._readers: dict[tuple[str, str | None], dict[str, None]] = {}
+        # A single reader, which is the rule, stands for itself: a table of one would take most of the memory.
+        self._channels: dict[str, dict[str | None, str | dict[str, None]]] = {}
 
-    def add(self, subscriber_id: str, channel: str, key: str | None) -> None:
-        """Enter a subscription; entering it again changes nothing."""
-        self._readers.setdefault((channel, key), {})[subscriber_id] = None
+    def add(self, subscriber_id: str, channel: str, key: str | None) -> bool:
+        """Enter a subscription; entering it again changes nothing. True if nobody had this one before."""
+        keys = self._channels.setdefault(channel, {})
+        readers = keys.get(key)
+        if readers is None:
+            keys[key] = subscriber_id
+        elif isinstance(readers, dict):
+            readers[subscriber_id] = None
+        elif readers != subscriber_id:
+            keys[key] = {readers: None, subscriber_id: None}
+        return readers is None
 
-    def remove(self, subscriber_id: str, channel: str, key: str | None) -> None:
-        """Take a subscription out, if it is there."""
-        readers = self._readers.get((channel, key), {})
-        readers.pop(subscriber_id, None)
-        if not readers:
-            self._readers.pop((channel, key), None)
+    def remove(self, subscriber_id: str, channel: str, key: str | None) -> bool:
+        """Take a subscription out, if it is there; True if it was the last of its kind."""
+        keys = self._channels.get(channel, {})
+        readers = keys.get(key)
+        if isinstance(readers, dict):
+            readers.pop(subscriber_id, None)
+        if readers not in ({}, subscriber_id):
+            return False
+        del keys[key]
+        if not keys:
+            del self._channels[channel]
+        return True
 
     def readers(self, channel: str, key: str) -> dict[str, None]:
         """Who subscribed to this key, to all, or to both: each once."""
-        return self._readers.get((channel, key), {}) | self._readers.get((channel, None), {})
+        return self._of(channel, key) | self._of(channel, None)
+
+    def keys(self, channel: str) -> Iterator[str]:
+        """The keys that somebody subscribed to by name."""
+        return (key for key in self._channels.get(channel, {}) if key is not None)
+
+    def has_all(self, channel: str) -> bool:
+        """Whether somebody subscribed to all keys of a channel."""
+        return None in self._channels.get(channel, {})
+
+    def entries(self) -> Iterator[tuple[str, str, str | None]]:
+        """Every (subscriber id, channel, key or None)."""
+        for channel, keys in self._channels.items():
+            for key in keys:
+                for subscriber_id in self._of(channel, key):
+                    yield subscriber_id, channel, key
 
     def __len__(self) -> int:
-        return len(self._readers)
+        return sum(len(keys) for keys in self._channels.values())
+
+    def _of(self, channel: str, key: str | None) -> dict[str, None]:
+        readers = self._channels.get(channel, {}).get(key, {})
+        return readers if isinstance(readers, dict) else {readers: None}
 
 
 class StateValues:

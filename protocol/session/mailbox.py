@@ -2,20 +2,26 @@
 
 A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and forgotten. Only what
 waits can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be given again.
+
+When too much waits, the channel that takes the most room is the one that gives way: first its states keep only what is
+kept of them anyway, then all its messages are dropped and a `Gap` says so. The other channels lose nothing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from protocol.session.values import Delivery, Gap
 
+Slim = Callable[[object], tuple[object, int]]
+"""(what is kept of a state's body for who comes later, its size)"""
+
 
 @dataclass(frozen=True, slots=True)
 class MailboxLimits:
-    """Bounds of one subscriber's mailbox, and of one reply out of it; bytes are the bodies' sizes."""
+    """Bounds of one subscriber's mailbox, and of one reply out of it; bytes are those of keys and bodies."""
 
     messages: int = 10_000
     bytes: int = 4 << 20
@@ -41,15 +47,31 @@ class Letter:
 
 
 class Mailbox:
-    """The numbered messages of one subscriber id."""
+    """The numbered messages of one subscriber id. `slim` says what a state may shrink to."""
 
-    def __init__(self, limits: MailboxLimits) -> None:
+    __slots__ = (
+        "_arrivals",
+        "_dropped",
+        "_dropped_channels",
+        "_last_on",
+        "_limits",
+        "_once",
+        "_out",
+        "_out_bytes",
+        "_sequence",
+        "_slim",
+        "_waiting",
+        "_waiting_bytes",
+    )
+
+    def __init__(self, limits: MailboxLimits, slim: Slim) -> None:
         self._limits = limits
+        self._slim = slim
         self._waiting: OrderedDict[Hashable, Letter] = OrderedDict()
         self._waiting_bytes = 0
-        self._out: deque[tuple[Delivery, Letter | None]] = deque()
+        self._out: list[tuple[Delivery, Letter | None]] = []
         self._out_bytes = 0
-        self._once: set[tuple[str, str, object]] = set()
+        self._once: dict[tuple[str, str, object], None] = {}
         self._last_on: dict[str, int] = {}
         self._sequence = 0
         self._arrivals = 0
@@ -62,27 +84,34 @@ class Mailbox:
     def __bool__(self) -> bool:
         return len(self) > 0
 
+    @property
+    def sequence(self) -> int:
+        """The last number that was handed out."""
+        return self._sequence
+
     def put(self, letter: Letter) -> None:
-        """Queue a message; what waits turns into a gap if there is too much of it."""
+        """Queue a message; if there is too much, the fullest channel's messages turn into a gap."""
         if letter.once:
             if letter.identity in self._once:
                 return
-            self._once.add(letter.identity)
+            self._once[letter.identity] = None
         place = self._place_of(letter)
         if (older := self._waiting.get(place)) is not None:
             self._waiting_bytes -= older.size
         self._waiting[place] = letter
         self._waiting_bytes += letter.size
-        if len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
-            self._overflow()
+        if letter.is_state and self._waiting_bytes > self._limits.bytes:
+            self._shrink(letter)
+        while len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
+            self._make_room()
 
     def acknowledge(self, sequence: int) -> bool:
         """Forget all up to `sequence`; False if that was never handed out."""
         while self._out and self._out[0][0].sequence <= sequence:
-            _, letter = self._out.popleft()
+            _, letter = self._out.pop(0)
             if letter is not None:
                 self._out_bytes -= letter.size
-                self._once.discard(letter.identity)
+                self._once.pop(letter.identity, None)
         return sequence <= self._sequence
 
     def take(self) -> tuple[Delivery, ...]:
@@ -93,6 +122,16 @@ class Mailbox:
             self._hand_out(self._waiting.popitem(last=False)[1])
         return tuple(delivery for delivery, _ in self._out)
 
+    def leaks(self) -> Iterator[str]:
+        """What is kept beside the messages themselves and should have gone with them; nothing, if all is well."""
+        out = [letter for _, letter in self._out if letter is not None]
+        known = {letter.identity for letter in (*self._waiting.values(), *out) if letter.once}
+        yield from (f"{identity[:2]} is not queued again, though it is gone" for identity in self._once.keys() - known)
+        if self._waiting_bytes != (waiting := sum(letter.size for letter in self._waiting.values())):
+            yield f"{self._waiting_bytes} bytes are said to wait, and {waiting} do"
+        if self._out_bytes != (handed_out := sum(letter.size for letter in out)):
+            yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
+
     def _place_of(self, letter: Letter) -> Hashable:
         """A state takes the place of the older value that still waits; everything else goes to the end."""
         if letter.is_state:
@@ -100,14 +139,36 @@ class Mailbox:
         self._arrivals += 1
         return self._arrivals
 
-    def _overflow(self) -> None:
+    def _make_room(self) -> None:
+        """Shrink or drop what waits on the channel that takes the most of what is short."""
+        by_number = len(self._waiting) > self._limits.messages
+        room: dict[str, int] = {}
         for letter in self._waiting.values():
-            self._dropped_channels[letter.channel] = None
+            room[letter.channel] = room.get(letter.channel, 0) + (1 if by_number else letter.size)
+        fullest = max(room, key=room.__getitem__)
+        places = [place for place, letter in self._waiting.items() if letter.channel == fullest]
+        freed = 0 if by_number else sum(self._shrink(self._waiting[place]) for place in places)
+        if freed == 0:
+            self._drop(fullest, places)
+
+    def _shrink(self, letter: Letter) -> int:
+        """Keep of a state what is kept of it anyway; the bytes that this frees."""
+        if not letter.is_state:
+            return 0
+        size = letter.size
+        letter.body, slim_size = self._slim(letter.body)
+        letter.size = min(size, slim_size + len(letter.key))
+        self._waiting_bytes -= size - letter.size
+        return size - letter.size
+
+    def _drop(self, channel: str, places: list[Hashable]) -> None:
+        for place in places:
+            letter = self._waiting.pop(place)
+            self._waiting_bytes -= letter.size
             if letter.once:
-                self._once.discard(letter.identity)
-        self._dropped += len(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = 0
+                self._once.pop(letter.identity, None)
+        self._dropped += len(places)
+        self._dropped_channels[channel] = None
 
     def _has_room(self, size: int) -> bool:
         """The first message always fits, whatever its size."""

@@ -2,14 +2,18 @@
 
 `receive` takes a batch of commands, `poll` asks for messages, `publish` and `send` bring them, `expire` forgets who has
 been silent. Whoever holds polls sets `on_ready`, which is called with a subscriber id when something waits for it.
+Whoever publishes may set `on_interest`, which is called with (channel, key or None for all, True or False) when the
+first subscriber of it has come, or the last has gone; `subscribed` answers the same question at any time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from protocol.session.answers import Hold, Messages, Received, Repeated, Subscribed, Unknown
+from protocol.session.counters import PublisherCounters
 from protocol.session.index import StateValues, SubscriptionIndex
 from protocol.session.mailbox import Letter, Mailbox, MailboxLimits
 from protocol.session.values import (
@@ -17,6 +21,7 @@ from protocol.session.values import (
     ChannelKind,
     CommandError,
     Delivery,
+    Gap,
     Malformed,
     ReceivedCommand,
     Send,
@@ -41,55 +46,25 @@ class PublisherSettings:
     subscriptions_each: int = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The node has nothing of this subscriber id: it must begin again under a new one. `why` is for people."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """The batch was executed before; these were its errors."""
-
-    errors: tuple[CommandError, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The batch is executed; `messages` (index in the batch, body) are for the owner of the publisher."""
-
-    messages: tuple[tuple[int, object], ...]
-    errors: tuple[CommandError, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """The answer to a poll, in order of sequence."""
-
-    deliveries: tuple[Delivery, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Nothing waits: come back when `on_ready` names the subscriber, or at `until`."""
-
-    until: float
-
-
 @dataclass(slots=True)
 class _Subscriber:
+    """`subjects`: the keys, or None for all, by channel."""
+
     mailbox: Mailbox
     heard_at: float
     batch: int = 0
     errors: tuple[CommandError, ...] = ()
-    subjects: dict[tuple[str, str | None], None] = field(default_factory=dict)
+    subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
+
+    def all_subjects(self) -> Iterator[tuple[str, str | None]]:
+        return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
 
 
 class SessionPublisher:
     """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
 
     `incarnation` names this life. `channels` says which channels are served. `size_of` gives a body's size in bytes.
+    `kept` gives what of a state's body is kept for those who subscribe later, or cannot keep up.
     """
 
     def __init__(
@@ -99,12 +74,17 @@ class SessionPublisher:
         *,
         channels: Mapping[str, ChannelKind] = CHANNELS,
         size_of: Callable[[object], int] = lambda body: 256,
+        kept: Callable[[object], object] = lambda body: body,
     ) -> None:
         self.incarnation = incarnation
         self.settings = settings or PublisherSettings()
         self.on_ready: Callable[[str], None] = lambda subscriber_id: None
+        self.on_interest: Callable[[str, str | None, bool], None] = lambda channel, key, wanted: None
         self._channels = channels
         self._size_of = size_of
+        self._kept = kept
+        self._slim = self._slimmed  # one bound method for all mailboxes
+        self._counts: Counter[str] = Counter()
         self._subscribers: dict[str, _Subscriber] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
         self._index = SubscriptionIndex()
@@ -121,10 +101,10 @@ class SessionPublisher:
             return subscriber
         if number == subscriber.batch:
             subscriber.heard_at = now
+            self._counts["repeated_batches"] += 1
             return Repeated(subscriber.errors)
         if number != subscriber.batch + 1:
-            self._forget(subscriber_id)
-            return Unknown(f"batch {number} does not follow batch {subscriber.batch}")
+            return self._expel(subscriber_id, f"batch {number} does not follow batch {subscriber.batch}")
         subscriber.heard_at, subscriber.batch = now, number
         return self._execute(subscriber_id, subscriber, commands)
 
@@ -134,32 +114,35 @@ class SessionPublisher:
         if subscriber is None or subscriber.batch != number:
             return tuple(errors)
         subscriber.errors = tuple(sorted((*subscriber.errors, *errors), key=lambda error: error.index))
+        self._counts["refused_commands"] += len(errors)
         return subscriber.errors
 
     def poll(
         self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
     ) -> Messages | Hold | Unknown:
         """Forget what is acknowledged and hand out what waits, or hold."""
+        self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
-            return Unknown(f"incarnation {incarnation} of this node is over")
+            return self._unknown(f"incarnation {incarnation} of this node is over")
         subscriber = self._find(subscriber_id, now, may_be_new=not incarnation and not acknowledged)
         if isinstance(subscriber, Unknown):
             return subscriber
         subscriber.heard_at = now
         if not subscriber.mailbox.acknowledge(acknowledged):
-            self._forget(subscriber_id)
-            return Unknown(f"message {acknowledged} was acknowledged, and never sent")
+            return self._expel(subscriber_id, f"message {acknowledged} was acknowledged, and never sent")
         if subscriber.mailbox:
-            return Messages(subscriber.mailbox.take())
+            return Messages(self._take(subscriber.mailbox))
         return Hold(now + min(max(hold_s, 0.0), self.settings.hold_s))
 
     def collect(self, subscriber_id: str, now: float) -> Messages | Unknown:
         """The end of a held poll: what waits by now, which may be nothing."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None:
-            return Unknown("forgotten while its poll was held")
+            return self._unknown("forgotten while its poll was held")
         subscriber.heard_at = now
-        return Messages(subscriber.mailbox.take())
+        deliveries = self._take(subscriber.mailbox)
+        self._counts["empty_polls"] += not deliveries
+        return Messages(deliveries)
 
     # --- from the owner ---
 
@@ -169,9 +152,9 @@ class SessionPublisher:
         On a state channel a version not above the key's current one is old news, and is dropped.
         """
         is_state = self._channels[channel] is ChannelKind.STATE
-        if is_state and not self._states.put(channel, key, body, version):
+        if is_state and not self._states.put(channel, key, self._kept(body), version):
             return 0
-        size = self._size_of(body)
+        size = self._size_of(body) + len(key)
         readers = self._index.readers(channel, key)
         for subscriber_id in readers:
             self._put(subscriber_id, Letter(channel, key, body, size, is_state, version))
@@ -185,7 +168,8 @@ class SessionPublisher:
         if subscriber_id not in self._subscribers:
             return False
         is_state = self._channels[channel] is ChannelKind.STATE
-        self._put(subscriber_id, Letter(channel, key, body, self._size_of(body), is_state, once=not is_state))
+        size = self._size_of(body) + len(key)
+        self._put(subscriber_id, Letter(channel, key, body, size, is_state, once=not is_state))
         return True
 
     def retract(self, channel: str, key: str) -> None:
@@ -197,7 +181,7 @@ class SessionPublisher:
         since = now - SILENT_HOLDS * self.settings.hold_s
         silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.heard_at <= since)
         for subscriber_id in silent:
-            self._forget(subscriber_id)
+            self._forget(subscriber_id, "expired")
         return silent
 
     @property
@@ -214,7 +198,33 @@ class SessionPublisher:
     def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
         """The (channel, key or None for all) that this subscriber asked for; none if it is not known."""
         subscriber = self._subscribers.get(subscriber_id)
-        return () if subscriber is None else tuple(subscriber.subjects)
+        return () if subscriber is None else tuple(subscriber.all_subjects())
+
+    def subscribed(self, channel: str) -> Subscribed:
+        """What of a channel anybody subscribed to: only that is worth finding out."""
+        return Subscribed(frozenset(self._index.keys(channel)), self._index.has_all(channel))
+
+    def knows(self, subscriber_id: str) -> bool:
+        """Whether this subscriber id is alive."""
+        return subscriber_id in self._subscribers
+
+    @property
+    def counters(self) -> PublisherCounters:
+        """What happened so far."""
+        return PublisherCounters(**self._counts)
+
+    def leaks(self) -> tuple[str, ...]:
+        """What is remembered of subscriptions and messages that nobody has any more: nothing, if all is well.
+
+        The newest states are not leaks: they wait for who subscribes later, until they are retracted.
+        """
+        wanted = {(name, *one) for name, subscriber in self._subscribers.items() for one in subscriber.all_subjects()}
+        entered = set(self._index.entries())
+        found = [f"subscription {one}: nobody asked for it" for one in entered - wanted]
+        found += [f"subscription {one}: messages pass it by" for one in wanted - entered]
+        for name, subscriber in self._subscribers.items():
+            found += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.leaks()]
+        return tuple(found)
 
     # --- inside ---
 
@@ -222,21 +232,33 @@ class SessionPublisher:
         if (subscriber := self._subscribers.get(subscriber_id)) is not None:
             return subscriber
         if subscriber_id in self._past or not may_be_new:
-            return Unknown("its life is over: it was silent for too long, or broke the rules")
+            return self._unknown("its life is over: it was silent for too long, or broke the rules")
         if len(self._subscribers) >= self.settings.subscribers:
-            return Unknown(f"the node serves {self.settings.subscribers} subscribers already, which is its limit")
-        subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
+            return self._unknown(f"the node serves {self.settings.subscribers} subscribers already, which is its limit")
+        subscriber = _Subscriber(Mailbox(self.settings.mailbox, self._slim), now)
         self._subscribers[subscriber_id] = subscriber
+        self._counts["lives_begun"] += 1
         return subscriber
 
-    def _forget(self, subscriber_id: str) -> None:
+    def _unknown(self, why: str) -> Unknown:
+        self._counts["unknown_answers"] += 1
+        return Unknown(why)
+
+    def _expel(self, subscriber_id: str, why: str) -> Unknown:
+        self._forget(subscriber_id, "expelled")
+        return self._unknown(why)
+
+    def _forget(self, subscriber_id: str, counted_as: str) -> None:
         subscriber = self._subscribers.pop(subscriber_id)
-        for channel, key in subscriber.subjects:
-            self._index.remove(subscriber_id, channel, key)
+        subjects = tuple(subscriber.all_subjects())
+        left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
         self._past[subscriber_id] = None
         if len(self._past) > REMEMBERED_PAST:
             self._past.popitem(last=False)
+        self._counts[counted_as] += 1
         self.on_ready(subscriber_id)
+        for channel, key in left:
+            self.on_interest(channel, key, False)
 
     def _execute(self, subscriber_id: str, subscriber: _Subscriber, commands: Sequence[ReceivedCommand]) -> Received:
         errors: list[CommandError] = []
@@ -255,29 +277,47 @@ class SessionPublisher:
             if refusal is not None:
                 errors.append(CommandError(index, refusal))
         subscriber.errors = tuple(errors)
+        self._counts.update(batches=1, commands=len(commands), refused_commands=len(errors))
         return Received(tuple(messages), subscriber.errors)
 
     def _subscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
         if (kind := self._channels.get(channel)) is None:
             return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
         limit = self.settings.subscriptions_each
-        if (channel, key) not in subscriber.subjects and len(subscriber.subjects) >= limit:
+        keys = subscriber.subjects.setdefault(channel, {})
+        if key not in keys and sum(len(one) for one in subscriber.subjects.values()) >= limit:
             return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
-        subscriber.subjects[channel, key] = None
-        self._index.add(subscriber_id, channel, key)
+        keys[key] = None
+        is_first = self._index.add(subscriber_id, channel, key)
         if kind is ChannelKind.STATE:
             for state_key, body, version in self._states.current(channel, key):
-                letter = Letter(channel, state_key, body, self._size_of(body), is_state=True, version=version)
-                self._put(subscriber_id, letter)
+                size = self._size_of(body) + len(state_key)
+                self._put(subscriber_id, Letter(channel, state_key, body, size, is_state=True, version=version))
+        if is_first:
+            self.on_interest(channel, key, True)
         return None
 
     def _unsubscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
         if channel not in self._channels:
             return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
-        subscriber.subjects.pop((channel, key), None)
-        self._index.remove(subscriber_id, channel, key)
+        subscriber.subjects.get(channel, {}).pop(key, None)
+        if self._index.remove(subscriber_id, channel, key):
+            self.on_interest(channel, key, False)
         return None
 
     def _put(self, subscriber_id: str, letter: Letter) -> None:
         self._subscribers[subscriber_id].mailbox.put(letter)
         self.on_ready(subscriber_id)
+
+    def _take(self, mailbox: Mailbox) -> tuple[Delivery, ...]:
+        before = mailbox.sequence
+        deliveries = mailbox.take()
+        gaps = [one.body for one in deliveries if one.sequence > before and isinstance(one.body, Gap)]
+        fresh = mailbox.sequence - before
+        self._counts.update(deliveries=fresh, repeated_deliveries=len(deliveries) - fresh)
+        self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
+        return deliveries
+
+    def _slimmed(self, body: object) -> tuple[object, int]:
+        kept = self._kept(body)
+        return kept, self._size_of(kept)

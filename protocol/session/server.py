@@ -7,6 +7,7 @@ come. All of it runs on one event loop, and so do the callers of `publish` and `
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import time
@@ -18,10 +19,13 @@ import grpc
 from protocol import sublet_pb2_grpc
 from protocol.codec import MalformedMessage
 from protocol.errors import SubletError
+from protocol.events import StreamHead
 from protocol.messages import PROTOCOL_VERSION
 from protocol.session import wire
-from protocol.session.publisher import Hold, Messages, PublisherSettings, Received, Repeated, SessionPublisher, Unknown
-from protocol.session.values import CommandError
+from protocol.session.answers import Hold, Messages, Received, Repeated, Unknown
+from protocol.session.counters import PublisherCounters
+from protocol.session.publisher import PublisherSettings, SessionPublisher
+from protocol.session.values import CHANNELS, Channels, CommandError
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +39,19 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 OnMessage = Callable[[str, Any], Awaitable[None] | None]
 OnExpired = Callable[[Sequence[str]], None]
+OnInterest = Callable[[str, str | None, bool], None]
 
 
-def new_publisher(incarnation: str, settings: PublisherSettings | None = None) -> SessionPublisher:
+def new_publisher(
+    incarnation: str, settings: PublisherSettings | None = None, channels: Channels = CHANNELS
+) -> SessionPublisher:
     """A publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
-    return SessionPublisher(incarnation, settings, size_of=wire.body_size)
+    return SessionPublisher(incarnation, settings, channels=channels, size_of=wire.body_size, kept=_kept)
+
+
+def _kept(body: object) -> object:
+    """Of a stream its head alone: a block is news for who waits for it, and would fill a node's memory for others."""
+    return body.without_block() if isinstance(body, StreamHead) else body
 
 
 class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
@@ -47,6 +59,8 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
     the sender as that message's error. `on_expired` hears of subscriber ids that were forgotten after their silence.
+    `on_interest(channel, key or None for all, wanted)` hears when the first subscriber of it has come, or the last has
+    gone. `channels` are those of the publisher.
     """
 
     def __init__(
@@ -55,17 +69,21 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         on_message: OnMessage,
         *,
         on_expired: OnExpired = lambda subscriber_ids: None,
+        on_interest: OnInterest = lambda channel, key, wanted: None,
+        channels: Channels = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.publisher = publisher
         self._on_message = on_message
         self._on_expired = on_expired
+        self._on_interest = on_interest
+        self._channels = channels
         self._clock = clock
         self._held: dict[str, asyncio.Future[bool]] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._executions: set[asyncio.Task[Any]] = set()
+        self._turns: dict[str, asyncio.Task[Any]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         publisher.on_ready = self._end_hold
+        publisher.on_interest = self._tell_interest
 
     def register(self, server: Any) -> None:
         """Add the service to a `grpc.aio.server` (made with `SERVER_OPTIONS`) and begin to sweep."""
@@ -93,6 +111,18 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         """How many polls are held at this instant."""
         return len(self._held)
 
+    @property
+    def counters(self) -> PublisherCounters:
+        """What happened so far."""
+        return self.publisher.counters
+
+    def leaks(self) -> tuple[str, ...]:
+        """What is remembered though its subscriber is gone: nothing, if all is well and no call is under way."""
+        found = list(self.publisher.leaks())
+        for what, names in (("poll is held", self._held), ("batch is executed", self._turns)):
+            found += [f"{name}: its {what}, and it is forgotten" for name in names if not self.publisher.knows(name)]
+        return tuple(found)
+
     # --- the service ---
 
     async def Commands(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
@@ -101,10 +131,7 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         if len(request.commands) > wire.MAX_COMMANDS:
             text = f"{len(request.commands)} commands in a batch: the limit is {wire.MAX_COMMANDS}; send several"
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
-        execution = asyncio.get_running_loop().create_task(self._execute_in_turn(subscriber_id, request))
-        self._executions.add(execution)
-        execution.add_done_callback(self._executions.discard)
-        return await asyncio.shield(execution)
+        return await asyncio.shield(self._begin_in_turn(subscriber_id, request))
 
     async def Poll(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Answer with what waits; with nothing waiting, hold the call until something does, or the hold is over."""
@@ -118,20 +145,32 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             answer = self.publisher.collect(subscriber_id, self._clock())
         match answer:
             case Messages(deliveries):
-                return wire.poll_reply(self.publisher.incarnation, deliveries)
+                return wire.poll_reply(self.publisher.incarnation, deliveries, channels=self._channels)
             case Unknown(why):
                 log.info("subscriber %s is unknown: %s", subscriber_id, why)
                 return wire.poll_reply(self.publisher.incarnation, unknown=True)
 
     # --- inside ---
 
-    async def _execute_in_turn(self, subscriber_id: str, request: Any) -> Any:
+    def _begin_in_turn(self, subscriber_id: str, request: Any) -> asyncio.Task[Any]:
         """To its end even if the agent gives up waiting: it will ask again, and a batch is begun only once."""
-        async with self._turns.setdefault(subscriber_id, asyncio.Lock()):
-            return await self._execute(subscriber_id, request)
+        before = self._turns.get(subscriber_id)
+        turn = asyncio.get_running_loop().create_task(self._execute_after(before, subscriber_id, request))
+        self._turns[subscriber_id] = turn
+        turn.add_done_callback(functools.partial(self._end_turn, subscriber_id))
+        return turn
+
+    def _end_turn(self, subscriber_id: str, turn: asyncio.Task[Any]) -> None:
+        if self._turns.get(subscriber_id) is turn:
+            del self._turns[subscriber_id]
+
+    async def _execute_after(self, before: asyncio.Task[Any] | None, subscriber_id: str, request: Any) -> Any:
+        if before is not None:
+            await asyncio.wait([before])
+        return await self._execute(subscriber_id, request)
 
     async def _execute(self, subscriber_id: str, request: Any) -> Any:
-        commands = [wire.decode_command(command) for command in request.commands]
+        commands = [wire.decode_command(command, self._channels) for command in request.commands]
         answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
         match answer:
             case Received(messages, errors):
@@ -142,7 +181,6 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return wire.batch_reply(self.publisher.incarnation, errors)
             case Unknown(why):
                 log.info("subscriber %s is unknown: %s", subscriber_id, why)
-                self._turns.pop(subscriber_id, None)
                 return wire.batch_reply(self.publisher.incarnation, unknown=True)
 
     async def _hand_over(self, subscriber_id: str, index: int, message: object) -> CommandError | None:
@@ -183,8 +221,6 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             wait = longest if wake_at is None else min(wake_at - self._clock(), longest)
             await asyncio.sleep(max(wait, 0.01))
             silent = self.publisher.expire(self._clock())
-            for subscriber_id in silent:
-                self._turns.pop(subscriber_id, None)
             if silent:
                 self._tell_expired(silent)
 
@@ -193,6 +229,12 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._on_expired(subscriber_ids)
         except Exception:
             log.exception("the handler of expired subscribers raised")
+
+    def _tell_interest(self, channel: str, key: str | None, wanted: bool) -> None:
+        try:
+            self._on_interest(channel, key, wanted)
+        except Exception:
+            log.exception("the handler of interest raised")
 
 
 async def _checked(request: Any, context: Any) -> str:

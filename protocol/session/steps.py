@@ -41,13 +41,14 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswered:
-    """The node's receipt for a batch."""
+    """The node's receipt for a batch. `jitter` in [0, 1), as in all answers, spreads what many agents do next."""
 
     life: int
     number: int
     incarnation: str
     unknown: bool = False
     errors: tuple[CommandError, ...] = ()
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,12 @@ class PollAnswered:
     incarnation: str
     unknown: bool = False
     deliveries: tuple[Delivery, ...] = ()
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """A batch had no answer. `jitter` in [0, 1) spreads the retries of many agents."""
+    """A batch had no answer."""
 
     life: int
     why: str
@@ -159,7 +161,14 @@ class Lost:
         return self.reason is LostReason.REFUSED
 
 
-Instruction = SendBatch | StartPoll | CancelBatch | CancelPoll | Deliver | Refusals | Lost
+@dataclass(frozen=True, slots=True)
+class StillLost:
+    """The connection is lost still: said once to the subscriptions declared since that was said, which `lost` names."""
+
+    lost: Lost
+
+
+Instruction = SendBatch | StartPoll | CancelBatch | CancelPoll | Deliver | Refusals | Lost | StillLost
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -21,11 +22,41 @@ class ChannelKind(Enum):
     STATE = "state"  # the newest value of each key; a subscribe is answered with it
 
 
-CHANNELS: dict[str, ChannelKind] = {
-    Channel.BORROWER: ChannelKind.LOG,
-    Channel.STREAM: ChannelKind.STATE,
-    Channel.GROUP: ChannelKind.LOG,
-}
+Subject = tuple[str, str | None]
+"""What is subscribed to: a channel, and a key or None for all."""
+
+
+class Channels(Mapping[str, ChannelKind]):
+    """The channels that two parties talk on: a name, its number on the wire (from 1 on), and its kind."""
+
+    def __init__(self, *channels: tuple[str, int, ChannelKind]) -> None:
+        self._kinds = {name: kind for name, _, kind in channels}
+        self._numbers = {name: number for name, number, _ in channels}
+        self._names = {number: name for name, number, _ in channels}
+
+    def __getitem__(self, name: str) -> ChannelKind:
+        return self._kinds[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def number(self, name: str) -> int:
+        """The number of a channel; 0 for what is none."""
+        return self._numbers.get(name, 0)
+
+    def name(self, number: int) -> str | None:
+        """The channel of a number; None for what is none."""
+        return self._names.get(number)
+
+
+CHANNELS = Channels(
+    (Channel.BORROWER, 1, ChannelKind.LOG),
+    (Channel.STREAM, 2, ChannelKind.STATE),
+    (Channel.GROUP, 3, ChannelKind.LOG),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The session's own frames in wire form and back; what they carry goes through `protocol.codec`."""
+"""The session's own frames in wire form and back; what they carry goes through `protocol.codec`.
+
+`channels` are those that both sides know: ours, or the parties' own.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from typing import Any, assert_never
 from protocol import codec
 from protocol import sublet_pb2 as pb
 from protocol.codec import MAX_TEXT, MalformedMessage
-from protocol.events import GroupEvent, StreamHead
+from protocol.errors import UsageError
+from protocol.events import GroupEvent, InlineBlock, StreamHead
 from protocol.messages import MAX_ID, PROTOCOL_VERSION, Disconnect, LeaderWanted, Ping, RevokeFinished, UpdateProgress
 from protocol.session.steps import BatchAnswered, PollAnswered, SendBatch, StartPoll
 from protocol.session.values import (
-    Channel,
+    CHANNELS,
+    Channels,
     Command,
     CommandError,
     Delivery,
@@ -39,24 +44,20 @@ MAX_REQUEST_BYTES = 8 << 20
 MAX_REPLY_BYTES = 64 << 20
 """Largest reply an agent reads."""
 
-_CHANNELS: dict[str, Any] = {
-    Channel.BORROWER: pb.CHANNEL_BORROWER,
-    Channel.STREAM: pb.CHANNEL_STREAM,
-    Channel.GROUP: pb.CHANNEL_GROUP,
-}
-_CHANNELS_BACK: dict[int, Channel] = {wire: Channel(name) for name, wire in _CHANNELS.items()}
+_ENVELOPE_BYTES = 64
+"""About what a delivery takes on the wire besides what its body carries."""
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def batch_request(batch: SendBatch) -> Any:
+def batch_request(batch: SendBatch, channels: Channels = CHANNELS) -> Any:
     """A `CommandBatch`."""
     return pb.CommandBatch(
         protocol_version=PROTOCOL_VERSION,
         subscriber_id=batch.subscriber_id,
         number=batch.number,
-        commands=[encode_command(command) for command in batch.commands],
+        commands=[encode_command(command, channels) for command in batch.commands],
     )
 
 
@@ -81,13 +82,13 @@ def check_subscriber_id(text: str) -> str:
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-def encode_command(command: Command) -> Any:
+def encode_command(command: Command, channels: Channels = CHANNELS) -> Any:
     """A `Command`."""
     match command:
         case Subscribe(channel, key):
-            return pb.Command(subscribe=_subject(channel, key))
+            return pb.Command(subscribe=_subject(channel, key, channels))
         case Unsubscribe(channel, key):
-            return pb.Command(unsubscribe=_subject(channel, key))
+            return pb.Command(unsubscribe=_subject(channel, key, channels))
         case Send(LeaderWanted() | Ping() | UpdateProgress() | RevokeFinished() | Disconnect() as message):
             return pb.Command(message=codec.encode_to_leader(message))
         case Send(GroupEvent(payload)):
@@ -98,14 +99,14 @@ def encode_command(command: Command) -> Any:
             assert_never(command)
 
 
-def decode_command(wire: Any) -> ReceivedCommand:
+def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
     """A command, or `Malformed` with the reason."""
     try:
         match wire.WhichOneof("command"):
             case "subscribe":
-                return Subscribe(*_read_subject(wire.subscribe))
+                return Subscribe(*_read_subject(wire.subscribe, channels))
             case "unsubscribe":
-                return Unsubscribe(*_read_subject(wire.unsubscribe))
+                return Unsubscribe(*_read_subject(wire.unsubscribe, channels))
             case "message":
                 return Send(codec.decode_to_leader(wire.message))
             case "group_event":
@@ -122,22 +123,28 @@ def _read_event(payload: bytes) -> GroupEvent:
     return GroupEvent(payload)
 
 
-def _subject(channel: str, key: str | None) -> Any:
+def _subject(channel: str, key: str | None, channels: Channels) -> Any:
+    number: Any = channels.number(channel)
+    if not number:
+        raise UsageError(f"channel {channel!r}: it is none of this session's. These are: {', '.join(channels)}")
     if key is None:
-        return pb.Subject(channel=_CHANNELS[channel], all=True)
-    return pb.Subject(channel=_CHANNELS[channel], key=key)
+        return pb.Subject(channel=number, all=True)
+    return pb.Subject(channel=number, key=_key(key))
 
 
-def _read_subject(wire: Any) -> tuple[str, str | None]:
-    channel = _CHANNELS_BACK.get(wire.channel)
+def _read_subject(wire: Any, channels: Channels) -> tuple[str, str | None]:
+    channel = channels.name(wire.channel)
     if channel is None:
-        served = ", ".join(Channel)
-        raise MalformedMessage(f"channel {wire.channel}: not served here; these are: {served}")
+        raise MalformedMessage(f"channel {wire.channel}: not served here; these are: {', '.join(channels)}")
     if wire.WhichOneof("keys") == "all" and wire.all:
         return channel, None
-    if not 0 < len(wire.key) <= MAX_KEY or "\0" in wire.key:
-        raise MalformedMessage(f"key {wire.key[:40]!r}: 1 to {MAX_KEY} characters, without NUL, or all")
-    return channel, wire.key
+    return channel, _key(wire.key)
+
+
+def _key(key: str) -> str:
+    if not 0 < len(key) <= MAX_KEY or "\0" in key:
+        raise MalformedMessage(f"key {key[:40]!r}: 1 to {MAX_KEY} characters, without NUL, or all")
+    return key
 
 
 # --- replies --------------------------------------------------------------------------------------------------------
@@ -153,87 +160,115 @@ def batch_reply(incarnation: str, errors: Iterable[CommandError] = (), *, unknow
     )
 
 
-def poll_reply(incarnation: str, deliveries: Iterable[Delivery] = (), *, unknown: bool = False) -> Any:
+def poll_reply(
+    incarnation: str, deliveries: Iterable[Delivery] = (), *, unknown: bool = False, channels: Channels = CHANNELS
+) -> Any:
     """A `PollReply`."""
     return pb.PollReply(
         protocol_version=PROTOCOL_VERSION,
         incarnation=incarnation,
         unknown_subscriber=unknown,
-        messages=[encode_delivery(delivery) for delivery in deliveries],
+        messages=[encode_delivery(delivery, channels) for delivery in deliveries],
     )
 
 
-def read_batch_reply(batch: SendBatch, wire: Any) -> BatchAnswered:
+def read_batch_reply(batch: SendBatch, wire: Any, jitter: float = 0.0) -> BatchAnswered:
     """The node's receipt, as an event for the subscriber's machine."""
     errors = tuple(CommandError(error.index, error.text) for error in wire.errors)
-    return BatchAnswered(batch.life, batch.number, wire.incarnation, wire.unknown_subscriber, errors)
+    return BatchAnswered(batch.life, batch.number, wire.incarnation, wire.unknown_subscriber, errors, jitter)
 
 
-def read_poll_reply(poll: StartPoll, wire: Any) -> PollAnswered:
+def read_poll_reply(poll: StartPoll, wire: Any, jitter: float = 0.0, channels: Channels = CHANNELS) -> PollAnswered:
     """What the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
-    deliveries = tuple(decode_delivery(message) for message in wire.messages)
-    return PollAnswered(poll.life, wire.incarnation, wire.unknown_subscriber, deliveries)
+    deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
+    return PollAnswered(poll.life, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
 
 
 # --- deliveries -----------------------------------------------------------------------------------------------------
 
 
-def encode_delivery(delivery: Delivery) -> Any:
+def encode_delivery(delivery: Delivery, channels: Channels = CHANNELS) -> Any:
     """A `Delivery`."""
+    number: Any = channels.number(delivery.channel)
     return pb.Delivery(
         sequence=delivery.sequence,
-        channel=_CHANNELS.get(delivery.channel, pb.CHANNEL_UNSPECIFIED),
+        channel=number,
         key=delivery.key,
         predecessor=delivery.predecessor,
         version=delivery.version,
-        **_body(delivery.body),
+        **_body(delivery.body, channels),
     )
 
 
-def _body(body: Any) -> dict[str, Any]:
+def _body(body: Any, channels: Channels) -> dict[str, Any]:
     match body:
-        case StreamHead(stream_id, head, closed):
-            return {"stream_head": pb.StreamHead(stream_id=stream_id, head=head, closed=closed)}
+        case StreamHead():
+            return {"stream_head": _stream_head(body)}
         case GroupEvent(payload):
             return {"group_event": payload}
-        case Gap(dropped, channels):
-            return {"gap": pb.Gap(dropped=dropped, channels=[_CHANNELS[channel] for channel in channels])}
+        case Gap(dropped, names):
+            numbers: list[Any] = [channels.number(name) for name in names]
+            return {"gap": pb.Gap(dropped=dropped, channels=numbers)}
         case _:
             return {"to_borrower": codec.encode_to_borrower(body)}
 
 
-def decode_delivery(wire: Any) -> Delivery:
+def _stream_head(head: StreamHead) -> Any:
+    block = None
+    if head.block is not None:
+        start, end, payload = head.block.start, head.block.end, head.block.payload
+        block = pb.InlineBlock(start=start, end=end, codec=head.block.codec, payload=payload)
+    return pb.StreamHead(stream_id=head.stream_id, head=head.head, closed=head.closed, block=block)
+
+
+def decode_delivery(wire: Any, channels: Channels = CHANNELS) -> Delivery:
     """One message of a poll's reply; raises `MalformedMessage`."""
-    body = _read_body(wire)
-    channel: str = "" if isinstance(body, Gap) else _channel(wire.channel)
+    body = _read_body(wire, channels)
+    channel = "" if isinstance(body, Gap) else _channel(wire.channel, channels)
     return Delivery(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
 
 
-def _read_body(wire: Any) -> object:
+def _read_body(wire: Any, channels: Channels) -> object:
     match wire.WhichOneof("body"):
         case "to_borrower":
             return codec.decode_to_borrower(wire.to_borrower)
         case "stream_head":
-            return StreamHead(wire.stream_head.stream_id, wire.stream_head.head, wire.stream_head.closed)
+            return _read_stream_head(wire.stream_head)
         case "group_event":
             return GroupEvent(wire.group_event)
         case "gap":
-            return Gap(wire.gap.dropped, tuple(_channel(one) for one in wire.gap.channels))
+            return Gap(wire.gap.dropped, tuple(_channel(one, channels) for one in wire.gap.channels))
         case _:
             raise MalformedMessage("a delivery: it is empty, or of a kind this version does not know")
 
 
-def _channel(wire: int) -> Channel:
-    if wire not in _CHANNELS_BACK:
-        raise MalformedMessage(f"channel {wire}: this version does not know it")
-    return _CHANNELS_BACK[wire]
+def _read_stream_head(wire: Any) -> StreamHead:
+    block = None
+    if wire.HasField("block"):
+        try:
+            block = InlineBlock(wire.block.start, wire.block.end, wire.block.codec, wire.block.payload)
+        except UsageError as error:
+            raise MalformedMessage(str(error)) from error
+    return StreamHead(wire.stream_id, wire.head, wire.closed, block)
+
+
+def _channel(number: int, channels: Channels) -> str:
+    if (name := channels.name(number)) is None:
+        raise MalformedMessage(f"channel {number}: this version does not know it")
+    return name
 
 
 def body_size(body: object) -> int:
-    """Bytes of a delivery's body on the wire, and a little for its envelope."""
-    return 32 + int(pb.Delivery(**_body(body)).ByteSize())
+    """Bytes of a delivery's body on the wire, nearly, and a little for its envelope."""
+    match body:
+        case StreamHead(block=block):
+            return _ENVELOPE_BYTES + (0 if block is None else len(block.payload))
+        case GroupEvent(payload):
+            return _ENVELOPE_BYTES + len(payload)
+        case _:
+            return _ENVELOPE_BYTES + int(pb.Delivery(**_body(body, CHANNELS)).ByteSize())
 
 
-def command_size(command: Command) -> int:
+def command_size(command: Command, channels: Channels = CHANNELS) -> int:
     """Bytes of a command on the wire, nearly."""
-    return 4 + int(encode_command(command).ByteSize())
+    return 4 + int(encode_command(command, channels).ByteSize())

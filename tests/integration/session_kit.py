@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,13 +16,14 @@ import grpc.aio
 from protocol.errors import UndeclaredQueue
 from protocol.events import GroupEvent
 from protocol.messages import LeaderWanted, Ping, PingResponse
+from protocol.session.answers import Subscribed
 from protocol.session.client import NodeConnection
 from protocol.session.mailbox import MailboxLimits
 from protocol.session.publisher import PublisherSettings
 from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
 from protocol.session.steps import Lost
 from protocol.session.subscriber import SubscriberSettings
-from protocol.session.values import Channel, Command, Delivery
+from protocol.session.values import CHANNELS, Channel, Channels, Command, Delivery
 
 FAST = SubscriberSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
@@ -43,12 +45,21 @@ def free_port() -> int:
 class Node:
     """A node in this process: its session service on a real port."""
 
-    def __init__(self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int) -> None:
-        publisher = new_publisher(incarnation, PublisherSettings(hold_s=hold_s, mailbox=mailbox))
+    def __init__(
+        self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: Channels = CHANNELS
+    ) -> None:
+        publisher = new_publisher(incarnation, PublisherSettings(hold_s=hold_s, mailbox=mailbox), channels)
         self.received: list[tuple[str, object]] = []
         self.expired: list[str] = []
         self.gate: Awaitable[object] | None = None
-        self.sessions = SessionServer(publisher, self.on_message, on_expired=self.expired.extend)
+        self.interest: list[tuple[str, str | None, bool]] = []
+        self.sessions = SessionServer(
+            publisher,
+            self.on_message,
+            on_expired=self.expired.extend,
+            on_interest=lambda *one: self.interest.append(one),
+            channels=channels,
+        )
         self.calls: list[str] = []
         self.drop_replies = 0
         self.batches_inside = self.most_batches_inside = 0
@@ -71,6 +82,16 @@ class Node:
     def subscriptions(self) -> list[tuple[str, str | None]]:
         publisher = self.sessions.publisher
         return [one for name in publisher.subscriber_ids for one in publisher.subscriptions(name)]
+
+    async def check_no_leak(self) -> None:
+        """Once everybody is forgotten nothing may be left of anybody. Whoever fails here says what is."""
+        publisher = self.sessions.publisher
+        assert publisher.leaks() == ()
+        publisher.expire(math.inf)
+        await until(lambda: not self.sessions.leaks() and not self.sessions.held_polls)
+        assert publisher.subscriber_ids == ()
+        assert [publisher.subscribed(channel) for channel in CHANNELS] == [Subscribed(frozenset(), False)] * 3
+        assert len(publisher._index) == 0
 
     async def stop(self) -> None:
         await self.sessions.close()
@@ -106,12 +127,18 @@ class Watcher(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 @asynccontextmanager
 async def a_node(
-    incarnation: str = "n1", *, hold_s: float = 5.0, mailbox: MailboxLimits | None = None, port: int = 0
+    incarnation: str = "n1",
+    *,
+    hold_s: float = 5.0,
+    mailbox: MailboxLimits | None = None,
+    port: int = 0,
+    channels: Channels = CHANNELS,
 ) -> AsyncIterator[Node]:
-    node = Node(incarnation, hold_s, mailbox or MailboxLimits(), port)
+    node = Node(incarnation, hold_s, mailbox or MailboxLimits(), port, channels)
     await node.server.start()
     try:
         yield node
+        await node.check_no_leak()
     finally:
         await node.stop()
 
@@ -125,6 +152,7 @@ class Agent:
         name: str = "agent",
         settings: SubscriberSettings | None = None,
         answer_within_s: float = 5.0,
+        channels: Channels = CHANNELS,
     ) -> None:
         self.seen: list[Delivery] = []
         self.lost: list[Lost] = []
@@ -137,6 +165,7 @@ class Agent:
             on_refused=lambda command, text: self.refused.append((command, text)),
             settings=settings,
             answer_within_s=answer_within_s,
+            channels=channels,
         )
 
     def bodies(self) -> list[object]:
@@ -145,11 +174,14 @@ class Agent:
 
 @asynccontextmanager
 async def an_agent(
-    address: str, name: str = "agent", settings: SubscriberSettings | None = None
+    address: str, name: str = "agent", settings: SubscriberSettings | None = None, channels: Channels = CHANNELS
 ) -> AsyncIterator[Agent]:
-    agent = Agent(address, name, settings)
+    agent = Agent(address, name, settings, channels=channels)
     try:
         yield agent
+        assert agent.node.leaks() == ()
+        await agent.node.close(timeout_s=0)
+        assert agent.node.leaks() == ()
     finally:
         await agent.node.close(timeout_s=0)
 

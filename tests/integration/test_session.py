@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -38,6 +39,23 @@ def test_an_agent_holds_one_poll_however_much_it_subscribes(subscriptions: int) 
             await until(lambda: len(agent.seen) == subscriptions)
             await until(lambda: node.sessions.held_polls == 2)
             assert not other.seen
+
+    run(test)
+
+
+@pytest.mark.conforms("R1")
+def test_as_many_polls_are_held_as_there_are_agents() -> None:
+    async def test() -> None:
+        async with a_node() as node, AsyncExitStack() as stack:
+            agents = [await stack.enter_async_context(an_agent(node.address, f"a{number}")) for number in range(20)]
+            for agent in agents:
+                for key in range(50):
+                    agent.node.subscribe(Channel.GROUP, str(key))
+            await until(lambda: len(node.subscriptions()) == 1_000 and node.sessions.held_polls == 20)
+            assert node.calls.count("Poll") == 20
+            node.sessions.publish(Channel.GROUP, "7", event(1))
+            await until(lambda: all(agent.seen for agent in agents) and node.sessions.held_polls == 20)
+            assert node.calls.count("Poll") == 40
 
     run(test)
 

@@ -1,7 +1,8 @@
 """Both halves of the session against each other, over a network that loses requests and replies; one seed is one run.
 
 Checked from outside: within one life of a subscriber id, commands are executed once and in order, and every message of
-the log is seen once and in order, or a gap or a lost connection says that something is missing.
+the log is seen once and in order, or a gap or a lost connection says that something is missing. At no time is anything
+remembered of what is over, and both sides count what happened.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.session.answers import Hold, Messages, Received, Unknown
 from protocol.session.mailbox import MailboxLimits
-from protocol.session.publisher import Hold, Messages, PublisherSettings, Received, SessionPublisher, Unknown
+from protocol.session.publisher import PublisherSettings, SessionPublisher
 from protocol.session.steps import (
     BatchAnswered,
     BatchFailed,
@@ -55,7 +57,7 @@ class World:
         self.doubts = 0
         self.published = 0
         self.newest: dict[str, int] = {}
-        self.sent = 0
+        self.sent = self.delivered = self.gaps = self.losses = 0
 
     def new_node(self) -> SessionPublisher:
         self.node_number += 1
@@ -81,14 +83,17 @@ class World:
                 del self.calls["poll"]
             case Lost():
                 self.doubts += 1
+                self.losses += 1
                 self.seen.clear()
             case Deliver(deliveries):
+                self.delivered += len(deliveries)
                 for delivery in deliveries:
                     self.take(delivery.channel, delivery.body)
 
     def take(self, channel: str, body: object) -> None:
         if isinstance(body, Gap):
             self.doubts += 1
+            self.gaps += 1
             self.seen.clear()
         elif channel == "log":
             assert not self.seen or self.seen[-1] == body - 1, (self.seen, body)  # type: ignore[operator]
@@ -137,6 +142,16 @@ class World:
             self.answer(self.random.choice(sorted(self.calls)))
         if self.wake_at is not None and self.now >= self.wake_at:
             self.decide(Tick())
+        if self.published % 8 == 0:
+            assert self.node.leaks() == self.agent.leaks() == ()
+
+    def check_counters(self) -> None:
+        agent, node = self.agent.counters, self.node.counters
+        assert (agent.deliveries, agent.gaps) == (self.delivered, self.gaps)
+        assert sum(agent.lives_lost.values()) == agent.lives_begun - 1 >= self.losses
+        assert agent.polls >= agent.empty_polls
+        assert node.deliveries >= node.gaps
+        assert node.polls >= node.empty_polls
 
     def publish(self) -> None:
         self.published += 1
@@ -179,3 +194,4 @@ def test_nothing_is_lost_or_seen_twice_without_a_word(seed: int, loss: float, re
     assert world.doubts == doubts
     assert world.seen[before:] == list(range(world.published - 4, world.published + 1))
     assert world.newest["k"] == world.published
+    world.check_counters()

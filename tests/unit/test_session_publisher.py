@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.session.answers import Hold, Messages, Received, Repeated, Unknown
 from protocol.session.mailbox import MailboxLimits
-from protocol.session.publisher import (
-    Hold,
-    Messages,
-    PublisherSettings,
-    Received,
-    Repeated,
-    SessionPublisher,
-    Unknown,
-)
+from protocol.session.publisher import PublisherSettings, SessionPublisher
 from protocol.session.values import (
     ChannelKind,
     Delivery,

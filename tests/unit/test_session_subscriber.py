@@ -24,6 +24,7 @@ from protocol.session.steps import (
     SendBatch,
     StartPoll,
     Status,
+    StillLost,
     Tick,
 )
 from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
@@ -327,3 +328,75 @@ def test_jitter_spreads_the_retries() -> None:
     harness = connected()
     harness.do(PollFailed(harness.last(StartPoll).life, "x", jitter=0.5))
     assert harness.wake_at == 1.5
+
+
+@pytest.mark.conforms("R9")
+def test_what_is_subscribed_while_the_node_is_down_hears_of_it_once_too() -> None:
+    harness = connected(("news", "k"))
+    harness.poll_fails()
+    harness.wait()
+    harness.poll_fails()
+    assert harness.machine.status is Status.DOWN
+    harness.do(Subscribe("news", "late"), Subscribe("news", None), Subscribe("news", "k"), Unsubscribe("news", None))
+    for _ in range(3):
+        harness.wait()
+        harness.poll_fails()
+    assert [one.lost.subscriptions for one in harness.all(StillLost)] == [(("news", "late"),)]
+    assert len(harness.all(Lost)) == 1
+    harness.do(Subscribe("news", "in time"))
+    harness.wait()
+    harness.poll_ok()
+    assert harness.machine.leaks() == ()
+    harness.poll_fails()
+    harness.wait()
+    harness.poll_fails()
+    everything = {("news", "k"), ("news", "late"), ("news", "in time")}
+    assert set(harness.all(Lost)[-1].subscriptions) == everything
+    assert len(harness.all(StillLost)) == 1
+
+
+@pytest.mark.conforms("R9")
+def test_that_a_lost_node_will_never_serve_us_is_said_though_the_loss_was() -> None:
+    harness = connected(("news", "k"))
+    harness.poll_fails()
+    harness.wait()
+    harness.poll_fails()
+    harness.wait()
+    harness.do(PeerRefused(harness.last(StartPoll).life, "version 2"))
+    assert [(one.reason, one.final) for one in harness.all(Lost)] == [
+        (LostReason.UNREACHABLE, False),
+        (LostReason.REFUSED, True),
+    ]
+    assert harness.machine.leaks() == ()
+    still = harness.do(Subscribe("news", "x"))
+    assert still == [StillLost(Lost(LostReason.REFUSED, "version 2", (("news", "x"),)))]
+
+
+@pytest.mark.conforms("R2")
+def test_a_refused_subscription_that_was_asked_for_again_is_still_wanted() -> None:
+    harness = connected(("news", "k"))
+    harness.do(Send("busy"), Subscribe("news", "x"), Unsubscribe("news", "y"), Subscribe("news", "z"))
+    harness.batch_ok()
+    harness.do(Unsubscribe("news", "x"), Subscribe("news", "x"))
+    harness.batch_ok(errors=(CommandError(0, "too many"), CommandError(2, "too many")))
+    assert harness.machine.wants("news", "x")
+    assert not harness.machine.wants("news", "z")
+    harness.batch_ok()
+    harness.poll_ok(unknown=True)
+    assert harness.last(SendBatch).commands == (Subscribe("news", "k"), Subscribe("news", "x"))
+
+
+def test_jitter_spreads_the_return_to_a_node_that_has_begun_anew() -> None:
+    harness = connected()
+    answer = PollAnswered(harness.last(StartPoll).life, "n2", unknown=True, jitter=0.5)
+    assert [type(one) for one in harness.do(answer)] == [Lost]
+    assert harness.wake_at == SETTINGS.spread_s / 2
+    assert [type(one) for one in harness.wait()] == [SendBatch, StartPoll]
+
+
+def test_jitter_spreads_the_ends_of_holds_but_never_the_next_poll() -> None:
+    harness = connected()
+    sends = harness.do(PollAnswered(harness.last(StartPoll).life, "n1", jitter=0.5))
+    assert [one.hold_s for one in sends if isinstance(one, StartPoll)] == [4.5]
+    sends = harness.do(PollAnswered(harness.last(StartPoll).life, "n1", deliveries=(news(1, 0),), jitter=0.25))
+    assert [one.hold_s for one in sends if isinstance(one, StartPoll)] == [4.75]

@@ -1,0 +1,172 @@
+"""Subscriptions with callbacks of their own, over real gRPC: what each is told, also when its node is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from protocol.events import StreamHead
+from protocol.messages import Ping
+from protocol.session.mailbox import MailboxLimits
+from protocol.session.steps import Lost, LostReason, Status
+from protocol.session.subscriber import SubscriberSettings
+from protocol.session.values import Channel, Delivery, Gap
+from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
+from tests.integration.test_session_faults import KILLED_NODE
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = [str(number) for number in range(100)]
+
+
+class Subscriptions:
+    """What each subscription of an agent was called with."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.seen: dict[str, list[object]] = {}
+        self.failures: Counter[str] = Counter()
+        self.reasons: list[LostReason] = []
+
+    def add(self, channel: str, key: str | None) -> None:
+        name = f"{channel}/{key or 'all'}"
+        seen = self.seen.setdefault(name, [])
+
+        def on_message(delivery: Delivery) -> None:
+            seen.append(delivery.body)
+
+        def on_lost(lost: Lost) -> None:
+            assert (channel, key) in lost.subscriptions
+            self.failures[name] += 1
+            self.reasons.append(lost.reason)
+
+        self.agent.node.subscribe(channel, key, on_message=on_message, on_lost=on_lost)
+
+
+@pytest.mark.conforms("R3")
+def test_a_key_all_keys_and_both_each_have_every_message_once_and_in_order() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address, "one") as one, an_agent(node.address, "other") as other:
+            of_one, of_other = Subscriptions(one), Subscriptions(other)
+            of_one.add(Channel.GROUP, "k")
+            of_one.add(Channel.GROUP, None)
+            of_other.add(Channel.GROUP, "k")
+            await until(lambda: len(node.subscriptions()) == 3)
+            for number in range(1_000):
+                node.sessions.publish(Channel.GROUP, "k" if number % 2 else "x", event(number))
+            even, odd = ([event(number) for number in range(first, 1_000, 2)] for first in (0, 1))
+            await until(lambda: of_other.seen == {"group/k": odd})
+            await until(lambda: of_one.seen == {"group/k": odd, "group/all": even})
+            one.node.unsubscribe(Channel.GROUP, "k")
+            await until(lambda: len(node.subscriptions()) == 2)
+            node.sessions.publish(Channel.GROUP, "k", event(1_000))
+            await until(lambda: of_one.seen["group/all"][-1] == event(1_000))
+            assert not one.seen  # the connection's own callback has nothing left to take
+
+    run(test)
+
+
+@pytest.mark.conforms("R9", "R6")
+def test_a_killed_node_fails_every_subscription_once_and_its_next_life_serves_them_all() -> None:
+    async def test() -> None:
+        port = free_port()
+        victim = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED_NODE).format(port=port)], cwd=ROOT)
+        try:
+            async with an_agent(f"127.0.0.1:{port}", settings=FAST) as agent:
+                told = Subscriptions(agent)
+                agent.node.listen(True)
+                await until(lambda: agent.node.status is Status.CONNECTED, 30)
+                agent.lost.clear()
+                told.add(Channel.GROUP, None)
+                for key in KEYS:
+                    told.add(Channel.STREAM, key)
+                agent.node.send(Ping((), 1.0))
+                await until(lambda: not agent.node._machine.unsent_messages)
+                victim.kill()
+                victim.wait()
+                await until(lambda: agent.node.status is Status.DOWN)
+                told.add(Channel.GROUP, "late")  # no node to hear of it: it fails once as well
+                lives = agent.node.counters.lives_begun
+                await until(lambda: agent.node.counters.lives_begun > lives + 2)  # it tries again and again
+                assert set(told.failures.values()) == {1}
+                assert set(told.failures) == {"group/all", "group/late", *(f"stream/{key}" for key in KEYS)}
+                assert set(told.reasons) == {LostReason.UNREACHABLE}
+                assert [one.reason for one in agent.lost] == [LostReason.UNREACHABLE]
+
+                async with a_node("next", port=port) as node:
+                    await until(lambda: len(node.subscriptions()) == 102)
+                    for key in KEYS:
+                        node.sessions.publish(Channel.STREAM, key, StreamHead(int(key), 5), 10)
+                    node.sessions.publish(Channel.GROUP, "late", event(1))
+                    node.sessions.publish(Channel.GROUP, "k", event(2))
+                    await until(lambda: all(told.seen.values()))
+                    assert told.seen["group/late"] == [event(1)]
+                    assert told.seen["group/all"] == [event(2)]
+                    assert all(told.seen[f"stream/{key}"] == [StreamHead(int(key), 5)] for key in KEYS)
+                    assert set(told.failures.values()) == {1}
+                    agent.node.listen(False)
+                    await agent.node.close()
+        finally:
+            victim.kill()
+            victim.wait()
+
+    run(test)
+
+
+@pytest.mark.conforms("R9")
+def test_a_subscription_that_the_node_refuses_fails_once_and_alone() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address) as agent:
+            node.sessions.publisher.settings = type(node.sessions.publisher.settings)(subscriptions_each=2)
+            told = Subscriptions(agent)
+            for key in ("a", "b", "c"):
+                told.add(Channel.GROUP, key)
+            await until(lambda: agent.refused)
+            assert told.failures == {"group/c": 1}
+            assert told.reasons == [LostReason.REFUSED]
+            node.sessions.publish(Channel.GROUP, "b", event(1))
+            await until(lambda: told.seen["group/b"] == [event(1)])
+            assert not agent.lost
+
+    run(test)
+
+
+@pytest.mark.conforms("R10")
+def test_a_gap_is_told_to_who_reads_its_channel_and_to_nobody_else() -> None:
+    async def test() -> None:
+        async with a_node(mailbox=MailboxLimits(messages=50)) as node, an_agent(node.address) as agent:
+            told = Subscriptions(agent)
+            told.add(Channel.GROUP, "k")
+            told.add(Channel.GROUP, None)
+            told.add(Channel.STREAM, "7")
+            await until(lambda: len(node.subscriptions()) == 3 and node.sessions.held_polls)
+            node.sessions.publish(Channel.STREAM, "7", StreamHead(7, 1), 2)
+            for number in range(60):
+                node.sessions.publish(Channel.GROUP, "k", event(number))
+            await until(lambda: told.seen["group/k"] and told.seen["group/k"][-1] == event(59))
+            gap = Gap(50, (Channel.GROUP,))
+            assert told.seen["group/k"] == [gap, *(event(number) for number in range(50, 60))]
+            assert told.seen["group/all"] == [gap]
+            assert told.seen["stream/7"] == [StreamHead(7, 1)]
+            assert agent.bodies() == [gap]
+
+    run(test)
+
+
+@pytest.mark.conforms("R9")
+def test_subscribing_from_a_callback_at_any_time() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address, settings=SubscriberSettings(hold_s=0.2)) as agent:
+            told = Subscriptions(agent)
+            agent.node.subscribe(Channel.GROUP, "first", on_message=lambda delivery: told.add(Channel.GROUP, "second"))
+            await until(node.subscriptions)
+            node.sessions.publish(Channel.GROUP, "first", event(1))
+            await until(lambda: len(node.subscriptions()) == 2)
+            node.sessions.publish(Channel.GROUP, "second", event(2))
+            await until(lambda: told.seen["group/second"] == [event(2)])
+
+    run(test)

@@ -1,0 +1,127 @@
+"""The session between two parties that are neither leader nor borrower: a weather station and those who watch it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import grpc
+import grpc.aio
+import pytest
+
+from protocol.errors import UsageError
+from protocol.events import GroupEvent
+from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
+from protocol.session.subscriber import SubscriberSettings
+from protocol.session.values import Channel, ChannelKind, Channels, Command, Delivery
+from tests.integration.session_kit import Agent, a_node, an_agent, run, until
+
+WEATHER = Channels(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the two talk about; the session carries it as it is."""
+
+    place: str
+    value: float
+
+    def packed(self) -> GroupEvent:
+        return GroupEvent(json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def of(cls, body: object) -> Reading:
+        assert isinstance(body, GroupEvent)
+        return cls(**json.loads(body.payload))
+
+
+class Station:
+    """It publishes what it measures, and only where somebody watches; watchers report what they see."""
+
+    def __init__(self) -> None:
+        self.reports: list[Reading] = []
+        self.watched: set[str | None] = set()
+        self.sessions = SessionServer(
+            new_publisher("station-1", channels=WEATHER),
+            lambda watcher, message: self.reports.append(Reading.of(message)),
+            on_interest=self.hear,
+            channels=WEATHER,
+        )
+
+    def hear(self, channel: str, place: str | None, wanted: bool) -> None:
+        if channel == "temperature":
+            self.watched = self.watched | {place} if wanted else self.watched - {place}
+
+    def measure(self, place: str, value: float, version: int) -> None:
+        self.sessions.publish("temperature", place, Reading(place, value).packed(), version)
+
+
+@pytest.mark.conforms("R12")
+def test_a_station_and_its_watchers() -> None:
+    async def test() -> None:
+        station = Station()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        station.sessions.register(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        watcher = Agent(f"127.0.0.1:{port}", "watcher", SubscriberSettings(hold_s=1.0), channels=WEATHER)
+        storms: list[Delivery] = []
+        watcher.node.subscribe("temperature", "oslo")
+        watcher.node.subscribe("storm", on_message=storms.append)
+        await until(lambda: station.watched == {"oslo"} and station.sessions.publisher.subscribed("storm").all)
+        for version, value in enumerate((1.0, 2.5, -4.0)):
+            station.measure("oslo", value, version)
+            station.measure("rome", 30.0 + value, version)
+        for number in range(100):
+            station.sessions.publish("storm", "everywhere", Reading("everywhere", number).packed())
+        watcher.node.send(Reading("watcher", 9.0).packed())
+        await until(lambda: len(storms) == 100 and station.reports and watcher.seen)
+        assert [Reading.of(one.body).value for one in storms] == list(range(100))
+        assert {one.channel for one in storms} == {"storm"}
+        await until(lambda: Reading.of(watcher.seen[-1].body) == Reading("oslo", -4.0))
+        assert {(one.channel, one.key) for one in watcher.seen} == {("temperature", "oslo")}
+        assert station.reports == [Reading("watcher", 9.0)]
+        watcher.node.subscribe("temperature", "rome")  # a state is told to who comes late
+        await until(lambda: watcher.seen[-1].key == "rome")
+        assert Reading.of(watcher.seen[-1].body).value == 26.0
+        watcher.node.unsubscribe("temperature", "oslo")
+        await until(lambda: station.watched == {"rome"})
+        assert await watcher.node.close()
+        assert station.sessions.leaks() == watcher.node.leaks() == ()
+        await station.sessions.close()
+        await server.stop(0)
+
+    run(test)
+
+
+@pytest.mark.conforms("R12", "R11")
+def test_a_channel_that_is_not_of_this_session_is_refused_on_both_sides() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address, channels=WEATHER) as agent:
+            with pytest.raises(UsageError, match=r"'stream'.*temperature, storm"):
+                agent.node.subscribe("stream", "7")
+            refused: list[tuple[Command, str]] = agent.refused
+            agent.node.subscribe("temperature", "oslo")
+            await until(lambda: refused)
+            assert "1000" in refused[0][1]
+            assert "borrower, stream, group" in refused[0][1]
+
+    run(test)
+
+
+def failing(channel: str, key: str | None, wanted: bool) -> None:
+    raise RuntimeError("the owner's own fault")
+
+
+@pytest.mark.conforms("R12")
+def test_an_owner_that_fails_to_hear_of_interest_harms_no_subscriber() -> None:
+    async def test() -> None:
+        async with a_node() as node, an_agent(node.address) as agent:
+            node.sessions._on_interest = failing
+            agent.node.subscribe(Channel.GROUP, "k")
+            await until(node.subscriptions)
+            node.sessions.publish(Channel.GROUP, "k", GroupEvent(b"1"))
+            await until(lambda: agent.bodies() == [GroupEvent(b"1")])
+            assert not agent.refused
+
+    run(test)

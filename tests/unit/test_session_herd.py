@@ -1,0 +1,130 @@
+"""A thousand agents of one node: what happens to all at once does not bring them back at once."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from protocol.session.steps import (
+    BatchAnswered,
+    BatchFailed,
+    Event,
+    PollAnswered,
+    PollFailed,
+    SendBatch,
+    StartPoll,
+    Tick,
+)
+from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
+from protocol.session.values import Subscribe
+
+AGENTS = 1_000
+SLICE_S = 0.05
+"""What counts as one instant."""
+
+
+class Herd:
+    """The agents, and a node that answers all in the same way; `calls`: (time, kind) of each call made to it."""
+
+    def __init__(self, spread: bool) -> None:
+        self.random = random.Random(7)
+        self.spread = spread
+        self.now = 0.0
+        self.agents = [SessionSubscriber(f"agent-{number}", SubscriberSettings()) for number in range(AGENTS)]
+        self.calls: list[tuple[float, StartPoll | SendBatch]] = []
+        self.polls: dict[int, StartPoll] = {}
+        self.batches: dict[int, SendBatch] = {}
+        self.wakes: list[tuple[float, int, int]] = []
+        self._numbers = itertools.count()
+
+    def decide(self, number: int, event: Event) -> None:
+        outcome = self.agents[number].decide(event, self.now)
+        for one in outcome.sends:
+            if isinstance(one, StartPoll):
+                self.polls[number] = one
+            elif isinstance(one, SendBatch):
+                self.batches[number] = one
+            else:
+                continue
+            self.calls.append((self.now, one))
+        if outcome.wake_at is not None:
+            heapq.heappush(self.wakes, (outcome.wake_at, next(self._numbers), number))
+
+    def jitter(self) -> float:
+        return self.random.random() if self.spread else 0.0
+
+    def answer_batches(self, incarnation: str) -> None:
+        for number, batch in tuple(self.batches.items()):
+            del self.batches[number]
+            self.decide(number, BatchAnswered(batch.life, batch.number, incarnation, jitter=self.jitter()))
+
+    def end_polls(self, answer: Callable[[StartPoll, float], Event]) -> None:
+        """At one instant."""
+        for number, poll in tuple(self.polls.items()):
+            del self.polls[number]
+            self.decide(number, answer(poll, self.jitter()))
+
+    def connected(self) -> Herd:
+        for number in range(AGENTS):
+            self.decide(number, Subscribe("stream", "7"))
+        self.answer_batches("n1")
+        self.calls.clear()
+        return self
+
+    def dead_until(self, until_s: float) -> None:
+        """The node is dead: each call fails at once."""
+        while self.wakes and self.wakes[0][0] < until_s:
+            self.now, _, number = heapq.heappop(self.wakes)
+            self.decide(number, Tick())
+            if (batch := self.batches.pop(number, None)) is not None:
+                self.decide(number, BatchFailed(batch.life, "refused", self.jitter()))
+            if (poll := self.polls.pop(number, None)) is not None:
+                self.decide(number, PollFailed(poll.life, "refused", self.jitter()))
+
+    def woken(self) -> None:
+        while self.wakes:
+            self.now, _, number = heapq.heappop(self.wakes)
+            self.decide(number, Tick())
+
+
+def most_at_once(times: Iterable[float]) -> int:
+    """The most of them in one slice."""
+    return max(Counter(int(at / SLICE_S) for at in times).values())
+
+
+def test_agents_that_lose_a_node_do_not_come_back_in_one_instant() -> None:
+    most = {}
+    for spread in (True, False):
+        herd = Herd(spread).connected()
+        herd.end_polls(lambda poll, jitter: PollFailed(poll.life, "killed", jitter))
+        herd.dead_until(6.0)
+        late = [at for at, _ in herd.calls if at > 3.0]  # when a node that was restarted may be back
+        assert len(late) >= AGENTS
+        most[spread] = most_at_once(late)
+    assert most[True] < AGENTS / 4 < AGENTS <= most[False]
+
+
+def test_agents_that_a_node_forgot_do_not_declare_themselves_in_one_instant() -> None:
+    most = {}
+    for spread in (True, False):
+        herd = Herd(spread).connected()
+        herd.end_polls(lambda poll, jitter: PollAnswered(poll.life, "n2", unknown=True, jitter=jitter))
+        herd.woken()
+        declared = [at for at, call in herd.calls if isinstance(call, SendBatch)]
+        assert len(declared) == AGENTS
+        most[spread] = most_at_once(declared)
+    assert most[True] < AGENTS / 4 < most[False] == AGENTS
+
+
+def test_agents_that_one_message_woke_do_not_poll_in_step_for_ever() -> None:
+    most = {}
+    for spread in (True, False):
+        herd = Herd(spread).connected()
+        herd.end_polls(lambda poll, jitter: PollAnswered(poll.life, "n1", jitter=jitter))
+        polls = [(at, call) for at, call in herd.calls if isinstance(call, StartPoll)]
+        assert [at for at, _ in polls] == [0.0] * AGENTS  # nobody waits with the next poll: more may be there
+        most[spread] = most_at_once(at + call.hold_s for at, call in polls)
+    assert most[True] < AGENTS / 4 < most[False] == AGENTS

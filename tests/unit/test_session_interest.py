@@ -1,0 +1,93 @@
+"""Whoever publishes learns what is subscribed to: by asking, and by being told when it changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.session.answers import Subscribed
+from protocol.session.publisher import PublisherSettings, SessionPublisher
+from protocol.session.values import ChannelKind, Subscribe, Unsubscribe
+
+CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
+
+
+class Owner:
+    """A publisher whose owner keeps book of the interest that it is told of."""
+
+    def __init__(self) -> None:
+        self.node = SessionPublisher("n1", PublisherSettings(hold_s=5), channels=CHANNELS)
+        self.node.on_interest = self.hear
+        self.heard: list[tuple[str, str | None, bool]] = []
+        self._batches: dict[str, int] = {}
+
+    def hear(self, channel: str, key: str | None, wanted: bool) -> None:
+        self.heard.append((channel, key, wanted))
+
+    def do(self, name: str, *commands: Subscribe | Unsubscribe, now: float = 0.0) -> None:
+        self._batches[name] = number = self._batches.get(name, 0) + 1
+        self.node.receive(name, number, commands, now)
+
+
+@pytest.mark.conforms("R3")
+def test_the_first_and_the_last_subscriber_of_a_key_are_told_and_nobody_between() -> None:
+    owner = Owner()
+    for name in ("a", "b", "c"):
+        owner.do(name, Subscribe("price", "gold"))
+        owner.do(name, Subscribe("price", "gold"))
+    assert owner.heard == [("price", "gold", True)]
+    for name in ("b", "a", "c"):
+        assert owner.node.subscribed("price") == Subscribed(frozenset({"gold"}), False)
+        owner.do(name, Unsubscribe("price", "gold"))
+        owner.do(name, Unsubscribe("price", "gold"))
+    assert owner.heard == [("price", "gold", True), ("price", "gold", False)]
+    assert owner.node.subscribed("price") == Subscribed(frozenset(), False)
+
+
+def test_all_keys_and_other_channels_are_kept_apart() -> None:
+    owner = Owner()
+    owner.do("a", Subscribe("price", None), Subscribe("news", "gold"), Subscribe("price", "tin"))
+    assert owner.node.subscribed("price") == Subscribed(frozenset({"tin"}), True)
+    assert owner.node.subscribed("news") == Subscribed(frozenset({"gold"}), False)
+    owner.do("a", Unsubscribe("price", None))
+    assert owner.node.subscribed("price") == Subscribed(frozenset({"tin"}), False)
+    assert owner.heard[-1] == ("price", None, False)
+
+
+@pytest.mark.conforms("R8")
+def test_the_interest_of_the_silent_ends_with_them() -> None:
+    owner = Owner()
+    owner.do("dead", Subscribe("price", "gold"), Subscribe("price", "tin"))
+    owner.do("alive", Subscribe("price", "tin"), now=10.0)
+    assert owner.node.expire(16.0) == ("dead",)
+    assert owner.heard[-1] == ("price", "gold", False)
+    assert owner.node.subscribed("price") == Subscribed(frozenset({"tin"}), False)
+
+
+def test_what_is_published_on_being_told_is_in_the_answer_to_the_subscribe() -> None:
+    owner = Owner()
+
+    def publish(channel: str, key: str | None, wanted: bool) -> None:
+        assert key is not None
+        if wanted:
+            owner.node.publish(channel, key, "fetched", 1)
+        else:
+            owner.node.retract(channel, key)
+
+    owner.node.on_interest = publish
+    owner.do("a", Subscribe("price", "gold"))
+    answer = owner.node.collect("a", 0.0)
+    assert [one.body for one in getattr(answer, "deliveries", ())] == ["fetched"]
+    owner.do("a", Unsubscribe("price", "gold"))
+    owner.node.on_interest = owner.hear
+    owner.do("b", Subscribe("price", "gold"))
+    assert getattr(owner.node.collect("b", 0.0), "deliveries", None) == ()
+
+
+def test_what_is_kept_of_a_state_is_what_a_late_subscriber_gets() -> None:
+    node = SessionPublisher("n1", channels=CHANNELS, kept=lambda body: str(body)[0])
+    node.receive("early", 1, [Subscribe("price", "gold")], 0.0)
+    node.publish("price", "gold", "gold with all its story", 1)
+    node.receive("late", 1, [Subscribe("price", "gold")], 0.0)
+    early, late = (node.collect(name, 0.0) for name in ("early", "late"))
+    assert [one.body for one in getattr(early, "deliveries", ())] == ["gold with all its story"]
+    assert [one.body for one in getattr(late, "deliveries", ())] == ["g"]

@@ -1,0 +1,69 @@
+"""The checks for leaks see what they are for: each is shown something left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.session.publisher import SessionPublisher
+from protocol.session.steps import BatchAnswered, PeerRefused
+from protocol.session.subscriber import SessionSubscriber
+from protocol.session.values import ChannelKind, Send, Subscribe, Unsubscribe
+
+CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
+
+
+def publisher() -> SessionPublisher:
+    node = SessionPublisher("n1", channels=CHANNELS)
+    for name in ("a", "b"):
+        node.receive(name, 1, [Subscribe("news", "k"), Subscribe("news", None), Subscribe("price", "gold")], 0.0)
+    node.publish("news", "k", "m")
+    node.publish("price", "gold", "g", 1)
+    node.send("a", "news", "k", "once")
+    return node
+
+
+@pytest.mark.conforms("R8")
+def test_a_publisher_whose_subscribers_come_and_go_keeps_nothing_of_them() -> None:
+    node = publisher()
+    assert node.leaks() == ()
+    node.receive("a", 2, [Unsubscribe("news", "k"), Unsubscribe("news", "never")], 0.0)
+    node.poll("a", 0, "n1", 0.0, 5.0)
+    assert node.leaks() == ()
+    node.poll("a", 99, "n1", 0.0, 5.0)  # breaks a rule
+    assert node.leaks() == ()
+    node.expire(1e9)
+    assert node.leaks() == ()
+    assert not node._index._channels
+
+
+def test_a_publisher_tells_what_is_left_behind() -> None:
+    node = publisher()
+    del node._subscribers["a"]
+    assert len(node.leaks()) == 3
+    node = publisher()
+    node._index.remove("b", "news", None)
+    assert [leak.split(":")[1] for leak in node.leaks()] == [" messages pass it by"]
+    node = publisher()
+    node._subscribers["a"].mailbox._waiting.clear()
+    assert all(leak.startswith("mailbox of a") for leak in node.leaks())
+    assert len(node.leaks()) == 2
+
+
+def test_a_subscriber_that_rests_or_is_refused_keeps_nothing() -> None:
+    agent = SessionSubscriber("agent", channels=CHANNELS)
+    agent.decide(Subscribe("news", "k"), 0)
+    agent.decide(Send("m"), 0)
+    assert agent.leaks() == ()
+    agent.decide(Unsubscribe("news", "k"), 0)
+    agent.decide(BatchAnswered(1, 1, "n1"), 0)
+    agent.decide(BatchAnswered(1, 2, "n1"), 0)
+    assert agent.leaks() == ()
+    agent._queue.append(Send("forgotten"))
+    assert agent.leaks() == ("commands: kept while idle",)
+    agent._queue.clear()
+    agent.decide(Subscribe("news", "k"), 0)
+    agent.decide(PeerRefused(2, "version"), 0)
+    assert agent.leaks() == ()
+    agent._wanted["news", "k"] = None
+    agent._untold["news", "x"] = None
+    assert len(agent.leaks()) == 2

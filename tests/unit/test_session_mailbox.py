@@ -1,0 +1,135 @@
+"""What waits for one subscriber: who gives way when there is too much, and that it is always said."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.session.mailbox import Letter, Mailbox, MailboxLimits
+from protocol.session.values import Delivery, Gap
+
+
+def mailbox(**limits: int) -> Mailbox:
+    """Bodies are texts of their own size; of a state only what is before the first space is kept."""
+
+    def slim(body: object) -> tuple[object, int]:
+        kept = str(body).split()[0]
+        return kept, len(kept)
+
+    return Mailbox(MailboxLimits(**limits), slim)
+
+
+def log(channel: str, body: str) -> Letter:
+    return Letter(channel, "", body, len(body))
+
+
+def state(key: str, body: str, version: int = 1) -> Letter:
+    return Letter("price", key, body, len(body) + len(key), is_state=True, version=version)
+
+
+def bodies(deliveries: tuple[Delivery, ...]) -> list[object]:
+    return [delivery.body for delivery in deliveries]
+
+
+def emptied(box: Mailbox) -> list[object]:
+    """All that it has, by as many replies as it takes."""
+    seen: list[object] = []
+    while box:
+        deliveries = box.take()
+        seen += bodies(deliveries)
+        box.acknowledge(deliveries[-1].sequence)
+    assert not list(box.leaks())
+    return seen
+
+
+@pytest.mark.conforms("R10")
+def test_only_the_fullest_channel_gives_way_and_the_others_lose_nothing() -> None:
+    box = mailbox(messages=10)
+    box.put(log("news", "n1"))
+    for number in range(10):
+        box.put(log("chat", f"c{number}"))
+    box.put(log("news", "n2"))
+    deliveries = box.take()
+    assert bodies(deliveries) == [Gap(10, ("chat",)), "n1", "n2"]
+    assert [one.predecessor for one in deliveries] == [0, 0, 2]  # nothing is missing on the other channel
+    box.put(log("chat", "c10"))
+    assert box.take()[-1].predecessor == deliveries[0].sequence
+
+
+@pytest.mark.conforms("R10")
+def test_the_fullest_by_bytes_need_not_be_the_fullest_by_number() -> None:
+    box = mailbox(bytes=100)
+    for number in range(9):
+        box.put(log("chat", f"c{number}"))
+    box.put(log("news", "x" * 90))
+    assert emptied(box) == [Gap(1, ("news",)), *(f"c{number}" for number in range(9))]
+
+
+@pytest.mark.conforms("R10")
+def test_overflows_of_several_channels_before_a_poll_are_one_gap_that_names_them() -> None:
+    box = mailbox(messages=10)
+    for channel in ("news", "chat"):
+        for _ in range(11):
+            box.put(log(channel, "x"))
+    box.put(log("news", "last"))
+    assert emptied(box) == [Gap(22, ("news", "chat")), "last"]
+
+
+@pytest.mark.conforms("R10")
+def test_a_state_never_overflows_by_repeats() -> None:
+    box = mailbox(messages=2, bytes=100)
+    for version in range(1, 1_000):
+        box.put(state("gold", f"g{version}", version))
+        box.put(state("tin", f"t{version}", version))
+    assert [(one.body, one.version) for one in box.take()] == [("g999", 999), ("t999", 999)]
+    for version in range(1_000, 2_000):  # handed out and not acknowledged: the newest of each waits behind
+        box.put(state("gold", f"g{version}", version))
+    assert bodies(box.take()) == ["g999", "t999", "g1999"]
+
+
+@pytest.mark.conforms("R10")
+def test_too_many_states_for_the_mailbox_are_a_gap_too() -> None:
+    box = mailbox(messages=10)
+    for number in range(15):
+        box.put(state(str(number), "x"))
+    assert emptied(box) == [Gap(11, ("price",)), "x", "x", "x", "x"]
+
+
+@pytest.mark.conforms("R10")
+def test_states_shrink_before_anything_is_lost() -> None:
+    box = mailbox(bytes=1_000)
+    box.put(log("news", "n" * 100))
+    for number in range(100):
+        box.put(state(str(number), f"s{number} {'x' * 90}"))
+    seen = emptied(box)
+    assert not any(isinstance(body, Gap) for body in seen)
+    assert [str(body).split()[0] for body in seen] == ["n" * 100, *(f"s{number}" for number in range(100))]
+    assert 0 < sum(" " in str(body) for body in seen) < 10  # those that fitted came whole
+
+
+@pytest.mark.conforms("R10")
+def test_states_that_wait_shrink_for_messages_that_come() -> None:
+    box = mailbox(bytes=1_000)
+    for number in range(9):
+        box.put(state(str(number), f"s{number} {'x' * 90}"))
+    for number in range(5):
+        box.put(log("news", str(number) * 100))
+    assert emptied(box) == [*(f"s{number}" for number in range(9)), *(str(number) * 100 for number in range(5))]
+
+
+@pytest.mark.conforms("R10", "X4")
+def test_one_message_above_the_bound_is_a_gap_and_what_follows_is_not() -> None:
+    box = mailbox(bytes=100)
+    box.put(log("news", "x" * 101))
+    box.put(log("news", "small"))
+    assert emptied(box) == [Gap(1, ("news",)), "small"]
+
+
+def test_the_leak_check_sees_what_was_left_behind() -> None:
+    box = mailbox()
+    letter = Letter("news", "k", "once", 4, once=True)
+    box.put(letter)
+    assert not list(box.leaks())
+    box._waiting.clear()
+    assert len(list(box.leaks())) == 2
+    box._out_bytes = 7
+    assert len(list(box.leaks())) == 3
