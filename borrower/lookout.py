@@ -8,11 +8,11 @@ from borrower.agent import clock
 from borrower.handler import Handler
 from borrower.machine.following import (
     AtEnd,
-    Counters,
     FollowId,
     Following,
     FollowingEvent,
     Looked,
+    NewsCounters,
     Pushed,
 )
 
@@ -37,7 +37,7 @@ class Lookout:
         return max(self._look_at - clock(), 0.0)
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> NewsCounters:
         """What was found how, since the session began."""
         return self._machine.counters
 

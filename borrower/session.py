@@ -30,7 +30,7 @@ from borrower.inbox import Inbox
 from borrower.lookout import Lookout
 from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
-from borrower.machine.following import FollowId, Pushed
+from borrower.machine.following import FollowId, NewsCounters, Pushed
 from borrower.process import Home
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
@@ -239,6 +239,11 @@ class Session:
                 self._digest(0.1)
         self._over = True
         self._resources.close()
+
+    @property
+    def news(self) -> NewsCounters:
+        """How this session has learned of new messages so far: by push, or by looking for them itself."""
+        return self._lookout.counters
 
     @property
     def closed(self) -> bool:

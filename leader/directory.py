@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -15,15 +16,18 @@ from protocol.messages import PROTOCOL_VERSION
 from storage import nodes
 from storage.connect import connect
 from storage.groups.model import NodeRef
+from storage.notify import snapshot
+from storage.notify.teller import shared
 
 log = logging.getLogger(__name__)
 
 
 class Listing:
-    """One node's line in the directory. `lease_s`: how long borrowers go on seeing a node that died."""
+    """One node's line in the directory. `lease_s`: how long borrowers go on seeing a node that died. `notify`: where
+    publishers' notifications reach it."""
 
-    def __init__(self, url: str, ref: NodeRef, lease_s: float) -> None:
-        self._url, self._ref, self._lease_s = url, ref, lease_s
+    def __init__(self, url: str, ref: NodeRef, lease_s: float, notify: str | None = None) -> None:
+        self._url, self._ref, self._lease_s, self._notify = url, ref, lease_s, notify
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
         self._connection: psycopg.Connection[Any] | None = None
@@ -40,6 +44,7 @@ class Listing:
                 announce(f"{taken} Waiting for its lease to end.")
                 time.sleep(taken.remaining_s + 0.1)
                 self._register(connection)
+            shared(self._url).tell(snapshot.nodes(connection))
         self._thread.start()
 
     def end(self) -> None:
@@ -49,12 +54,14 @@ class Listing:
             self._thread.join(self._lease_s)
         try:
             with connect(self._url, application_name="sublet node") as connection:
+                ours = [each for each in snapshot.nodes(connection) if each.key == self._ref.name]
                 nodes.remove(connection, self._ref)
+            shared(self._url).tell([replace(each, deleted=True, data=None) for each in ours])
         except (SubletError, psycopg.Error) as error:
             log.warning("could not strike this node off the directory; its lease will: %s", error)
 
     def _register(self, connection: psycopg.Connection[Any]) -> None:
-        nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION)
+        nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION, notify=self._notify)
 
     def _keep(self) -> None:
         while not self._stop.wait(self._lease_s / 3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,17 @@ from storage import compaction, history, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
+from storage.notify import snapshot
+from storage.notify.model import Change
+from storage.notify.teller import shared
 from storage.turnover import Guard
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
 """Between two passes."""
+
+Tell = Callable[[Sequence[Change]], None]
 
 TOLD = 5
 """So many failed steps of a pass are told one by one."""
@@ -63,7 +68,7 @@ class Housekeeper:
             leadership.guard(inside, MAINTENANCE, term)
 
         failed: list[str] = []
-        for what, step in _steps(connection, guard, self._history_s):
+        for what, step in _steps(connection, guard, self._history_s, shared(self._url).tell):
             if self._stop.is_set():
                 break
             try:
@@ -82,13 +87,13 @@ class Housekeeper:
 
 
 def _steps(
-    connection: psycopg.Connection[Any], guard: Guard, history_s: float
+    connection: psycopg.Connection[Any], guard: Guard, history_s: float, tell: Tell
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """A pass, step by step, each with its name; any may fail without the next."""
     due: list[str] = []
     yield "the search for spaces to roll over", lambda: due.extend(spaces.overdue(connection))
     for name in due:
-        yield f"rollover of space {name}", partial(_roll_over, connection, guard, name)
+        yield f"rollover of space {name}", partial(_roll_over, connection, guard, name, tell)
     yield "retention", partial(_retain, connection, guard)
     fragmented: list[int] = []
     yield "the search for fragmented streams", lambda: fragmented.extend(compaction.fragmented_streams(connection))
@@ -98,9 +103,10 @@ def _steps(
     yield "forgetting of old history", partial(_forget_history, connection, history_s)
 
 
-def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str) -> None:
+def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, tell: Tell) -> None:
     if spaces.rollover_due(connection, guard, name):
         log.info("space %s has rolled over", name)
+        tell(snapshot.spaces(connection))
 
 
 def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:

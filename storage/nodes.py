@@ -18,22 +18,23 @@ from storage.groups.model import NodeRef
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A line of the directory; `remaining_s` <= 0 means the lease has run out."""
+    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify`: where notifications reach it."""
 
     node: NodeRef
     http_address: str | None
     protocol_version: int
     started_at: datetime
     remaining_s: float
+    notify: str | None = None
 
 
 _REGISTER = """
-insert into node as n (name, incarnation, address, http_address, protocol_version, expires_at)
-values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s,
+insert into node as n (name, incarnation, address, http_address, protocol_version, notify, expires_at)
+values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify)s,
         clock_timestamp() + make_interval(secs => %(lease_s)s))
 on conflict (name) do update
    set incarnation = excluded.incarnation, address = excluded.address, http_address = excluded.http_address,
-       protocol_version = excluded.protocol_version, expires_at = excluded.expires_at,
+       protocol_version = excluded.protocol_version, notify = excluded.notify, expires_at = excluded.expires_at,
        started_at = case when n.incarnation = excluded.incarnation then n.started_at else excluded.started_at end
  where n.incarnation = excluded.incarnation or n.expires_at <= clock_timestamp()
 returning name"""
@@ -45,8 +46,11 @@ _LIVE = "select name, incarnation, address from node where expires_at > clock_ti
 
 _ALL = """
 select name, incarnation, address, http_address, protocol_version, started_at,
-       extract(epoch from expires_at - clock_timestamp())::float8
+       extract(epoch from expires_at - clock_timestamp())::float8, notify
   from node order by name"""
+
+_ENDPOINTS = """
+select distinct notify from node where expires_at > clock_timestamp() and notify is not null order by notify"""
 
 
 def register(
@@ -55,8 +59,10 @@ def register(
     lease_s: float,
     protocol_version: int,
     http_address: str | None = None,
+    notify: str | None = None,
 ) -> None:
-    """List the node for `lease_s`; the same incarnation again changes its addresses and renews.
+    """List the node for `lease_s`; the same incarnation again changes its addresses and renews. `notify`: the endpoint
+    of its notification driver.
 
     Raises `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
     long and try again; if the other has renewed meanwhile, it is alive.
@@ -67,6 +73,7 @@ def register(
         "address": node.address,
         "http": http_address,
         "version": protocol_version,
+        "notify": notify,
         "lease_s": lease_s,
     }
     while conn.execute(_REGISTER, parameters).fetchone() is None:
@@ -88,6 +95,11 @@ def remove(conn: psycopg.Connection[Any], node: NodeRef) -> None:
 def live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
     """The nodes whose leases live, by name."""
     return [NodeRef(*row) for row in conn.execute(_LIVE)]
+
+
+def endpoints(conn: psycopg.Connection[Any]) -> list[str]:
+    """Where the notifications of publishers reach the nodes whose leases live."""
+    return [row[0] for row in conn.execute(_ENDPOINTS)]
 
 
 def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:

@@ -133,6 +133,10 @@ class Fleet:
         done = [line["done"] for line in _lines(self._record(name)) if "done" in line]
         return [(stream, first) for stream, first in done]
 
+    def news(self, name: str) -> dict[str, int]:
+        """How a consumer that has left heard of new messages."""
+        return next(line["news"] for line in _lines(self._record(name)) if "news" in line)
+
     def ended(self, name: str) -> str | None:
         """The final reason that a consumer was given; None: it has been given none."""
         return next((str(line["ended"]) for line in _lines(self._record(name)) if "ended" in line), None)

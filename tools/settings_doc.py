@@ -16,6 +16,7 @@ from typing import NamedTuple
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from leader.settings import RULES, LeaderSettings
+from storage.notify.model import PREFIX, NotifySettings
 from storage.publish import Publisher
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
@@ -114,6 +115,16 @@ same value on both sides.
 | --- | --- | --- |
 """
 
+_NOTIFY = """
+## Times of notifications
+
+In seconds, but for `sends_per_s`; read by nodes and by whoever publishes, who must be told the same. What they mean is
+told in [notifications](notifications.md).
+
+| Variable | Default | Meaning |
+| --- | --- | --- |
+"""
+
 _ARGUMENTS = """
 ## Arguments of `{name}`
 
@@ -127,7 +138,8 @@ def page() -> str:
     general = "".join(f"| `{s.name}` | {s.option} | {s.default} | {s.meaning} |\n" for s in GENERAL)
     rules = "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in RULES)
     parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
-    return "".join(parts) + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION)
+    notify = _NOTIFY + times(NotifySettings, PREFIX)
+    return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION)
 
 
 def arguments(kind: type, told: dict[str, str]) -> str:
@@ -137,11 +149,11 @@ def arguments(kind: type, told: dict[str, str]) -> str:
     return _ARGUMENTS.format(name=kind.__name__) + "".join(lines)
 
 
-def times(settings: type[LeaderSettings] | type[BorrowerSettings]) -> str:
+def times(settings: type[LeaderSettings | BorrowerSettings | NotifySettings], prefix: str = "SUBLET_") -> str:
     """The lines of one class: its fields, their defaults and the sentences below them."""
     told = sentences(settings)
     return "".join(
-        f"| `SUBLET_{field.name.upper()}` | {field.default:g} | {told[field.name]} |\n" for field in fields(settings)
+        f"| `{prefix}{field.name.upper()}` | {field.default:g} | {told[field.name]} |\n" for field in fields(settings)
     )
 
 

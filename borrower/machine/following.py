@@ -98,7 +98,7 @@ class _Followed:
 
 
 @dataclass(slots=True)
-class Counters:
+class NewsCounters:
     """Since the session began: news by push, found by looking, refused; looks, and misses that were healed."""
 
     pushed: int = 0
@@ -117,7 +117,7 @@ class Following:
         self._follow: list[FollowId] = []
         self._unfollow: list[FollowId] = []
         self._numbers = 0
-        self.counters = Counters()
+        self.counters = NewsCounters()
 
     def decide(self, event: FollowingEvent, now: float) -> FollowingOutcome:
         """Answer one event."""

@@ -76,13 +76,32 @@ create table producer (
   primary key (producer_id, stream_id)
 ) with (fillfactor = 50);
 
+-- Messages published by SQL (0001_outbox.sql) that wait for the relay. What rolled back was never here. With the
+-- transaction in front, the relay finds what has come since it looked last without walking over all that it removed.
 create table outbox (
-  outbox_id bigint generated always as identity primary key,
+  xact xid8 not null default pg_current_xact_id(),
+  outbox_id bigint generated always as identity,
+  topic text not null,
+  key bytea,
+  value bytea,
+  headers jsonb,                                       -- [["name", value], ...]; a value: text, null, {"base64": text}
+  "timestamp" timestamptz,                             -- the message's; null: at
+  at timestamptz not null default clock_timestamp(),
+  primary key (xact, outbox_id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+alter table outbox alter value set storage external;
+
+-- Rows that were not written by `publish`, and that nobody could publish: kept for whoever wants to know.
+create table outbox_refused (
+  outbox_id bigint primary key,
   topic text not null,
   key bytea,
   value bytea,
   headers jsonb,
-  at timestamptz not null default clock_timestamp()
+  "timestamp" timestamptz,
+  at timestamptz not null,
+  reason text not null,
+  refused_at timestamptz not null default clock_timestamp()
 );
 
 -- Leader nodes that can be reached, under a lease of their own.
@@ -93,7 +112,8 @@ create table node (
   http_address text,
   protocol_version integer not null,
   started_at timestamptz not null default clock_timestamp(),
-  expires_at timestamptz not null
+  expires_at timestamptz not null,
+  notify text                                          -- where publishers' notifications reach it; null: it looks by itself
 ) with (fillfactor = 50);
 
 -- One block in one round trip, in the caller's transaction. `outcome` is exactly one of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from protocol.errors import DatabaseUnreachable, ProducerFenced, SubletError, Un
 from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
 from storage.log import Append, Appended, Outcome, Stamp, append
+from storage.notify.model import stream_change
+from storage.notify.teller import shared
 from storage.publish.buffer import Buffer
 from storage.publish.pieces import Load
 from storage.publish.routes import Routes
@@ -59,6 +61,7 @@ class Sender(threading.Thread):
         self._conn: BoundedConnection | None = None
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
+        self._teller = shared(url)
 
     def run(self) -> None:
         """Take, send, settle; whatever goes wrong reaches the deliveries."""
@@ -83,6 +86,7 @@ class Sender(threading.Thread):
         except SubletError as error:
             self._fail(loads, error)
             return
+        self._teller.tell([stream_change(stream_id, head, closed=False) for stream_id, head in _heads(loads, answers)])
         outcomes: dict[Outcome, list[Load]] = {outcome: [] for outcome in Outcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
@@ -186,6 +190,16 @@ class Sender(threading.Thread):
         conn, self._conn = self._conn, None
         if conn is not None:
             conn.close()
+
+
+def _heads(loads: list[Load], answers: list[Appended]) -> Iterable[tuple[int, int]]:
+    """(stream, head) of each stream that has grown; the last block of a stream comes last."""
+    grown = {
+        load.stream_id: answer.end_offset
+        for load, answer in zip(loads, answers, strict=True)
+        if answer.outcome is Outcome.APPENDED
+    }
+    return [(stream_id, head) for stream_id, head in grown.items() if head is not None]
 
 
 def _places(loads: list[Load], answers: list[Appended]) -> list[tuple[Load, int]]:

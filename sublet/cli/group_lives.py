@@ -61,6 +61,8 @@ def create(
     from storage.connect import connect
     from storage.groups import births
     from storage.groups.postgres import PostgresGroups
+    from storage.notify.model import group_change
+    from storage.notify.teller import tell_now
 
     wanted = Subscription.parse(subscription)
     options = GroupOptions(Start.parse(start), when_gone, strategy, _seconds(session_expiry))
@@ -72,6 +74,7 @@ def create(
             group = store.declare_group(wanted, options)
         finally:
             store.close()
+        tell_now(database.url, [group_change(str(wanted), group.group_id)])
     if cli.json:
         told = {"subscription": str(wanted), "group_id": group.group_id, "created": not existed}
         cli.emit({**told, **values.options_as_json(group.options)})
@@ -100,6 +103,8 @@ def delete(
     from storage.groups.overview import describe
     from storage.groups.postgres import PostgresGroups
     from storage.groups.refusals import no_such_group
+    from storage.notify.model import group_change
+    from storage.notify.teller import tell_now
 
     wanted = Subscription.parse(subscription)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
@@ -113,6 +118,8 @@ def delete(
             deleted = store.delete_group(wanted)
         finally:
             store.close()
+        if deleted is not None:
+            tell_now(database.url, [group_change(str(wanted), deleted, deleted=True)])
     if deleted is None:
         raise no_such_group(wanted)
     if cli.json:

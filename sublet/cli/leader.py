@@ -36,6 +36,14 @@ def leader(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine though nothing is encrypted or asked for.")
     ] = False,
+    notify: Annotated[
+        str,
+        typer.Option(
+            metavar="DRIVER",
+            envvar="SUBLET_NOTIFY",
+            help="How news of messages reach this node: postgres, zmq, or poll (they do not: consumers look).",
+        ),
+    ] = "poll",
     migrate_first: Annotated[
         bool, typer.Option("--migrate", help="Bring the database to this program's version first.")
     ] = False,
@@ -64,7 +72,7 @@ def leader(
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.database() as database:
-        return _serve(NodeServer(database.url, called, where, settings, _announcer(cli, called)))
+        return _serve(NodeServer(database.url, called, where, settings, _announcer(cli, called), notify))
 
 
 def migrate(cli: Cli) -> None:

@@ -2,7 +2,8 @@
 
 Writes a line {"stream", "grant", "offsets", "at"} to FILE for every batch it is given, before the batch is
 acknowledged, works on it for PAUSE_S, and writes {"done": [stream, first offset]}. NAME is a stable session's. SIGTERM
-makes it leave gracefully; where it is told to end, it writes {"ended": reason} and fails.
+makes it leave gracefully and say how it heard of new messages, {"news": counters}; where it is told to end, it writes
+{"ended": reason} and fails.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import signal
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str =
             except SubscriptionEnded as end:
                 write({"ended": end.reason})
                 raise
+            write({"news": asdict(session.news)})
 
 
 if __name__ == "__main__":

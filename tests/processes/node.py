@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from leader.listen import Listen
@@ -17,8 +18,9 @@ def main(url: str, name: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
+    notify = os.environ.get("SUBLET_NOTIFY", "poll")
     listen = Listen.parse("127.0.0.1:0", insecure=False)
-    asyncio.run(NodeServer(url, name, listen, LeaderSettings.from_env(), announce).run())
+    asyncio.run(NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify).run())
 
 
 if __name__ == "__main__":

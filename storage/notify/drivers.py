@@ -1,0 +1,64 @@
+"""Notification drivers by name, as installed: the entry points of the group `sublet.notify`."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from protocol.errors import InvalidSetting
+from storage.notify.driver import Factory
+
+GROUP = "sublet.notify"
+OURS = "sublet"
+
+
+def installed() -> list[str]:
+    """The names that `load` knows, in order; a library that one of them needs may be missing still."""
+    return sorted({each.name for each in entry_points(group=GROUP)})
+
+
+def load(name: str) -> Factory:
+    """What makes the driver of that name.
+
+    Raises `InvalidSetting` if no installed distribution brings it, if several do, or if what it needs is not installed.
+    """
+    found = _entry(name)
+    try:
+        factory: Factory = found.load()
+    except (ImportError, AttributeError) as error:
+        raise InvalidSetting(
+            f"notification driver {name!r} is installed but cannot be loaded ({error}). {_remedy(found)}."
+        ) from error
+    return factory
+
+
+def name_of(endpoint: str) -> str:
+    """The name of the driver that reaches an endpoint."""
+    return endpoint.partition(":")[0]
+
+
+def _entry(name: str) -> EntryPoint:
+    found = {_distribution(each): each for each in entry_points(group=GROUP, name=name)}
+    if not found:
+        raise InvalidSetting(
+            f"notification driver {name!r}: no installed package brings one of that name. Installed are "
+            f"{', '.join(installed()) or 'none'}: choose one of these, or install the package that has it."
+        )
+    if OURS in found:
+        return found[OURS]
+    if len(found) > 1:
+        raise InvalidSetting(
+            f"notification driver {name!r} is brought by several packages ({', '.join(sorted(found))}), and it has to "
+            "be clear which one is meant. Uninstall all but one."
+        )
+    return next(iter(found.values()))
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value
+
+
+def _remedy(entry: EntryPoint) -> str:
+    package = _distribution(entry)
+    if package == OURS:
+        return f"Run `pip install '{OURS}[{entry.name}]'`"
+    return f"Install what the package {package} needs, or another version of it"

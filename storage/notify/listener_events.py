@@ -1,0 +1,90 @@
+"""What a listener is told, what it answers, and what it has counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage.notify.catch_ups import CatchUp
+from storage.notify.model import Change, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Listening has begun, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Listening has ended, until `Connected`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message has come."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Something has come that is no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """The cache cannot tell whether a change on that channel is news."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Somebody wants that channel read."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The catch-up of that channel has ended; not `ok`: the database could not be read."""
+
+    channel: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """It is `wake_at`."""
+
+
+Event = Started | Connected | Lost | Heard | Malformed | Doubted | Asked | CaughtUp | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Changes for the cache, then catch-ups to begin; when to come back at the latest (None: with the next event)."""
+
+    changes: tuple[Change, ...]
+    catch_ups: tuple[CatchUp, ...]
+    wake_at: float | None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a listener has seen since it began. `repeated`: came twice, or after its gap had been given up."""
+
+    received: int = 0
+    repeated: int = 0
+    malformed: int = 0
+    gaps: int = 0
+    healed: int = 0
+    unhealed: int = 0
+    restarts: int = 0
+    silences: int = 0
+    forgotten: int = 0
+    losses: int = 0

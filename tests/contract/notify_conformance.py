@@ -1,0 +1,415 @@
+"""What every notification driver must do, whoever wrote it: `CHECKS`, run one by one on a `Subject`.
+
+For a driver of your own, registered in the entry point group `sublet.notify`, and with this repository on PYTHONPATH:
+
+    import pytest
+    from tests.contract.notify_conformance import CHECKS, Subject
+
+    class Mine(Subject):
+        def cut(self, inlet): ...          # and `rubbish` and `deaf`, see Subject
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    def test_my_driver(check):
+        check(Mine("mine", DATABASE_URL))
+
+A check that asks for what the driver's capabilities deny is skipped. None of them looks at a driver's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from storage.notify.driver import Driver, Inlet, Outlet
+from storage.notify.drivers import load, name_of
+from tests.kit import eventually
+from tests.processes.forking import in_a_child
+
+SLOW_S = 0.05
+"""A send that takes longer has blocked, or the machine was busy: a few are pardoned."""
+STRAYS = 30
+ROOT = Path(__file__).parents[2]
+
+
+class Subject:
+    """A driver under test, and what the suite must be told to do to it. The last three are asked of those that push."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name, self.url = name, url
+
+    def driver(self) -> Driver:
+        """The driver, by its entry point."""
+        return load(self.name)(self.url)
+
+    def cut(self, inlet: Inlet) -> None:
+        """Break the way to this inlet as the world might; the driver restores it by itself."""
+        raise NotImplementedError
+
+    def rubbish(self, inlet: Inlet) -> None:
+        """Bring to this inlet, from outside, whatever it should never see. None of it may count as a message."""
+        raise NotImplementedError
+
+    def deaf(self) -> AbstractContextManager[str]:
+        """The endpoint of somebody who is there and takes nothing."""
+        raise NotImplementedError
+
+
+class Heard:
+    """An inlet, and all that it told, in order: `connected`, `lost`, and messages."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.told: list[str | bytes] = []
+        self.fails = False
+        self.inlet = driver.inlet(self._message, lambda: self.told.append("connected"), self._lost)
+        eventually(lambda: self.told, message="on_connected is never called")
+
+    @property
+    def messages(self) -> list[bytes]:
+        """The messages so far."""
+        return [each for each in list(self.told) if isinstance(each, bytes)]
+
+    @property
+    def events(self) -> list[str]:
+        """How often it was connected and lost so far, in order."""
+        return [each for each in list(self.told) if isinstance(each, str)]
+
+    def _message(self, message: bytes) -> None:
+        self.told.append(message)
+        if self.fails:
+            raise ValueError("this handler fails")
+
+    def _lost(self) -> None:
+        self.told.append("lost")
+
+
+@contextlib.contextmanager
+def hearing(driver: Driver, count: int = 1) -> Iterator[list[Heard]]:
+    """So many open inlets; each is closed afterwards, and must have begun with being connected."""
+    heard = [Heard(driver) for _ in range(count)]
+    try:
+        yield heard
+    finally:
+        for each in heard:
+            each.inlet.close()
+            assert each.told[0] == "connected", "something was told before on_connected"
+
+
+@contextlib.contextmanager
+def sending(driver: Driver, heard: Sequence[Heard], count: int = 1) -> Iterator[list[Outlet]]:
+    """So many open outlets towards these inlets, closed afterwards."""
+    outlets = [driver.outlet([each.inlet.endpoint for each in heard]) for _ in range(count)]
+    try:
+        yield outlets
+    finally:
+        for outlet in outlets:
+            outlet.close()
+
+
+def pushing(subject: Subject) -> Driver:
+    """The driver, if it pushes; else the check is skipped."""
+    driver = subject.driver()
+    if not driver.capabilities.pushes:
+        pytest.skip(f"{subject.name} does not push")
+    return driver
+
+
+def arrives(outlet: Outlet, heard: Heard, message: bytes) -> None:
+    """Send it, again and again, until it is there: for ways that are only just being restored."""
+
+    def told() -> bool:
+        outlet.send(message)
+        return message in heard.messages
+
+    eventually(told, 20, "nothing arrives any more", every_s=0.05)
+
+
+def all_of(heard: Sequence[Heard], fact: Callable[[Heard], bool]) -> None:
+    """Wait until it is true of each of them."""
+    eventually(lambda: all(fact(each) for each in heard), 10, lambda: f"{[each.told[-9:] for each in heard]}"[:800])
+
+
+# --- the checks -----------------------------------------------------------------------------------------------------
+
+
+def it_goes_by_its_name(subject: Subject) -> None:
+    """The driver's name is its entry point's, and its endpoints begin with it and are short lines of plain text."""
+    driver = subject.driver()
+    assert driver.name == subject.name
+    with hearing(driver) as (heard,):
+        endpoint = heard.inlet.endpoint
+        assert name_of(endpoint) == subject.name
+        assert endpoint.isascii()
+        assert endpoint.isprintable()
+        assert " " not in endpoint
+        assert len(endpoint) <= 255
+
+
+def without_push_nothing_arrives(subject: Subject) -> None:
+    """A driver that declares to move nothing moves nothing, and takes no offence at being asked to."""
+    driver = subject.driver()
+    if driver.capabilities.pushes:
+        pytest.skip(f"{subject.name} pushes")
+    with hearing(driver) as (heard,):
+        with sending(driver, [heard]) as (outlet,):
+            outlet.send(b"message")
+        assert heard.told == ["connected"]
+
+
+def messages_arrive_whole_at_every_inlet(subject: Subject) -> None:
+    """Several inlets, several outlets, any bytes."""
+    driver = pushing(subject)
+    odd = [b"", b"\0", b"plain", "ä→𝄞".encode(), b"\xff\xfe", bytes(range(256)), b"'\\\"\r\n", b"t0", b"b0%"]
+    with hearing(driver, 3) as heard, sending(driver, heard, 2) as outlets:
+        sent = {bytes([number]) + message for number in range(2) for message in odd} | {b""}
+        for number, outlet in enumerate(outlets):
+            for message in odd:
+                outlet.send(bytes([number]) + message)
+            outlet.send(b"")
+        all_of(heard, lambda each: set(each.messages) == sent)
+        assert [outlet.dropped for outlet in outlets] == [0, 0]
+
+
+def equal_messages_are_not_folded(subject: Subject) -> None:
+    """What was sent twice arrives twice."""
+    driver = pushing(subject)
+    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+        for _ in range(50):
+            outlet.send(b"again")
+        outlet.send(b"last")
+        eventually(lambda: b"last" in heard.messages)
+        assert heard.messages.count(b"again") == 50 - outlet.dropped
+
+
+def the_payload_limit_holds(subject: Subject) -> None:
+    """Up to the limit a message arrives, whatever bytes it consists of; a longer one is counted, and harms nobody."""
+    driver = pushing(subject)
+    limit = driver.capabilities.payload_limit
+    longest = [byte * (limit or 1 << 20) for byte in (b"a", b"\0", b"\xff", b"\x80")]
+    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+        for message in longest:
+            outlet.send(message)
+            all_of([heard], lambda each: each.messages[-1:] == [message])  # noqa: B023
+        assert outlet.dropped == 0
+        if limit is not None:
+            outlet.send(b"a" * (limit + 1))
+            assert outlet.dropped == 1
+        outlet.send(b"next")
+        eventually(lambda: b"next" in heard.messages)
+        assert heard.messages == [*longest, b"next"]
+
+
+def an_outlets_messages_keep_their_order(subject: Subject) -> None:
+    """Where the driver says so."""
+    driver = pushing(subject)
+    if not driver.capabilities.ordered:
+        pytest.skip(f"{subject.name} does not promise order")
+    with hearing(driver) as (heard,), sending(driver, [heard], 2) as outlets:
+        for number in range(500):
+            for name, outlet in zip((b"a", b"b"), outlets, strict=True):
+                outlet.send(b"%s%06d" % (name, number))
+        eventually(lambda: {b"a000499", b"b000499"} <= set(heard.messages))
+        for name in (b"a", b"b"):
+            own = [message for message in heard.messages if message.startswith(name)]
+            assert own == sorted(own)
+
+
+def what_is_not_counted_as_dropped_arrives(subject: Subject) -> None:
+    """Where the driver says that it loses nothing: more at once than it can take."""
+    driver = pushing(subject)
+    if not driver.capabilities.lossless:
+        pytest.skip(f"{subject.name} may lose messages")
+    with hearing(driver, 2) as heard, sending(driver, heard) as (outlet,):
+        for number in range(5000):
+            outlet.send(b"%d" % number)
+        arrives(outlet, heard[0], b"last")
+        all_of(heard, lambda each: b"last" in each.messages)
+        all_of(heard, lambda each: len([m for m in each.messages if m != b"last"]) >= 5000 - outlet.dropped)
+
+
+def a_way_that_breaks_is_told_and_comes_back(subject: Subject) -> None:
+    """Lost, then connected again, by itself; then messages arrive."""
+    driver = pushing(subject)
+    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+        arrives(outlet, heard, b"before")
+        subject.cut(heard.inlet)
+        eventually(lambda: heard.events[:2] == ["connected", "lost"], message=lambda: f"told {heard.events}")
+        eventually(lambda: heard.events[2:] == ["connected"], message=lambda: f"told {heard.events}")
+        arrives(outlet, heard, b"after")
+
+
+def a_send_never_blocks(subject: Subject) -> None:
+    """Not with nobody there, and not where somebody is who takes nothing."""
+    driver = pushing(subject)
+    with hearing(driver) as (gone,):
+        nobody = gone.inlet.endpoint
+    message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
+    with subject.deaf() as deaf:
+        for endpoint in (nobody, deaf):
+            outlet = driver.outlet([endpoint])
+            slow = sum(_seconds(lambda: outlet.send(message)) > SLOW_S for _ in range(1500))  # noqa: B023
+            assert slow <= STRAYS, f"{slow} sends to {name_of(endpoint)} took longer than {SLOW_S} s"
+            assert _seconds(outlet.close) < 5
+
+
+def who_takes_nothing_holds_up_nobody_else(subject: Subject) -> None:
+    """Of two endpoints one takes nothing: what is sent to both arrives at the other."""
+    driver = pushing(subject)
+    message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
+    with subject.deaf() as deaf, hearing(driver) as (heard,):
+        outlet = driver.outlet([deaf, heard.inlet.endpoint])
+        for _ in range(1500):
+            outlet.send(message)
+        arrives(outlet, heard, b"heard")
+        outlet.close()
+
+
+def what_was_sent_last_arrives(subject: Subject) -> None:
+    """An outlet that is opened, used and closed at once, as a short-lived process does, has told what it told."""
+    driver = pushing(subject)
+    with hearing(driver) as (heard,):
+        for attempt in range(1 if driver.capabilities.lossless else 3):
+            with sending(driver, [heard]) as (outlet,):
+                outlet.send(b"%d" % attempt)
+        eventually(lambda: heard.messages)
+
+
+def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
+    """The next message is handed to it all the same."""
+    driver = pushing(subject)
+    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+        heard.fails = True
+        outlet.send(b"first")
+        outlet.send(b"second")
+        eventually(lambda: heard.messages == [b"first", b"second"])
+        assert heard.events == ["connected"]
+
+
+def rubbish_on_the_wire_is_survived(subject: Subject) -> None:
+    """It is no message, and what comes after it is."""
+    driver = pushing(subject)
+    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+        arrives(outlet, heard, b"before")
+        subject.rubbish(heard.inlet)
+        arrives(outlet, heard, b"after")
+        assert set(heard.messages) == {b"before", b"after"}
+
+
+def endpoints_that_are_none_are_survived(subject: Subject) -> None:
+    """The directory may hold anything: what cannot be reached hinders neither the caller nor the others."""
+    driver = subject.driver()
+    with hearing(driver) as (heard,):
+        nonsense = [
+            f"{subject.name}:",
+            f"{subject.name}:\n",
+            f"{subject.name}:tcp://nowhere:99999?key=x",
+            "",
+            "other:x",
+        ]
+        outlet = driver.outlet([*nonsense, heard.inlet.endpoint])
+        outlet.send(b"message")
+        if driver.capabilities.pushes:
+            arrives(outlet, heard, b"message")
+        outlet.close()
+        alone = driver.outlet([])
+        alone.send(b"to nobody")
+        alone.close()
+        assert set(heard.messages) <= {b"message"}
+
+
+def closing_lets_go_of_everything(subject: Subject) -> None:
+    """No thread, no file, no callback is left; closing again is harmless, and a closed outlet only counts."""
+    before = _possessions()
+    driver = subject.driver()
+    assert _possessions() <= before, "a driver that nothing was asked of has opened something"
+    with hearing(driver, 2) as heard, sending(driver, heard, 2) as outlets:
+        for outlet in outlets:
+            outlet.send(b"message")
+        if driver.capabilities.pushes:
+            all_of(heard, lambda each: bool(each.messages))
+    told = [list(each.told) for each in heard]
+    for close in [outlet.close for outlet in outlets] + [each.inlet.close for each in heard]:
+        close()
+    dropped = outlets[0].dropped
+    outlets[0].send(b"too late")
+    assert outlets[0].dropped == dropped + driver.capabilities.pushes
+    eventually(lambda: _possessions() <= before, message=lambda: f"left: {_possessions() - before}")
+    assert [list(each.told) for each in heard] == told
+
+
+def a_fork_shares_nothing(subject: Subject) -> None:
+    """The copies in a forked process send nothing and close nothing, and it can open its own. In a process of its own,
+    as what others have left in this one must not come along."""
+    pushing(subject)
+    command = [sys.executable, "-m", "tests.contract.notify_conformance", subject.name, subject.url]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+CHECKS: tuple[Callable[[Subject], None], ...] = (
+    it_goes_by_its_name,
+    without_push_nothing_arrives,
+    messages_arrive_whole_at_every_inlet,
+    equal_messages_are_not_folded,
+    the_payload_limit_holds,
+    an_outlets_messages_keep_their_order,
+    what_is_not_counted_as_dropped_arrives,
+    a_way_that_breaks_is_told_and_comes_back,
+    a_send_never_blocks,
+    who_takes_nothing_holds_up_nobody_else,
+    what_was_sent_last_arrives,
+    a_handler_that_raises_stops_nothing,
+    rubbish_on_the_wire_is_survived,
+    endpoints_that_are_none_are_survived,
+    closing_lets_go_of_everything,
+    a_fork_shares_nothing,
+)
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    begun = time.monotonic()
+    action()
+    return time.monotonic() - begun
+
+
+def _possessions() -> set[str]:
+    """Threads of Python, threads of the system, and open files with what they are."""
+    found = {f"thread {thread.name} {thread.ident}" for thread in threading.enumerate()}
+    found |= {f"task {task}" for task in os.listdir("/proc/self/task")}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(f"{number} {Path('/proc/self/fd', number).readlink()}")
+    return found
+
+
+def _story_of_a_fork(name: str, url: str) -> None:
+    driver = load(name)(url)
+    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+        arrives(outlet, heard, b"before")
+
+        def in_the_child() -> None:
+            outlet.send(b"of the copy")
+            assert outlet.dropped == 1, "the copy has sent"
+            outlet.close()
+            heard.inlet.close()
+            own = driver.outlet([heard.inlet.endpoint])
+            own.send(b"of the child")
+            own.close()
+
+        in_a_child(in_the_child)
+        eventually(lambda: b"of the child" in heard.messages)
+        arrives(outlet, heard, b"after")
+        assert set(heard.messages) == {b"before", b"of the child", b"after"}
+        assert outlet.dropped == 0
+
+
+if __name__ == "__main__":
+    _story_of_a_fork(sys.argv[1], sys.argv[2])

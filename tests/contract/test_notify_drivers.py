@@ -1,0 +1,301 @@
+"""The notification drivers that come with sublet, by the suite that anybody's has to pass."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import zmq
+
+from protocol.errors import InvalidSetting
+from storage.connect import connect
+from storage.notify import drivers
+from storage.notify.driver import Inlet
+from storage.notify.drivers import installed, load
+from storage.notify.postgres import PAYLOAD_LIMIT, as_payload, channel_of, from_payload
+from storage.notify.zmq_place import Place, private_directory
+from tests.contract.notify_conformance import CHECKS, Subject, hearing, sending
+from tests.kit import eventually
+
+THREE = ("poll", "postgres", "zmq")
+
+
+class PostgresSubject(Subject):
+    """The server ends the listener's connection; rubbish is whatever others say on its channel."""
+
+    def cut(self, inlet: Inlet) -> None:
+        with connect(self.url) as conn:
+            conn.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where application_name = 'sublet listen' and datname = current_database()"
+            )
+
+    def rubbish(self, inlet: Inlet) -> None:
+        with connect(self.url) as conn:
+            for text in ("", "t", "b", "b0", "b0?", "b0YQ", "x0y", "{}", "ä", "b0ä", "\x7f" * 7000):
+                if text != "b0":
+                    conn.execute("select pg_notify(%s, %s)", (channel_of("sublet"), text))
+
+    @contextlib.contextmanager
+    def deaf(self) -> Iterator[str]:
+        with connect(self.url) as conn:
+            conn.execute(f"listen {channel_of('sublet')}")
+            yield "postgres:"
+
+
+class ZmqSubject(Subject):
+    """Connections are cut under the feet of both ends; rubbish is what a port scanner, a stranger and a publisher that
+    breaks the rules send."""
+
+    def cut(self, inlet: Inlet) -> None:
+        port = port_of(inlet.endpoint)
+        for number in [int(name) for name in os.listdir("/proc/self/fd")]:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+                if copy.family == socket.AF_INET and copy.getpeername()[1] == port:
+                    copy.shutdown(socket.SHUT_RDWR)
+
+    def rubbish(self, inlet: Inlet) -> None:
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
+        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), greeting, greeting + b"\2" + b"\xff" * 8):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port_of(inlet.endpoint))) as raw:
+                raw.sendall(data)
+        address, key = inlet.endpoint.removeprefix("zmq:").split("?key=")
+        with zmq.Context() as context, context.socket(zmq.PUSH) as peer:
+            peer.linger = 1000
+            peer.curve_publickey, peer.curve_secretkey = zmq.curve_keypair()
+            peer.curve_serverkey = bytes.fromhex(key)
+            peer.connect(address)
+            peer.send_multipart([b"two", b"parts"])
+            peer.send(bytes(1024 * 1024 + 1))
+
+    @contextlib.contextmanager
+    def deaf(self) -> Iterator[str]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield f"zmq:tcp://127.0.0.1:{server.getsockname()[1]}?key={'0' * 64}"
+
+
+def port_of(endpoint: str) -> int:
+    found = re.search(r":(\d+)(\?|$)", endpoint)
+    assert found, endpoint
+    return int(found[1])
+
+
+SUBJECTS: dict[str, type[Subject]] = {"poll": Subject, "postgres": PostgresSubject, "zmq": ZmqSubject}
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest, database: str) -> Subject:
+    return SUBJECTS[request.param](request.param, database)
+
+
+@pytest.mark.conforms("D2")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("subject", THREE, indirect=True)
+def test_driver(subject: Subject, check: Callable[[Subject], None]) -> None:
+    check(subject)
+
+
+# --- by name --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("D2")
+def test_the_three_are_installed_and_declare_what_they_can() -> None:
+    assert set(THREE) <= set(installed())
+    made = {name: load(name)("postgresql:///x") for name in THREE}
+    assert {name: driver.capabilities.pushes for name, driver in made.items()} == {
+        "poll": False,
+        "postgres": True,
+        "zmq": True,
+    }
+
+
+def entry(name: str, value: str, package: str) -> EntryPoint:
+    """An entry point as an installed distribution of that name has it."""
+
+    class Distribution:
+        pass
+
+    found = EntryPoint(name, value, drivers.GROUP)
+    brought_by: Any = Distribution()
+    brought_by.name = package
+    vars(found)["dist"] = brought_by
+    return found
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes entry points of other distributions appear."""
+
+    def appear(*entries: EntryPoint) -> None:
+        def found(group: str, name: str | None = None) -> list[EntryPoint]:
+            return [each for each in entries if each.group == group and name in (None, each.name)]
+
+        monkeypatch.setattr(drivers, "entry_points", found)
+
+    return appear
+
+
+@pytest.mark.conforms("D2")
+def test_somebody_elses_driver_is_found_by_its_entry_point(others: Callable[..., None], database: str) -> None:
+    others(entry("pigeon", "storage.notify.poll:PollDriver", "carrier"))
+    assert installed() == ["pigeon"]
+    assert load("pigeon")(database).capabilities.pushes is False
+
+
+def test_an_unknown_driver_is_named_with_those_installed() -> None:
+    with pytest.raises(InvalidSetting, match=r"'kafka'.* Installed are .*poll, postgres.*zmq: choose one of these"):
+        load("kafka")
+
+
+def test_a_driver_without_its_library_says_what_to_install(others: Callable[..., None]) -> None:
+    others(entry("zmq", "no_such_library:Driver", "sublet"), entry("pigeon", "storage.notify.poll:Nothing", "carrier"))
+    with pytest.raises(InvalidSetting, match=r"'zmq'.*no_such_library.*`pip install 'sublet\[zmq\]'`"):
+        load("zmq")
+    with pytest.raises(InvalidSetting, match=r"'pigeon'.*Nothing.*package carrier"):
+        load("pigeon")
+
+
+def test_two_that_bring_one_name_are_refused_and_ours_is_never_replaced(others: Callable[..., None]) -> None:
+    both = [entry("x", "storage.notify.poll:PollDriver", package) for package in ("a", "b")]
+    others(*both)
+    with pytest.raises(InvalidSetting, match=r"'x' is brought by several packages \(a, b\)"):
+        load("x")
+    ours = entry("x", "storage.notify.postgres:PostgresDriver", "sublet")
+    others(*both, ours)
+    assert load("x") is ours.load()
+
+
+# --- postgres -------------------------------------------------------------------------------------------------------
+
+
+def test_two_schemas_of_one_database_do_not_hear_each_other(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = load("postgres")(database)
+    monkeypatch.setenv("SUBLET_SCHEMA", "other")
+    other = load("postgres")(database)
+    with (
+        hearing(one) as (here,),
+        hearing(other) as (there,),
+        sending(one, [here]) as (outlet,),
+        sending(other, [there]) as (second,),
+    ):
+        outlet.send(b"one")
+        second.send(b"other")
+        eventually(lambda: (here.messages, there.messages) == ([b"one"], [b"other"]))
+
+
+def test_every_schema_has_a_channel_that_postgres_takes() -> None:
+    names = [channel_of("s" * length) for length in (1, 56, 57, 63)] + [channel_of("s" * 62 + "t")]
+    assert all(len(name) <= 63 for name in names)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("message", [b"", b"text", b"\0", "ä".encode(), bytes(PAYLOAD_LIMIT), b"a" * PAYLOAD_LIMIT])
+def test_a_payload_is_text_within_the_limit_of_postgres(message: bytes) -> None:
+    payloads = {as_payload(message, place) for place in range(64)}
+    assert len(payloads) == 64
+    assert all(len(payload) < 8000 and payload.isascii() for payload in payloads)
+    assert {from_payload(payload.encode()) for payload in payloads} == {message}
+
+
+def test_what_waits_goes_in_one_round_trip_and_outlives_a_lost_connection(database: str) -> None:
+    driver = load("postgres")(database)
+    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+        outlet.send(b"before")
+        eventually(lambda: b"before" in heard.messages)
+        with connect(database) as conn:
+            ended = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'sublet notify'"
+            assert conn.execute(f"{ended} and datname = current_database()").rowcount == 1
+        for number in range(100):
+            outlet.send(b"%d" % number)
+        eventually(lambda: len(heard.messages) >= 101)
+        assert outlet.dropped == 0
+        assert heard.events == ["connected"]
+
+
+def test_a_database_that_is_away_is_no_error(server_url: str) -> None:
+    away = psycopg.conninfo.make_conninfo(server_url, host="/nonexistent")
+    driver = load("postgres")(away)
+    told: list[str] = []
+    inlet = driver.inlet(lambda message: None, lambda: told.append("connected"), lambda: told.append("lost"))
+    outlet = driver.outlet([inlet.endpoint])
+    for _ in range(3000):
+        outlet.send(b"message")
+    outlet.close()
+    inlet.close()
+    assert outlet.dropped == 3000
+    assert told == []
+
+
+# --- zmq ------------------------------------------------------------------------------------------------------------
+
+
+def test_who_has_not_the_key_is_not_heard_and_disturbs_nobody(database: str) -> None:
+    driver = load("zmq")(database)
+    with hearing(driver) as (heard,), zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        address, key = heard.inlet.endpoint.removeprefix("zmq:").split("?key=")
+        stranger.linger = 0
+        stranger.connect(address)
+        forged = f"zmq:{address}?key={key[::-1]}"
+        other = driver.outlet([forged])
+        with sending(driver, [heard]) as (outlet,):
+            for number in range(20):
+                stranger.send(b"forged", zmq.NOBLOCK)
+                other.send(b"forged")
+                outlet.send(b"%d" % number)
+            eventually(lambda: b"19" in heard.messages)
+        other.close()
+        assert b"forged" not in heard.messages
+
+
+def test_ipv6_and_names(database: str) -> None:
+    for host, address in (("localhost", r"tcp://(127\.0\.0\.1|\[::1\]):\d+"), ("::1", r"tcp://\[::1\]:\d+")):
+        driver = load("zmq")(database, host=host)
+        with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+            assert re.fullmatch(rf"zmq:{address}\?key=[0-9a-f]{{64}}", heard.inlet.endpoint)
+            outlet.send(b"message")
+            eventually(lambda: heard.messages == [b"message"])
+
+
+@pytest.mark.parametrize("host", ["198.51.100.7", "no such host"])
+def test_a_host_that_is_not_this_machines_is_refused(database: str, host: str) -> None:
+    with pytest.raises(InvalidSetting, match=rf"host '{host}'.*Give an address of this machine"):
+        load("zmq")(database, host=host).inlet(lambda message: None, lambda: None, lambda: None)
+
+
+def test_the_meeting_place_is_private_and_knows_no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    place = Place.of("postgresql://u:secret@h/d", "sublet")
+    assert place == Place.of("postgresql://u:changed@h/d", "sublet") == Place.of("postgresql://u@h/d", "sublet")
+    others = [Place.of("postgresql://u@h/e", "sublet"), Place.of("postgresql://u@h/d", "other")]
+    assert len({place, *others}) == 3
+    assert stat.S_IMODE(place.directory.stat().st_mode) == 0o700
+    place.directory.chmod(0o755)
+    with pytest.raises(InvalidSetting, match=r"mode drwxr-xr-x\) must be .* nobody else may enter"):
+        private_directory()
+
+
+def test_a_meeting_place_that_cannot_be_is_made_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    for unusable in (long, tmp_path / "missing"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(unusable))
+        assert not private_directory().is_relative_to(unusable)
+
+
+def test_the_last_one_leaves_no_file_behind(database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    driver = load("zmq")(database)
+    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+        outlet.send(b"message")
+        eventually(lambda: heard.messages)
+    (directory,) = tmp_path.iterdir()
+    assert list(directory.iterdir()) == []

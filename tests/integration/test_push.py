@@ -1,0 +1,168 @@
+"""News by push, from publishers through a node to consumers: how much of it arrives changes nothing but the time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.notify import snapshot
+from storage.notify.ears import Ears
+from storage.notify.model import GROUP, KINDS, NODE, SPACE, NotifySettings
+from tests.integration.sharing_kit import WAIT_S, Stage
+from tests.kit import eventually
+from tests.kit_nodes import ROOT, SPEED, environment
+
+PLUGINS = ROOT / "tests" / "plugins"
+NEWS = NotifySettings().scaled(SPEED)
+
+Staged = Callable[[dict[str, str]], Stage]
+
+
+@pytest.fixture
+def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
+    """Sets a stage whose processes have these settings, on a database of the test's own."""
+    stages: list[Stage] = []
+
+    def build(extra: dict[str, str]) -> Stage:
+        news = {f"SUBLET_NOTIFY_{name.upper()}": str(getattr(NEWS, name)) for name in NEWS.__dataclass_fields__}
+        path = {"PYTHONPATH": f"{ROOT}:{PLUGINS}"}
+        stages.append(Stage(database, tmp_path, extra={**news, **path, **extra}))
+        return stages[-1]
+
+    yield build
+    for stage in stages:
+        stage.close()
+
+
+@pytest.fixture
+def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has the driver of somebody else, too: publishers use whatever the nodes listen by."""
+    monkeypatch.syspath_prepend(str(PLUGINS))
+
+
+def run_sublet(stage: Stage, *arguments: str) -> None:
+    """A command of an operator."""
+    command = [sys.executable, "-m", "sublet.cli", *arguments, "--database-url", stage.fleet.url]
+    subprocess.run(command, check=True, cwd=ROOT, env=environment(SPEED, stage.fleet.extra), capture_output=True)
+
+
+@pytest.mark.conforms("P1", "P4", "R12")
+@pytest.mark.parametrize("driver", ["postgres", "zmq"])
+def test_consumers_hear_of_messages_by_push_and_get_each_once_in_order(staged: Staged, driver: str) -> None:
+    stage = staged({"SUBLET_NOTIFY": driver})
+    stage.serve("n1", "n2")
+    stage.share("a", "b")
+    with stage.scene.load():
+        stage.more(60)
+    assert stage.verdict().explained == []
+    for name in ("a", "b"):
+        assert stage.fleet.consumers[name].stop() == 0
+    assert all(stage.fleet.news(name)["pushed"] > 0 for name in ("a", "b"))
+
+
+@pytest.mark.conforms("D1")
+def test_without_push_consumers_find_all_by_looking(staged: Staged) -> None:
+    stage = staged({"SUBLET_NOTIFY": "poll"})
+    stage.serve("n1")
+    stage.share("a")
+    with stage.scene.load():
+        stage.more(30)
+    assert stage.verdict().explained == []
+    assert stage.fleet.consumers["a"].stop() == 0
+    news = stage.fleet.news("a")
+    assert news["pushed"] == 0
+    assert news["found"] > 0
+
+
+@pytest.mark.conforms("D1", "D2", "P4", "P6", "E16")
+@pytest.mark.usefixtures("plugged")
+@pytest.mark.parametrize("loss", [0, 50, 100])
+def test_leaders_die_and_news_are_lost_and_nothing_else_is(staged: Staged, loss: int) -> None:
+    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": str(loss)})
+    stage.serve("n1", "n2")
+    stage.share("a", "b")
+    with stage.scene.load():
+        for life in range(2):
+            stage.more()
+            before, leader = stage.leader()
+            leader.kill()
+            stage.next_leader(before)
+            stage.serve(f"again-{life}")
+            stage.more()
+    assert stage.verdict().explained == []
+    assert not any(line.forced for line in stage.scene.history())
+    for name in ("a", "b"):
+        assert stage.fleet.consumers[name].stop() == 0
+        news = stage.fleet.news(name)
+        assert (news["pushed"] > 0) == (loss < 100), news
+
+
+@pytest.mark.conforms("P4", "P5")
+@pytest.mark.usefixtures("plugged")
+def test_push_that_stops_and_comes_back_under_load_is_healed_and_used_again(staged: Staged, tmp_path: Path) -> None:
+    loss = tmp_path / "loss"
+    loss.write_text("0")
+    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS_FILE": str(loss)})
+    stage.serve("n1")
+    stage.share("a")
+    with stage.scene.load():
+        for share in ("100", "0", "100", "0"):
+            stage.more(40)
+            loss.write_text(share)
+        stage.more(40)
+    assert stage.verdict().explained == []
+    assert stage.fleet.consumers["a"].stop() == 0
+    news = stage.fleet.news("a")
+    assert news["misses"] > 0
+    assert news["pushed"] > 0
+
+
+@pytest.mark.conforms("D10", "E21")
+@pytest.mark.parametrize("driver", ["postgres", "zmq"])
+def test_a_reshard_by_an_operator_is_announced_and_its_streams_are_lent_at_once(staged: Staged, driver: str) -> None:
+    """Leaders look for new streams by themselves too seldom for this test."""
+    stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_RENEW_STREAMS_S": str(20 * WAIT_S)})
+    stage.serve("n1")
+    stage.share("a")
+    run_sublet(stage, "spaces", "reshard", "default", "4")
+    eventually(lambda: stage.scene.shares() == [4], WAIT_S, lambda: f"{stage.scene.rows()}{stage.said()}")
+
+
+@pytest.mark.conforms("D6", "D10")
+@pytest.mark.usefixtures("plugged")
+def test_what_is_known_is_what_is_in_the_database_though_half_of_the_news_is_lost(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from storage.notify.drivers import load
+
+    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": "50"})
+    monkeypatch.setenv("LOSS", "50")
+    stage.serve("n1")
+    driver, url = load("lossy")(stage.fleet.url), stage.fleet.url
+    ears = Ears(url, driver, snapshot.reading(lambda: ()), lambda change: None, settings=NEWS)
+    try:
+        assert ears.wait_caught_up(WAIT_S)
+        for number in range(6):
+            run_sublet(stage, "spaces", "create", f"s{number}", f"s{number}/#")
+            run_sublet(stage, "groups", "create", f"$queue/q{number}/#")
+        run_sublet(stage, "groups", "delete", "$queue/q3/#", "--yes")
+        stage.serve("n2")
+        assert stage.fleet.nodes["n1"].stop() == 0
+        eventually(lambda: _known(ears) == _stored(stage), WAIT_S, lambda: f"{ears.counters()}")
+        assert len(_known(ears)) == 7 + 5 + 1
+    finally:
+        ears.close()
+
+
+def _known(ears: Ears) -> dict[tuple[str, str], int]:
+    return {(kind, key): change.version for kind in KINDS for key, change in ears.objects(kind).items()}
+
+
+def _stored(stage: Stage) -> dict[tuple[str, str], int]:
+    connection = stage.scene.connection
+    readers = {SPACE: snapshot.spaces, GROUP: snapshot.groups, NODE: snapshot.nodes}
+    return {(kind, each.key): each.version for kind, read in readers.items() for each in read(connection)}

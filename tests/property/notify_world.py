@@ -1,0 +1,175 @@
+"""A world of publishers, a network and listeners, whose truth is a table of objects; time is a number."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterable
+
+from storage.notify.announcer import Announcer, Leave, Open, Tell
+from storage.notify.announcer import Event as SaidEvent
+from storage.notify.announcer import Tick as AnnouncerTick
+from storage.notify.cache import Cache, Verdict
+from storage.notify.catch_ups import CatchUp
+from storage.notify.codec import decode
+from storage.notify.listener import Listener
+from storage.notify.listener_events import CaughtUp, Connected, Doubted, Event, Heard, Lost, Started, Tick
+from storage.notify.model import Change, NotifySettings, Snapshot
+
+CHANNELS = ("stream", "space")
+SETTINGS = NotifySettings(review_s=1e6, poll_s=1e6, forget_s=60.0, tombstone_s=1e6)
+"""Nothing is healed by reads that nobody asked for."""
+
+READ_S = 0.05
+UNDER_WAY_S = 0.15
+"""The longest that a message is under way; with the time it waits for others less than the gap window."""
+
+
+class World:
+    """Everything happens at a time, in the order of times."""
+
+    def __init__(self, seed: int, *, publishers: int = 3, listeners: int = 2, settings: NotifySettings = SETTINGS):
+        self.random = random.Random(seed)
+        self.settings = settings
+        self.now = 0.0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self.truth: dict[tuple[str, str], Change] = {}
+        self.versions: dict[tuple[str, str], int] = {}
+        self.loss = self.repeats = 0.0
+        self.listeners = [Node(self) for _ in range(listeners)]
+        self.publishers = [Speaker(self, f"p{number}") for number in range(publishers)]
+
+    def at(self, when: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (max(when, self.now), next(self._numbers), do))
+
+    def run(self, until: float) -> None:
+        while self._agenda and self._agenda[0][0] <= until:
+            self.now, _, do = heapq.heappop(self._agenda)
+            do()
+        self.now = until
+
+    def change(self, kind: str, key: str, deleted: bool) -> Change:
+        """Commit a change of one object; its version has never been used."""
+        place = kind, key
+        version = self.versions[place] = self.versions.get(place, 0) + 1
+        self.truth[place] = Change(kind, key, version, deleted, None if deleted else {"v": version})
+        return self.truth[place]
+
+    def living(self, kind: str) -> dict[str, Change]:
+        return {key: change for (its, key), change in self.truth.items() if its == kind and not change.deleted}
+
+    def send(self, message: bytes) -> None:
+        """To every listener: lost, repeated, in any order."""
+        for node in self.listeners:
+            copies = 1 + (self.random.random() < self.repeats)
+            for _ in range(copies):
+                if self.random.random() >= self.loss:
+                    self.at(
+                        self.now + self.random.uniform(0, UNDER_WAY_S),
+                        lambda node=node, connection=node.connection: node.hear(message, connection),  # type: ignore[misc]
+                    )
+
+
+class Speaker:
+    """A publisher's process, which may die and live again."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._name = world, name
+        self._lives = 0
+        self.is_alive = False
+        self.start()
+
+    def start(self) -> None:
+        self._lives += 1
+        self.is_alive = True
+        self._machine = Announcer(self._name, f"i{self._lives}", self._world.settings, most_waiting=4)
+        self.do(Open(400))
+
+    def do(self, event: SaidEvent) -> None:
+        if self.is_alive:
+            life, outcome = self._lives, self._machine.decide(event, self._world.now)
+            for message in outcome.sends:
+                self._world.send(message)
+            if outcome.wake_at is not None:
+                self._world.at(outcome.wake_at, lambda: self._wake(life))
+
+    def _wake(self, life: int) -> None:
+        if life == self._lives:
+            self.do(AnnouncerTick())
+
+    def tell(self, changes: Iterable[Change]) -> None:
+        self.do(Tell(tuple(changes)))
+
+    def die(self) -> None:
+        self.is_alive = False
+        self._lives += 1
+
+    def leave(self) -> None:
+        self.do(Leave())
+        self.die()
+
+
+class Node:
+    """A listener with its cache; what it was ever told, in order."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.cache = Cache(world.settings.tombstone_s)
+        self.listener = Listener(world.settings, pushes=True, channels=CHANNELS)
+        self.connection = 0
+        self.is_connected = False
+        self.news: list[Change] = []
+        self.caught_up_at: list[tuple[float, CatchUp]] = []
+        self.reads_fail = 0.0
+        self.do(Started())
+        self.connect()
+
+    def connect(self) -> None:
+        if not self.is_connected:
+            self.is_connected = True
+            self.connection += 1
+            self.do(Connected())
+
+    def lose(self) -> None:
+        if self.is_connected:
+            self.is_connected = False
+            self.do(Lost())
+
+    def hear(self, message: bytes, connection: int) -> None:
+        """What was sent to another connection does not arrive."""
+        if self.is_connected and connection == self.connection:
+            self.do(Heard(decode(message)))
+
+    def do(self, event: Event) -> None:
+        outcome = self.listener.decide(event, self._world.now, self._world.random.random())
+        for change in outcome.changes:
+            verdict = self.cache.apply(change, self._world.now)
+            if verdict is Verdict.NEWER:
+                self.news.append(change)
+            elif verdict is Verdict.DOUBTFUL:
+                self.do(Doubted(change.kind))
+        for catch_up in outcome.catch_ups:
+            self._begin(catch_up)
+        if outcome.wake_at is not None:
+            self._world.at(outcome.wake_at, lambda: self.do(Tick()))
+
+    def _begin(self, catch_up: CatchUp) -> None:
+        self.caught_up_at.append((self._world.now, catch_up))
+        begun = self.cache.begin()
+        at = self._world.now + self._world.random.uniform(0, READ_S)
+        self._world.at(at, lambda: self._read(catch_up.channel, begun))
+
+    def _read(self, channel: str, begun: int) -> None:
+        """The statement sees one instant; its answer comes a little later."""
+        snapshot = Snapshot(tuple(self._world.living(channel).values()))
+        ok = self._world.random.random() >= self.reads_fail
+        self._world.at(
+            self._world.now + self._world.random.uniform(0, READ_S), lambda: self._merge(channel, snapshot, begun, ok)
+        )
+
+    def _merge(self, channel: str, snapshot: Snapshot, begun: int, ok: bool) -> None:
+        if ok:
+            self.news += self.cache.merge(channel, snapshot, begun, self._world.now)
+        self.do(CaughtUp(channel, ok))

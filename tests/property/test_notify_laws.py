@@ -1,0 +1,257 @@
+"""Whatever becomes of the messages: soon after things are quiet, every cache is the truth, and never went back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.notify.announcer import MOST_WAITING, Announcer, Open, Tell
+from storage.notify.announcer import Tick as AnnouncerTick
+from storage.notify.cache import Cache
+from storage.notify.catch_ups import Cause
+from storage.notify.codec import decode, encode
+from storage.notify.listener import Listener
+from storage.notify.listener_events import CaughtUp, Connected, Heard, Started, Tick
+from storage.notify.model import (
+    Block,
+    Change,
+    Envelope,
+    Hello,
+    MalformedMessage,
+    Message,
+    NotifySettings,
+    stream_change,
+)
+from tests.property.notify_world import CHANNELS, READ_S, SETTINGS, UNDER_WAY_S, World
+
+QUIET_S = SETTINGS.max_idle_s + UNDER_WAY_S + 2 * SETTINGS.gap_window_s + SETTINGS.spread_s + 2 * READ_S
+QUIET_S += SETTINGS.catch_up_every_s
+
+
+def trouble(world: World, turmoil: bool = True) -> None:
+    """One thing that happens; without turmoil nobody dies, leaves or is cut off, which would heal much."""
+    speaker, node, chance = world.random.choice(world.publishers), world.random.choice(world.listeners), world.random
+    match chance.randrange(0 if turmoil else 3, 20):
+        case 0:
+            speaker.die() if speaker.is_alive else speaker.start()
+        case 1:
+            node.lose() if node.is_connected else node.connect()
+        case 2:
+            speaker.leave() if speaker.is_alive else speaker.start()
+        case 3:
+            world.run(world.now + chance.uniform(0, 8))
+        case _:
+            changes = [
+                world.change(chance.choice(CHANNELS), chance.choice("abcde"), chance.random() < 0.3)
+                for _ in range(chance.randrange(1, 7))
+            ]
+            speaker.tell(changes)  # the dead one has committed, and dies before it can tell
+
+
+def calm(world: World) -> None:
+    """All are alive and connected, nothing is lost any more."""
+    world.loss = 0.0
+    for node in world.listeners:
+        node.connect()
+        node.reads_fail = 0.0
+    for speaker in world.publishers:
+        if not speaker.is_alive:
+            speaker.start()
+    world.run(world.now + QUIET_S)
+
+
+@pytest.mark.conforms("D3", "D5", "D6", "D7", "D9")
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.sampled_from([0.0, 0.3]), st.booleans())
+def test_soon_after_things_are_quiet_every_cache_is_the_truth(
+    seed: int, loss: float, repeats: float, turmoil: bool
+) -> None:
+    world = World(seed)
+    world.loss, world.repeats = loss, repeats
+    for node in world.listeners:
+        node.reads_fail = world.random.choice([0.0, 0.2])
+    for _ in range(50):
+        trouble(world, turmoil)
+        world.run(world.now + world.random.choice([0.0, 0.01, 0.1, 1.0]))
+    calm(world)
+    for node in world.listeners:
+        for kind in CHANNELS:
+            known = {key: change.version for key, change in node.cache.objects(kind).items()}
+            assert known == {key: change.version for key, change in world.living(kind).items()}
+        newest: dict[tuple[str, str], int] = {}
+        for change in node.news:
+            place = change.kind, change.key
+            assert change.rank > newest.get(place, -1), "an older version came after a newer one"
+            newest[place] = change.rank
+
+
+@pytest.mark.conforms("D1", "D10")
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32))
+def test_with_every_message_lost_regular_catch_ups_make_every_cache_the_truth(seed: int) -> None:
+    world = World(seed, settings=NotifySettings())
+    world.loss = 1.0
+    for _ in range(20):
+        trouble(world)
+        world.run(world.now + 0.1)
+    for node in world.listeners:
+        node.connect()
+    world.run(world.now + world.settings.review_s + 1)
+    for node in world.listeners:
+        assert all(node.cache.objects(kind).keys() == world.living(kind).keys() for kind in CHANNELS)
+
+
+@pytest.mark.conforms("D4")
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.data())
+def test_one_gap_is_one_catch_up_and_a_late_arrival_is_none(seed: int, missing: int, data: st.DataObject) -> None:
+    """A steady publisher says `missing` messages that do not come, and one that does; some of them come late."""
+    chance = random.Random(seed)
+    machine = Announcer("p", "i", SETTINGS)
+    hello = machine.decide(Open(None), 0.0).sends[0]
+    said = [machine.decide(Tell((stream_change(1, n, False),)), n * 0.1).sends[0] for n in range(1, missing + 3)]
+    late = data.draw(st.lists(st.integers(1, missing), unique=True))
+    listener = Listener(SETTINGS, pushes=True, channels=CHANNELS)
+    reads = settled(listener, [Started(), Connected(), Heard(decode(hello)), Heard(decode(said[0]))], 0.0)
+    began = 100.0
+    listener.decide(Heard(decode(hello)), began - 1, 0.0)  # it is not silent
+    found = [listener.decide(Heard(decode(said[-1])), began, 0.0).catch_ups]
+    for index in late:
+        at = began + chance.uniform(0, SETTINGS.gap_window_s * 0.99)
+        found.append(listener.decide(Heard(decode(said[index])), at, 0.0).catch_ups)
+    assert not any(found), "nothing is read while the missing ones may still come"
+    reads = [
+        each.causes for step in range(1, 40) for each in listener.decide(Tick(), began + step * 0.1, 0.0).catch_ups
+    ]
+    assert reads == ([] if len(late) == missing else [frozenset({Cause.GAP})])
+    assert (listener.counters.healed, listener.counters.unhealed) == (int(not reads), int(bool(reads)))
+
+
+def settled(listener: Listener, events: list[object], now: float) -> list[object]:
+    """Let it do all that these events ask for, until nothing is asked for any more."""
+    reads: list[object] = []
+    for event in events:
+        reads += listener.decide(event, now, 0.0).catch_ups  # type: ignore[arg-type]
+    for step in range(20):
+        for channel in CHANNELS:
+            listener.decide(CaughtUp(channel, True), now + 0.3 * step, 0.0)
+        reads += listener.decide(Tick(), now + 0.3 * step, 0.0).catch_ups
+    for channel in CHANNELS:
+        listener.decide(CaughtUp(channel, True), now + 6, 0.0)
+    return reads
+
+
+NAME = st.text(min_size=1, max_size=20)
+NUMBER = st.integers(0, 2**63)
+BLOCK = st.builds(
+    lambda start, count, codec, payload: Block(start, start + count, codec, payload),
+    NUMBER,
+    st.integers(1, 99),
+    st.integers(0, 99),
+    st.binary(max_size=50),
+)
+DATA = st.none() | st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | NUMBER | st.text(max_size=9))
+
+
+def changes_of(kind: str) -> st.SearchStrategy[tuple[Change, ...]]:
+    change = st.builds(Change, st.just(kind), NAME, NUMBER, st.booleans(), DATA, st.none() | BLOCK)
+    return st.lists(change, max_size=4).map(tuple)
+
+
+ENVELOPE = NAME.flatmap(
+    lambda kind: st.builds(
+        lambda publisher, incarnation, predecessor, more, changes: Envelope(
+            publisher, incarnation, kind, predecessor + more, predecessor, changes
+        ),
+        NAME,
+        NAME,
+        NUMBER,
+        st.integers(1, 9),
+        changes_of(kind),
+    )
+)
+HELLO = st.builds(Hello, NAME, NAME, st.dictionaries(NAME, NUMBER, max_size=5), st.booleans())
+
+
+@given(ENVELOPE | HELLO)
+def test_what_is_encoded_is_decoded(message: Message) -> None:
+    raw = encode(message)
+    assert raw.isascii()
+    assert decode(raw) == message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.sampled_from("ehpilsbcx"), inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(st.binary(max_size=80) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_what_is_no_message_is_refused_by_name(raw: bytes) -> None:
+    try:
+        decode(raw)
+    except MalformedMessage:
+        return
+    assert decode(raw) == decode(encode(decode(raw)))
+
+
+@given(st.binary(max_size=12), st.integers(0, 300), ENVELOPE)
+def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, envelope: Envelope) -> None:
+    raw = encode(envelope)
+    with contextlib.suppress(MalformedMessage):
+        decode(raw[:place] + noise + raw[place + len(noise) :])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(200, 3000))
+def test_what_the_announcer_says_fits_and_loses_nothing(seed: int, limit: int) -> None:
+    """Every object that was told of is in some message at its newest version, or its channel shows a hole."""
+    chance = random.Random(seed)
+    machine = Announcer("p", "i", SETTINGS)
+    machine.decide(Open(limit), 0.0)
+    newest: dict[str, int] = {}
+    sent: list[bytes] = []
+    for step in range(30):
+        changes = []
+        for _ in range(chance.randrange(30)):
+            key = str(chance.randrange(40))
+            newest[key] = newest.get(key, 0) + 1
+            payload = Block(0, 1, 1, bytes(chance.randrange(400)))
+            changes.append(stream_change(int(key), newest[key], False, payload if chance.random() < 0.3 else None))
+        sent += machine.decide(Tell(tuple(changes)), step * 0.001).sends
+    sent += machine.decide(AnnouncerTick(), 1e3).sends
+    assert all(len(message) <= limit for message in sent)
+    envelopes = [each for each in map(decode, sent) if isinstance(each, Envelope)]
+    assert [each.predecessor for each in envelopes] == [0, *(each.sequence for each in envelopes)][:-1]
+    told = {change.key: change.version // 2 for each in envelopes for change in each.changes}
+    assert told == newest
+    assert machine.left_out == 0
+
+
+def test_the_bound_is_one_that_a_message_can_be_made_of_at_once() -> None:
+    machine = Announcer("p", "i", SETTINGS)
+    for number in range(2 * MOST_WAITING):
+        machine.decide(Tell((stream_change(number, 1, False),)), 0.0)
+    (_, *envelopes) = map(decode, machine.decide(Open(None), 0.0).sends)
+    keys = [change.key for each in envelopes if isinstance(each, Envelope) for change in each.changes]
+    assert keys == [str(number) for number in range(MOST_WAITING, 2 * MOST_WAITING)]
+    assert machine.left_out == MOST_WAITING
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=30), st.randoms())
+def test_any_order_of_the_same_changes_ends_in_the_same_state(
+    told: list[tuple[int, bool]], chance: random.Random
+) -> None:
+    changes = [Change("space", "a", version, deleted) for version, deleted in told]
+    newest = max(changes, key=lambda change: change.rank)
+    chance.shuffle(changes)
+    cache = Cache(1e9)
+    for change in [*changes, *changes]:
+        cache.apply(change, 0.0)
+    assert cache.objects("space") == ({} if newest.deleted else {"a": newest})

@@ -1,0 +1,173 @@
+"""What a publisher says, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.notify.announcer import Announcer, Event, Leave, Open, Status, Tell, Tick
+from storage.notify.codec import decode
+from storage.notify.model import (
+    Block,
+    Change,
+    Envelope,
+    Hello,
+    Message,
+    NotifySettings,
+    group_change,
+    space_change,
+    stream_change,
+)
+
+SETTINGS = NotifySettings()
+
+
+class Harness:
+    """An announcer and what it says."""
+
+    def __init__(self, most_waiting: int = 100) -> None:
+        self.machine = Announcer("p", "i", SETTINGS, most_waiting)
+        self.wake_at: float | None = None
+
+    def do(self, event: Event, now: float) -> list[Message]:
+        outcome = self.machine.decide(event, now)
+        self.wake_at = outcome.wake_at
+        return [decode(message) for message in outcome.sends]
+
+    def tell(self, now: float, *changes: Change) -> list[Message]:
+        return self.do(Tell(changes), now)
+
+
+def opened() -> Harness:
+    harness = Harness()
+    harness.do(Open(None), 0.0)
+    return harness
+
+
+def head(stream_id: int, head: int, block: Block | None = None) -> Change:
+    return stream_change(stream_id, head, False, block)
+
+
+@pytest.mark.conforms("D3")
+def test_it_begins_with_a_hello_and_numbers_each_channel_by_itself() -> None:
+    harness = Harness()
+    assert harness.do(Open(None), 0.0) == [Hello("p", "i", {})]
+    assert harness.tell(1.0, head(1, 1)) == [Envelope("p", "i", "stream", 1, 0, (head(1, 1),))]
+    assert harness.tell(2.0, head(1, 2), space_change("eu", 4)) == [
+        Envelope("p", "i", "stream", 2, 1, (head(1, 2),)),
+        Envelope("p", "i", "space", 1, 0, (space_change("eu", 4),)),
+    ]
+    assert harness.tell(3.0, group_change("$share/g/#", 7, deleted=True)) == [
+        Envelope("p", "i", "group", 1, 0, (group_change("$share/g/#", 7, deleted=True),))
+    ]
+
+
+@pytest.mark.conforms("D3", "D5")
+def test_it_says_hello_after_every_max_idle_of_silence_with_its_last_numbers() -> None:
+    harness = opened()
+    harness.tell(1.0, head(1, 1))
+    assert harness.wake_at == 1.0 + SETTINGS.max_idle_s
+    assert harness.do(Tick(), 5.9) == []
+    assert harness.do(Tick(), 6.0) == [Hello("p", "i", {"stream": 1})]
+    assert harness.wake_at == 11.0
+    assert harness.do(Tick(), 11.0) == [Hello("p", "i", {"stream": 1})]
+
+
+def test_it_greets_again_when_others_can_be_reached() -> None:
+    harness = opened()
+    harness.tell(1.0, head(1, 1))
+    assert harness.do(Open(None), 1.5) == [Hello("p", "i", {"stream": 1})]
+
+
+def test_what_is_told_before_anybody_can_be_reached_waits() -> None:
+    harness = Harness()
+    assert harness.tell(0.0, head(1, 1)) == []
+    assert harness.wake_at is None
+    assert harness.machine.has_waiting
+    harness.tell(0.1, head(1, 2))
+    assert harness.do(Open(None), 0.2) == [Hello("p", "i", {}), Envelope("p", "i", "stream", 1, 0, (head(1, 2),))]
+
+
+def test_the_first_after_a_silence_goes_at_once_and_what_follows_closely_goes_together() -> None:
+    harness = opened()
+    assert len(harness.tell(1.0, head(1, 1))) == 1
+    assert harness.tell(1.001, head(1, 2)) == []
+    assert harness.tell(1.002, head(1, 3), head(2, 9)) == []
+    assert harness.wake_at == pytest.approx(1.005)
+    assert harness.do(Tick(), 1.005) == [Envelope("p", "i", "stream", 2, 1, (head(1, 3), head(2, 9)))]
+
+
+def test_ten_thousand_calls_a_second_are_two_hundred_messages() -> None:
+    harness = opened()
+    said = [message for step in range(10_000) for message in harness.tell(1 + step / 10_000, head(step % 7, step))]
+    assert 195 <= len(said) <= 201
+    assert all(isinstance(message, Envelope) for message in said)
+
+
+def test_an_older_change_does_not_replace_a_newer_one_that_waits() -> None:
+    harness = Harness()
+    harness.tell(0.0, space_change("eu", 4, deleted=True), space_change("eu", 4), space_change("eu", 3))
+    (_, envelope) = harness.do(Open(None), 0.1)
+    assert isinstance(envelope, Envelope)
+    assert envelope.changes == (space_change("eu", 4, deleted=True),)
+
+
+def test_a_block_travels_only_while_nothing_of_its_stream_is_skipped() -> None:
+    first, second = Block(0, 1, 1, b"one"), Block(1, 2, 1, b"two")
+    harness = opened()
+    assert harness.tell(1.0, head(1, 1, first)) == [Envelope("p", "i", "stream", 1, 0, (head(1, 1, first),))]
+    harness.tell(1.001, head(1, 2, second), head(2, 1, first))
+    harness.tell(1.002, head(1, 3, Block(2, 3, 1, b"three")))
+    (envelope,) = harness.do(Tick(), 1.1)
+    assert isinstance(envelope, Envelope)
+    assert envelope.changes == (head(1, 3), head(2, 1, first))
+
+
+def test_what_is_too_long_goes_without_its_block_then_without_its_data_then_as_a_hole() -> None:
+    harness = Harness()
+    harness.do(Open(300), 0.0)
+    (stream,) = harness.tell(0.0, head(1, 1, Block(0, 1, 1, bytes(300))))
+    (space,) = harness.tell(1.0, space_change("eu", 1, data={"filter": "x" * 300}), space_change("y" * 300, 1))
+    assert stream == Envelope("p", "i", "stream", 1, 0, (head(1, 1),))
+    assert space == Envelope("p", "i", "space", 2, 1, (space_change("eu", 1),))
+    assert harness.machine.left_out == 1
+
+
+def test_many_changes_are_split_at_the_limit() -> None:
+    harness = Harness()
+    harness.do(Open(500), 0.0)
+    outcome = harness.machine.decide(Tell(tuple(head(number, number) for number in range(100))), 1.0)
+    assert all(len(message) <= 500 for message in outcome.sends)
+    assert len(outcome.sends) == 12
+    assert outcome.wake_at == pytest.approx(1.0 + SETTINGS.max_idle_s)
+    harness.tell(1.001, head(1, 200))
+    assert harness.wake_at == pytest.approx(1.0 + 12 / SETTINGS.sends_per_s), "many messages use up the rate"
+
+
+@pytest.mark.conforms("D3", "D4")
+def test_of_too_many_the_oldest_is_left_out_and_the_numbers_show_it() -> None:
+    harness = Harness(most_waiting=2)
+    harness.tell(0.0, head(1, 1), head(2, 1), head(3, 1))
+    hello, envelope = harness.do(Open(None), 0.0)
+    assert hello == Hello("p", "i", {"stream": 1})
+    assert envelope == Envelope("p", "i", "stream", 2, 1, (head(2, 1), head(3, 1)))
+    assert harness.machine.left_out == 1
+
+
+def test_leaving_sends_what_waits_and_says_so() -> None:
+    harness = opened()
+    harness.tell(1.0, head(1, 1))
+    harness.tell(1.001, head(1, 2))
+    assert harness.do(Leave(), 1.002) == [
+        Envelope("p", "i", "stream", 2, 1, (head(1, 2),)),
+        Hello("p", "i", {"stream": 2}, leaving=True),
+    ]
+    assert harness.machine.status is Status.LEFT
+    assert harness.tell(2.0, head(1, 3)) == []
+    assert harness.do(Open(None), 3.0) == []
+    assert harness.wake_at is None
+
+
+def test_who_never_could_speak_leaves_in_silence() -> None:
+    harness = Harness()
+    harness.tell(0.0, head(1, 1))
+    assert harness.do(Leave(), 1.0) == []
