@@ -74,6 +74,10 @@ create index lending_history_group on lending_history (group_id, history_id);
 create index lending_history_forced on lending_history (group_id, history_id) where forced;
 create index lending_history_at on lending_history (at);
 
+-- From here on functions run with their owner's rights. pg_temp stands last in their search path: a caller's temporary
+-- tables must not stand in for ours.
+select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+
 -- Which of two processes that go by one session name is the newer. One row, whose lock makes draws of all callers grow;
 -- the clock keeps them growing after a backup was restored.
 create table session_epoch (
@@ -122,3 +126,5 @@ begin
   end if;
   return found_at;
 end $$;
+
+select set_config('search_path', quote_ident(current_schema()), true);

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from protocol.errors import PublisherClosed, SubletError
 from storage.block import pack
 from storage.publish.columns import size_of
 from storage.publish.delivery import BatchDelivery, Delivery, Ticket
-from storage.publish.pieces import Growing, Header, Load, Piece
+from storage.publish.pieces import Growing, Header, Load, Piece, blocks, fitting
 from storage.publish.routes import Routes
 
 COMMIT_BYTES = 4 * 1024 * 1024
@@ -202,7 +202,8 @@ class Buffer:
         """Route and encode outside of the lock, which keeps the sender going; again if the routes changed meanwhile."""
         while True:
             routes = self._routes
-            parts = [(stream_id, block) for stream_id, part in _parts(routes, chunk) for block in self._blocks(part)]
+            limits = self._limits.block_messages, self._limits.block_bytes
+            parts = [(stream_id, block) for stream_id, part in _parts(routes, chunk) for block in blocks(part, *limits)]
             for stream_id, part in parts:
                 if self._is_full_block(part):
                     part.packed = pack(part.batch, routes.compression(stream_id))
@@ -216,19 +217,6 @@ class Buffer:
         for stream_id, part in parts:
             self._queue(stream_id).append(part)
             self._added(part.ticket, part.count, part.size)
-
-    def _blocks(self, piece: Piece) -> Iterator[Piece]:
-        """Cut a piece into as many as it will take blocks."""
-        messages, size = self._limits.block_messages, self._limits.block_bytes
-        while (fitting := max(1, self._fitting(piece, messages, size))) < piece.count:
-            first, piece = piece.cut(fitting)
-            yield first
-        yield piece
-
-    @staticmethod
-    def _fitting(piece: Piece | Growing, messages: int, size: int) -> int:
-        """How many messages of the piece fit in, by their average size."""
-        return min(messages, piece.count, piece.count * max(0, size) // piece.size)
 
     def _is_full_block(self, piece: Piece) -> bool:
         """True if it will be a block of its own: encoding it early is not in vain."""
@@ -285,9 +273,9 @@ class Buffer:
         pieces: list[Piece] = []
         while queue and count > 0:
             piece = queue.popleft().sealed()
-            fitting = max(self._fitting(piece, count, size), 0 if pieces else 1)
-            if fitting < piece.count:
-                piece = self._divide(queue, piece, fitting)
+            share = max(fitting(piece, count, size), 0 if pieces else 1)
+            if share < piece.count:
+                piece = self._divide(queue, piece, share)
                 count = size = 0
             if piece.count:
                 pieces.append(piece)

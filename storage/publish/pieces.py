@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 
 from storage.block import Packed, pack
@@ -92,9 +94,10 @@ class Load:
         """The block, which the caller may have encoded already."""
         if len(self.pieces) == 1 and self.pieces[0].packed is not None:
             return self.pieces[0].packed
-        return pack(self._batch(), compression)
+        return pack(self.batch(), compression)
 
-    def _batch(self) -> pa.RecordBatch:
+    def batch(self) -> pa.RecordBatch:
+        """Its messages, piece after piece."""
         if len(self.pieces) == 1:
             return self.pieces[0].batch
         table = pa.Table.from_batches([piece.batch for piece in self.pieces])
@@ -110,6 +113,19 @@ class Load:
         """Tell every ticket what went wrong."""
         for piece in self.pieces:
             piece.ticket.failed(piece.count, error)
+
+
+def fitting(piece: Piece | Growing, messages: int, size: int) -> int:
+    """How many messages of the piece fit into so many messages and bytes, by their average size."""
+    return min(messages, piece.count, piece.count * max(0, size) // piece.size)
+
+
+def blocks(piece: Piece, messages: int, size: int) -> Iterator[Piece]:
+    """Cut a piece into as many as it will take blocks."""
+    while (count := max(1, fitting(piece, messages, size))) < piece.count:
+        first, piece = piece.cut(count)
+        yield first
+    yield piece
 
 
 def _part(rows: Rows, start: int, count: int) -> Rows:

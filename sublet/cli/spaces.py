@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +14,8 @@ from sublet.cli import values
 from sublet.cli.command import Cli, command_group, register
 
 if TYPE_CHECKING:
+    import psycopg
+
     from storage.routing import Space
 
 
@@ -70,27 +75,33 @@ def create(
     """
     from storage.spaces import create_space
 
-    with cli.connection() as connection:
-        space = create_space(
-            connection,
-            name,
-            filter,
-            shards=values.whole("--shards", shards),
-            retention_s=None if retention is None else values.seconds(retention),
-            rollover_s=None if rollover is None else values.seconds(rollover),
-            compression=compression,
-        )
+    create = partial(
+        create_space,
+        name=name,
+        filter=filter,
+        shards=values.whole("--shards", shards),
+        retention_s=None if retention is None else values.seconds(retention),
+        rollover_s=None if rollover is None else values.seconds(rollover),
+        compression=compression,
+    )
+    space = _changed(cli, create)
     _answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.")
 
 
 def list_(cli: Cli) -> None:
     """List the spaces."""
     from storage.catalogue import list_spaces
+    from storage.outbox import waiting
 
     with cli.connection() as connection:
-        spaces = list_spaces(connection)
+        spaces, outbox = list_spaces(connection), waiting(connection)
+    if outbox.messages:
+        messages, oldest_s = outbox.messages, outbox.oldest_s
+        cli.say(f"{messages} published by SQL wait for a leader node to move them, the oldest for {oldest_s:.1f} s.")
+    if outbox.refused:
+        cli.say(f"{outbox.refused} published by SQL could not be moved: see `reason` in the table outbox_refused.")
     if cli.json:
-        cli.emit({"spaces": [_as_json(space) for space in spaces]})
+        cli.emit({"spaces": [_as_json(space) for space in spaces], "outbox": asdict(outbox)})
         return
     rows = [
         (s.name, s.filter, s.shards, _duration(s.retention_s), _duration(s.rollover_s), s.compression) for s in spaces
@@ -113,10 +124,20 @@ def reshard(
     """
     from storage.spaces import reshard as change
 
-    wanted = values.whole("SHARDS", shards)
-    with cli.connection() as connection:
-        space = change(connection, name, wanted)
+    space = _changed(cli, partial(change, name=name, shards=values.whole("SHARDS", shards)))
     _answer(cli, space, f"The space {space.name} has {space.shards} streams.")
+
+
+def _changed(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
+    """Do it, and tell the leader nodes; those that do not hear it find out by themselves."""
+    from storage.connect import connect
+    from storage.notify import snapshot
+    from storage.notify.teller import tell_now
+
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        space = change(connection)
+        tell_now(database.url, snapshot.spaces(connection))
+    return space
 
 
 def _answer(cli: Cli, space: Space, text: str) -> None:

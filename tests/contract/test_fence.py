@@ -51,6 +51,20 @@ def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWo
     assert postgres.row(group, term, stream).position == 4
 
 
+@pytest.mark.conforms("E17", "E25")
+def test_a_callers_temporary_tables_do_not_stand_in_for_ours(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = lent(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    with psycopg.connect(postgres.url) as user:
+        for table in ("lending", "lending_history", "stream", "session_epoch"):
+            user.execute(f"create temporary table {table} as select * from sublet.{table}")
+        fence.advance(user, group.group_id, stream, held.grant_id, 4)
+        user.commit()
+    assert postgres.connection.execute("select position from sublet.lending").fetchone() == (4,)
+
+
 @pytest.mark.conforms("E25")
 def test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it(postgres: PostgresWorld) -> None:
     (stream,) = postgres.add_space()

@@ -1,0 +1,150 @@
+-- Publishing by SQL: a message is a row of `outbox`, written in the caller's own transaction. The relay moves what has
+-- committed into the log, in the order of outbox_id. The table itself is in 0001_messages.sql.
+--
+-- Whoever may execute `publish` needs no right on any table: it runs with its owner's rights, and looks names up in this
+-- schema only. pg_temp stands last in that search path: a caller's temporary tables must not stand in for ours.
+select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+
+create function refuse_message(p_what text, p_rule text, p_remedy text) returns void
+language plpgsql as $$
+begin
+  raise exception '%: %.', p_what, p_rule using errcode = 'SB002', hint = p_remedy;
+end $$;
+
+-- The rules of protocol/words.py. Text in Postgres has no NUL and no lone surrogate.
+create function check_topic(p_topic text) returns void
+language plpgsql immutable as $$
+declare
+  shown text := 'topic ' || quote_nullable(left(p_topic, 80))
+    || case when length(p_topic) > 80 then '... (' || length(p_topic) || ' characters)' else '' end;
+  bytes integer := octet_length(convert_to(p_topic, 'UTF8'));
+begin
+  if p_topic is null then
+    perform refuse_message(shown, 'each message needs a topic', 'Give a topic such as orders/eu.');
+  elsif p_topic = '' then
+    perform refuse_message(shown, 'it is empty, and needs a character', 'Give a topic such as orders/eu.');
+  elsif bytes > 65535 then
+    perform refuse_message(shown, 'it is ' || bytes || ' bytes of UTF-8 and the limit is 65535',
+      'Shorten it, and put the rest into the message''s key or headers.');
+  elsif starts_with(p_topic, '$') then
+    perform refuse_message(shown, 'what begins with $ is reserved, and cannot be a topic', 'Leave out the leading $.');
+  elsif p_topic ~ '[+#]' then
+    perform refuse_message(shown, 'a topic has no wildcards, and this one contains ' || substring(p_topic from '[+#]'),
+      'Publish to one exact topic.');
+  end if;
+end $$;
+
+-- Headers as [["name", value], ...], null for none. A value is text, null, or {"base64": text} for bytes. Line breaks in
+-- base64, which encode() puts there, are taken out.
+create function message_headers(p_headers jsonb) returns jsonb
+language plpgsql immutable as $$
+declare
+  shape constant text := 'headers are an object, or a list of [name, value] pairs';
+  remedy constant text := 'Write {"name": "text"}, or [["name", "text"]]; null for no value, {"base64": "..."} for bytes.';
+  pairs jsonb := p_headers;
+  checked jsonb := '[]';
+  pair jsonb;
+  held jsonb;
+  base64 text;
+begin
+  if jsonb_typeof(p_headers) = 'object' then
+    select jsonb_agg(jsonb_build_array(h.key, h.value)) into pairs from jsonb_each(p_headers) h;
+  elsif jsonb_typeof(p_headers) = 'null' then
+    return null;
+  elsif jsonb_typeof(p_headers) <> 'array' then
+    perform refuse_message('headers ' || left(p_headers::text, 60), shape, remedy);
+  end if;
+  for pair in select e.value from jsonb_array_elements(pairs) e loop
+    if jsonb_typeof(pair) <> 'array' or jsonb_array_length(pair) <> 2 or jsonb_typeof(pair -> 0) <> 'string' then
+      perform refuse_message('header ' || left(pair::text, 60), shape, remedy);
+    end if;
+    held := pair -> 1;
+    if jsonb_typeof(held) = 'object' and held - 'base64' = '{}' and jsonb_typeof(held -> 'base64') = 'string' then
+      base64 := translate(held ->> 'base64', E'\r\n', '');
+      if length(base64) % 4 <> 0 or base64 !~ '^[A-Za-z0-9+/]*={0,2}$' then
+        perform refuse_message('header ' || left((pair -> 0)::text, 60), 'its value is not base64',
+          'Encode it with encode(..., ''base64'').');
+      end if;
+      held := jsonb_build_object('base64', base64);
+    elsif jsonb_typeof(held) in ('number', 'boolean') then
+      held := to_jsonb(held::text);
+    elsif jsonb_typeof(held) not in ('string', 'null') then
+      perform refuse_message('header ' || left((pair -> 0)::text, 60) || ' of type ' || jsonb_typeof(held),
+        'a value is text, a number, true, false, null, or {"base64": "..."}', 'Turn it into text.');
+    end if;
+    checked := checked || jsonb_build_array(jsonb_build_array(pair -> 0, held));
+  end loop;
+  return nullif(checked, '[]');
+end $$;
+
+-- What headers count for in a message's size, as in storage/publish/columns.py.
+create function headers_size(p_headers jsonb) returns bigint
+language sql immutable as $$
+  select sum(length(pair ->> 0) + coalesce(octet_length(
+           case when jsonb_typeof(pair -> 1) = 'object' then decode(pair -> 1 ->> 'base64', 'base64')
+                else convert_to(pair ->> 1, 'UTF8') end), 0))
+    from jsonb_array_elements(p_headers) pair
+$$;
+
+create function put_into_outbox(p_topic text, p_value bytea, p_key bytea, p_headers jsonb, p_timestamp timestamptz)
+returns bigint language plpgsql as $$
+declare
+  most constant integer := 1048576;
+  headers jsonb;
+  size bigint;
+  id bigint;
+begin
+  perform check_topic(p_topic);
+  size := 32 + length(p_topic) + coalesce(octet_length(p_key), 0) + coalesce(octet_length(p_value), 0);
+  if p_headers is not null then
+    headers := message_headers(p_headers);
+    size := size + coalesce(headers_size(headers), 0);
+  end if;
+  if size > most then
+    perform refuse_message('a message to topic ' || quote_literal(left(p_topic, 80)),
+      'it takes ' || size || ' bytes and the limit is ' || most, 'Publish a reference to where it is stored.');
+  end if;
+  if p_timestamp < '0001-01-01 00:00:00+00' or p_timestamp >= '10000-01-01 00:00:00+00' then
+    perform refuse_message('timestamp ' || p_timestamp, 'it is outside of the years 1 to 9999', 'Correct it.');
+  end if;
+  insert into outbox (topic, value, key, headers, "timestamp") values (p_topic, p_value, p_key, headers, p_timestamp)
+    returning outbox_id into id;
+  return id;
+end $$;
+
+-- The door. Values and keys are bytes or text, each for itself; an untyped literal is text.
+create function publish(
+  topic text, value bytea, key bytea default null, headers jsonb default null, "timestamp" timestamptz default null
+) returns bigint language plpgsql security definer set search_path from current as $$
+begin
+  return put_into_outbox(topic, value, key, headers, "timestamp");
+end $$;
+
+create function publish(
+  topic text, value text, key text default null, headers jsonb default null, "timestamp" timestamptz default null
+) returns bigint language plpgsql security definer set search_path from current as $$
+begin
+  return put_into_outbox(topic, convert_to(value, 'UTF8'), convert_to(key, 'UTF8'), headers, "timestamp");
+end $$;
+
+create function publish(
+  topic text, value bytea, key text, headers jsonb default null, "timestamp" timestamptz default null
+) returns bigint language plpgsql security definer set search_path from current as $$
+begin
+  return put_into_outbox(topic, value, convert_to(key, 'UTF8'), headers, "timestamp");
+end $$;
+
+create function publish(
+  topic text, value text, key bytea, headers jsonb default null, "timestamp" timestamptz default null
+) returns bigint language plpgsql security definer set search_path from current as $$
+begin
+  return put_into_outbox(topic, convert_to(value, 'UTF8'), key, headers, "timestamp");
+end $$;
+
+-- Who may use the schema may not publish for that alone.
+revoke execute on function publish(text, bytea, bytea, jsonb, timestamptz) from public;
+revoke execute on function publish(text, text, text, jsonb, timestamptz) from public;
+revoke execute on function publish(text, bytea, text, jsonb, timestamptz) from public;
+revoke execute on function publish(text, text, bytea, jsonb, timestamptz) from public;
+
+select set_config('search_path', quote_ident(current_schema()), true);

@@ -1,0 +1,584 @@
+"""Publishing by SQL: what the function takes and refuses, and what the relay does with its rows."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from leader.relay import Relay
+from protocol.errors import LostLeadership, UsageError
+from protocol.words import check_topic
+from storage import outbox
+from storage.connect import connect
+from storage.groups import leadership
+from storage.groups.model import MAINTENANCE, NodeRef
+from storage.notify.model import Change, stream_change
+from storage.notify.teller import Teller
+from storage.outbox import NOTHING, Outbox, Waiting, waiting
+from storage.publish.columns import check_size, size_of
+from storage.publish.publisher import MAX_MESSAGE_BYTES
+from storage.spaces import alter_space, create_space, reshard, rollover
+from tests.integration.log_kit import Message, by_key, everything
+from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
+
+HERE = NodeRef("n1", "n1-1", "localhost:1")
+FIRST = datetime.min.replace(tzinfo=UTC)
+LAST = datetime.max.replace(tzinfo=UTC)
+BLOCK_CODEC = "select codec & 3, count from block"
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database, lock_timeout_s=0.2) as connection:
+        yield connection
+
+
+@pytest.fixture
+def user(database: str) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody's own connection, not in autocommit, whose search_path knows nothing of ours."""
+    with psycopg.connect(database) as connection:
+        yield connection
+
+
+def free(_: object) -> None:
+    """A guard that lets everybody pass."""
+
+
+def move_all(conn: psycopg.Connection[Any]) -> int:
+    relay, total = Outbox(conn, free), 0
+    while (moved := relay.move()) != NOTHING:
+        total += moved.messages
+    return total
+
+
+def values(conn: psycopg.Connection[Any]) -> list[bytes]:
+    return sorted(message["value"] for found in everything(conn).values() for message in found)
+
+
+def only(conn: psycopg.Connection[Any]) -> Message:
+    """The one message there is in the log."""
+    (found,) = [message for found in everything(conn).values() for message in found]
+    return found
+
+
+def publish(conn: psycopg.Connection[Any], *arguments: object) -> int:
+    marks = ", ".join(["%s"] * len(arguments))
+    row = conn.execute(f"select sublet.publish({marks})", arguments).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+# --- the function -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("W7")
+def test_what_is_rolled_back_is_never_seen_and_what_is_committed_is_there_once(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
+) -> None:
+    publish(user, "a", "rolled back")
+    assert move_all(conn) == 0
+    user.rollback()
+    first = publish(user, "a", "committed")
+    with suppress(ZeroDivisionError), user.transaction():
+        publish(user, "a", "rolled back to a savepoint")
+        raise ZeroDivisionError
+    assert publish(user, "a", "committed too") > first
+    assert move_all(conn) == 0
+    user.commit()
+    assert move_all(conn) == 2
+    assert move_all(conn) == 0
+    assert values(conn) == [b"committed", b"committed too"]
+    assert waiting(conn) == Waiting(0, None, 0)
+
+
+CALLS = [
+    ("literals are text", "publish('a', 'v\\x', 'k')", (), (b"v\\x", b"k")),
+    ("no key", "publish('a', 'v')", (), (b"v", None)),
+    ("null", "publish('a', null)", (), (None, None)),
+    ("bytes", "publish('a', '\\x0001'::bytea, '\\x02'::bytea)", (), (b"\0\1", b"\2")),
+    ("bytes without a key", "publish('a', '\\x0001'::bytea)", (), (b"\0\1", None)),
+    ("bytes under a literal", "publish('a', '\\x0001'::bytea, 'k\\1')", (), (b"\0\1", b"k\\1")),
+    ("text under bytes", "publish('a', 'v', '\\x02'::bytea)", (), (b"v", b"\2")),
+    ("text and varchar", "publish('a'::varchar, 'v'::text, 'k'::varchar)", (), (b"v", b"k")),
+    ("json", "publish('a', json_build_object('n', 1)::text)", (), (b'{"n" : 1}', None)),
+    ("by name", "publish(topic => 'a', key => 'k', value => 'v')", (), (b"v", b"k")),
+    ("by name, bytes", "publish(topic => 'a', key => 'k', value => '\\x00'::bytea)", (), (b"\0", b"k")),
+    ("by name, without a key", "publish(topic => 'a', value => 'v', headers => '{}')", (), (b"v", None)),
+    ("parameters", "publish(%s, %s, %s)", ("a", "grün", "k"), ("grün".encode(), b"k")),
+    ("parameters of bytes", "publish(%s, %s, %s)", ("a", b"\0", b"\1"), (b"\0", b"\1")),
+    ("parameters of both", "publish(%s, %s, %s)", ("a", b"\0", "k\\x"), (b"\0", b"k\\x")),
+    ("no parameters", "publish(%s, %s, %s)", ("a", None, None), (None, None)),
+    ("typed parameters", "publish(%b, %b, %b)", ("a", "v", "k"), (b"v", b"k")),
+]
+
+
+@pytest.mark.parametrize(("call", "parameters", "found"), [each[1:] for each in CALLS], ids=[each[0] for each in CALLS])
+def test_values_and_keys_are_text_or_bytes_however_they_come(
+    conn: psycopg.Connection[Any],
+    user: psycopg.Connection[Any],
+    call: str,
+    parameters: tuple[object, ...],
+    found: tuple[bytes | None, bytes | None],
+) -> None:
+    user.execute(f"select sublet.{call}", parameters or None)
+    user.commit()
+    assert move_all(conn) == 1
+    message = only(conn)
+    assert (message["topic"], message["value"], message["key"]) == ("a", *found)
+
+
+def test_a_prepared_statement_of_another_driver_declares_its_types(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
+) -> None:
+    user.execute("prepare ours (varchar, bytea, varchar) as select sublet.publish($1, $2, $3)")
+    user.execute("execute ours ('a', 'v', 'k')")
+    user.execute("prepare unknown as select sublet.publish($1, $2)")
+    user.execute("execute unknown ('a', 'w')")
+    user.commit()
+    move_all(conn)
+    assert values(conn) == [b"v", b"w"]
+
+
+def test_many_rows_with_headers_and_times_come_as_they_were_given(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
+) -> None:
+    reshard(conn, "default", 1)
+    alter_space(conn, "default", compression="zstd")
+    user.execute(
+        "select sublet.publish('t/' || i % 3, 'value', 'key',"
+        " jsonb_build_object('n', i, 'none', null, 'bytes', jsonb_build_object('base64', encode(%b, 'base64'))),"
+        " timestamptz '2026-01-01 00:00Z' + i * interval '1 s') from generate_series(0, 2499) i".replace("% 3", "%% 3"),
+        (bytes(range(100)),),
+    )
+    publish(user, "a", "b", None, '[["same", "1"], ["same", true]]')
+    user.commit()
+    before = datetime.now(UTC)
+    assert move_all(conn) == 2501
+    (found,) = [each for each in everything(conn).values() if each]
+    assert [message["timestamp"].second for message in found[:100]] == [i % 60 for i in range(100)]
+    headers = {pair["key"]: pair["value"] for pair in found[7]["headers"]}
+    assert headers == {"n": b"7", "none": None, "bytes": bytes(range(100))}
+    assert [(pair["key"], pair["value"]) for pair in found[-1]["headers"]] == [("same", b"1"), ("same", b"true")]
+    assert abs((found[-1]["timestamp"] - before).total_seconds()) < 60
+    counts = conn.execute(BLOCK_CODEC).fetchall()
+    assert max(count for _, count in counts) == 1000
+    assert {codec for codec, count in counts if count >= 64} == {2}, "in the compression of the space"
+
+
+REFUSED = [
+    ("publish(null, 'v')", "topic NULL: each message needs a topic", "such as orders/eu"),
+    ("publish('', 'v')", "topic '': it is empty", "such as orders/eu"),
+    ("publish('a/+', 'v')", "topic 'a/+': a topic has no wildcards, and this one contains +", "one exact topic"),
+    ("publish('a/#', 'v')", "contains #", "one exact topic"),
+    ("publish('$SYS/x', 'v')", "what begins with $ is reserved", "leading $"),
+    ("publish(repeat('é', 32768), 'v')", "it is 65536 bytes of UTF-8 and the limit is 65535", "Shorten it"),
+    ("publish('a', repeat('x', 1048576))", "it takes 1048609 bytes and the limit is 1048576", "a reference to where"),
+    (
+        "publish('a', 'v', null, '3')",
+        "headers 3: headers are an object, or a list of",
+        '{"name": "text"}',
+    ),
+    ("publish('a', 'v', null, '[[\"n\"]]')", 'header ["n"]: headers are', '{"name": "text"}'),
+    ("publish('a', 'v', null, '[[1, \"x\"]]')", 'header [1, "x"]: headers are', '{"name": "text"}'),
+    ("publish('a', 'v', null, '{\"n\": [1]}')", 'header "n" of type array: a value is text', "into text"),
+    ("publish('a', 'v', null, '{\"n\": {\"base64\": \"a\"}}')", 'header "n": its value is not base64', "encode("),
+    ("publish('a', 'v', null, null, 'infinity')", "timestamp infinity: it is outside of the years", "Correct it"),
+    ("publish('a', 'v', null, null, '10000-01-01')", "outside of the years 1 to 9999", "Correct it"),
+    ("publish('a', 'v', null, null, '0001-12-31 BC')", "outside of the years 1 to 9999", "Correct it"),
+]
+
+
+@pytest.mark.parametrize(("call", "story", "remedy"), REFUSED, ids=[each[0][:40] for each in REFUSED])
+def test_what_is_refused_is_told_with_value_rule_and_remedy(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any], call: str, story: str, remedy: str
+) -> None:
+    user.execute("set timezone = 'UTC'")
+    with pytest.raises(psycopg.Error) as refusal:
+        user.execute(f"select sublet.{call}")
+    assert refusal.value.sqlstate == "SB002"
+    assert story in str(refusal.value.diag.message_primary)
+    assert remedy in str(refusal.value.diag.message_hint)
+    assert len(str(refusal.value.diag.message_primary)) < 250
+    user.rollback()
+    assert move_all(conn) == 0
+
+
+TOPICS = [
+    "a",
+    "/",
+    "a//b",
+    "/a/",
+    "a$b",
+    "$",
+    "grüße/东京",
+    "+",
+    "a+b",
+    "#",
+    "x" * 65535,
+    "x" * 65536,
+    "é" * 32767,
+    " ",
+]
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: ascii(topic)[:20])
+def test_topics_are_judged_as_by_every_publisher(user: psycopg.Connection[Any], topic: str) -> None:
+    assert _accepts(lambda: publish(user, topic, "v")) == _accepts(lambda: check_topic(topic))
+
+
+@pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize("part", ["value", "key", "header"])
+def test_sizes_are_judged_as_by_every_publisher_and_what_just_fits_is_moved(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any], part: str, over: int
+) -> None:
+    topic, spare = "grün", MAX_MESSAGE_BYTES - size_of("grün", None, None, None) + over
+    header: list[tuple[str, bytes | None]] | None = [("é", b"\0" * (spare - 1))] if part == "header" else None
+    given = {name: b"x" * spare if part == name else None for name in ("key", "value")}
+    size = size_of(topic, given["key"], given["value"], header)
+    encoded = f"encode(decode(repeat('00', {spare - 1}), 'hex'), 'base64')"
+    headers = f"jsonb_build_object('é', jsonb_build_object('base64', {encoded}))" if header else "null"
+
+    def by_sql() -> None:
+        call = f"select sublet.publish(%b, %b::bytea, %b::bytea, {headers})"
+        user.execute(call, (topic, given["value"], given["key"]))
+        user.commit()
+
+    assert _accepts(by_sql) == _accepts(lambda: check_size(size, MAX_MESSAGE_BYTES, "it")) == (not over)
+    user.rollback()
+    assert move_all(conn) == 1 - over
+    assert waiting(conn).refused == 0
+
+
+@pytest.mark.parametrize("moment", [FIRST, LAST], ids=["first", "last"])
+def test_the_first_and_the_last_moment_are_times(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any], moment: datetime
+) -> None:
+    user.execute("set timezone = 'UTC'")
+    text = moment.replace(tzinfo=None).isoformat(" ") + "+00"
+    publish(user, "a", "v", None, None, text)
+    user.commit()
+    assert move_all(conn) == 1
+    assert only(conn)["timestamp"] == moment
+
+
+def test_a_role_that_may_only_execute_publishes_and_can_do_nothing_else(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
+) -> None:
+    conn.execute("drop role if exists a_publisher")
+    conn.execute("create role a_publisher")
+    conn.execute("grant usage on schema sublet to a_publisher")
+    user.execute("set role a_publisher")
+    user.commit()
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        publish(user, "a", "v")
+    user.rollback()
+    conn.execute("grant execute on function sublet.publish(text, text, text, jsonb, timestamptz) to a_publisher")
+    publish(user, "a", "v")
+    user.commit()
+    for forbidden in ("select * from sublet.outbox", "insert into sublet.outbox (topic) values ('a')"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            user.execute(forbidden)
+        user.rollback()
+    user.execute("reset role")
+    user.commit()
+    assert move_all(conn) == 1
+    conn.execute("drop owned by a_publisher")
+    conn.execute("drop role a_publisher")
+
+
+def test_a_callers_temporary_tables_do_not_stand_in_for_ours(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
+) -> None:
+    user.execute("create temporary table outbox (like sublet.outbox including all)")
+    user.execute("create function pg_temp.check_topic(text) returns void language sql as 'select'")
+    publish(user, "a", "v")
+    with pytest.raises(psycopg.Error, match="wildcards"), user.transaction():
+        publish(user, "#", "v")
+    user.commit()
+    assert move_all(conn) == 1
+
+
+# --- the relay --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("W7", "W3")
+def test_order_is_that_of_a_transaction_and_of_those_that_follow_each_other(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    reshard(conn, "default", 4)
+    relay = Outbox(conn, free)
+    with psycopg.connect(database) as one, psycopg.connect(database) as two:
+        for number in range(60):
+            writer = one if number % 2 else two
+            writer.execute(
+                "select sublet.publish('t', (%s * 5 + i)::text, (i %% 2)::text) from generate_series(0, 4) i", (number,)
+            )
+            writer.commit()
+            if number % 7 == 0:
+                relay.move(rows=13)
+    while relay.move(rows=13) != NOTHING:
+        pass
+    for key, numbers in by_key(conn).items():
+        assert list(map(int, numbers)) == sorted(map(int, numbers)), key
+    assert len(values(conn)) == 300
+
+
+def test_order_is_that_of_numbers_not_of_their_digits(conn: psycopg.Connection[Any]) -> None:
+    reshard(conn, "default", 1)
+    for xact in (998, 999, 1000, 99, 100):
+        conn.execute("insert into outbox (xact, topic, value) values (%s::text::xid8, 't', %s)", (xact, b"%d" % xact))
+    assert move_all(conn) == 5
+    (found,) = [each for each in everything(conn).values() if each]
+    assert [message["value"] for message in found] == [b"99", b"100", b"998", b"999", b"1000"]
+
+
+@pytest.mark.conforms("W7")
+def test_a_transaction_open_for_long_keeps_nobody_waiting_and_comes_when_it_commits(
+    database: str, conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
+) -> None:
+    relay = Outbox(conn, free)
+    publish(user, "a", "first of the long")
+    with psycopg.connect(database) as quick, psycopg.connect(database) as middle:
+        publish(middle, "a", "of the middle")
+        for number in range(3):
+            publish(quick, "a", f"quick {number}")
+            quick.commit()
+            assert relay.move().messages == 1
+            assert relay.move() == NOTHING
+        publish(user, "a", "second of the long")
+        middle.commit()
+        assert relay.move().messages == 1
+        assert relay.move() == NOTHING
+        user.commit()
+        publish(quick, "a", "after all")
+        quick.commit()
+        assert relay.move().messages == 3
+    assert len(values(conn)) == 7
+
+
+def test_a_look_does_not_walk_over_what_was_moved_while_a_transaction_is_open(
+    database: str, conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
+) -> None:
+    """Postgres may not forget the deleted rows before that transaction ends, nor who looks skip them."""
+    user.execute("set transaction isolation level repeatable read")
+    user.execute("select from sublet.outbox")
+    relay = Outbox(conn, free)
+    conn.execute("select publish('t', 'v') from generate_series(1, 20000)")
+    while relay.move() != NOTHING:
+        pass
+    seen = relay._seen
+    assert seen is not None
+    limits = {"rows": 10, "bytes": 10, "fetched": 10}
+    since = {"xact": seen.xact, "outbox_id": seen.outbox_id, "running": seen.running}
+    assert _pages(conn, outbox._READ_SINCE, limits | since) < 50
+    assert _pages(conn, outbox._READ_ALL, limits) > 100, "there is something to walk over"
+
+
+def test_a_plan_that_was_made_for_an_empty_outbox_does_not_read_all_of_a_long_one(
+    conn: psycopg.Connection[Any],
+) -> None:
+    relay = Outbox(conn, free)
+    for _ in range(8):
+        publish(conn, "t", "v")
+        assert relay.move().messages == 1
+        assert relay.move() == NOTHING
+    conn.execute("select publish('t', 'v') from generate_series(1, 3000)")
+    while relay.move(rows=300) != NOTHING:
+        pass
+    conn.execute("select pg_stat_force_next_flush()")
+    scans = conn.execute("select seq_scan, idx_scan > 20 from pg_stat_user_tables where relname = 'outbox'").fetchone()
+    assert scans == (0, True)
+
+
+def test_a_row_restored_under_a_number_to_come_hides_none_that_come(conn: psycopg.Connection[Any]) -> None:
+    relay = Outbox(conn, free)
+    conn.execute("insert into outbox (xact, topic, value) values ('9000000000', 't', 'restored')")
+    assert relay.move().messages == 1
+    publish(conn, "t", "new")
+    assert relay.move().messages == 1
+
+
+@pytest.mark.conforms("W7")
+def test_a_row_that_nobody_could_publish_is_set_aside_and_stops_no_other(conn: psycopg.Connection[Any]) -> None:
+    publish(conn, "t", "first")
+    bad = {
+        "topic 'a/#': a topic has no wildcards": "('a/#', 'v', null, null)",
+        "takes 1048609 bytes and the limit is 1048576": "('t', repeat('x', 1048576)::bytea, null, null)",
+        "takes 3000001 bytes and the limit is 2097152": "('t', repeat('x', 3000000)::bytea, null, null)",
+        "not as publish() writes them": "('t', 'v', '{\"ab\": \"c\"}', null)",
+        "headers '[\"ab\"]': not as": "('t', 'v', '[\"ab\"]', null)",
+        "headers '[[\"a\", {}]]'": "('t', 'v', '[[\"a\", {}]]', null)",
+        "outside of the years 1 to 9999": "('t', 'v', null, 'infinity')",
+        "years 1 to 9999": "('t', 'v', null, '-infinity')",
+    }
+    for row in bad.values():
+        conn.execute(f'insert into outbox (topic, value, headers, "timestamp") values {row}')
+    publish(conn, "t", "last")
+    moved = [Outbox(conn, free).move() for _ in range(3)]
+    assert sum(each.messages for each in moved) == 2
+    assert values(conn) == [b"first", b"last"]
+    reasons = [row[0] for row in conn.execute("select reason from outbox_refused order by outbox_id")]
+    assert reasons == [why for each in moved for why in each.refused.values()]
+    for expected, reason in zip(bad, reasons, strict=True):
+        assert expected in reason
+    assert waiting(conn) == Waiting(0, None, len(bad))
+    kept = conn.execute("select topic, value, \"timestamp\" = 'infinity' from outbox_refused").fetchall()
+    assert kept[0] == ("a/#", b"v", None)
+
+
+def test_a_row_that_somebody_locked_is_passed_over_and_moved_when_it_is_free(
+    conn: psycopg.Connection[Any], user: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "LOCKED_S", 2.0)
+    held = publish(conn, "t", "held")
+    publish(conn, "t", "free")
+    user.execute("delete from sublet.outbox where outbox_id = %s", (held,))
+    relay = Outbox(conn, free)
+    assert [relay.move().messages, relay.move().messages, relay.move().messages] == [0, 1, 0]
+    user.rollback()
+    assert relay.move().messages == 1
+    assert values(conn) == [b"free", b"held"]
+
+
+@pytest.mark.parametrize("change", ["deleted", "changed", "replaced"])
+def test_a_row_that_somebody_changes_after_it_was_read_is_read_again(
+    database: str, conn: psycopg.Connection[Any], change: str
+) -> None:
+    publish(conn, "t", "one")
+    publish(conn, "t", "two")
+    statements = {
+        "deleted": "delete from outbox where value = 'one'",
+        "changed": "update outbox set value = 'new' where value = 'one'",
+        "replaced": "update outbox set outbox_id = default where value = 'one'",
+    }
+
+    def meanwhile(_: object) -> None:
+        with connect(database) as other:
+            other.execute(statements[change])
+
+    relay = Outbox(conn, meanwhile)
+    assert relay.move() == NOTHING
+    assert move_all(conn) == (1 if change == "deleted" else 2)
+    assert values(conn) == {"deleted": [b"two"], "changed": [b"new", b"two"], "replaced": [b"one", b"two"]}[change]
+
+
+@pytest.mark.conforms("W7", "E13")
+def test_a_deposed_relay_moves_nothing(conn: psycopg.Connection[Any]) -> None:
+    publish(conn, "t", "v")
+    old = leadership.claim(conn, MAINTENANCE, HERE, 0.0, None).term
+    term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
+    with pytest.raises(LostLeadership):
+        Outbox(conn, lambda inside: leadership.guard(inside, MAINTENANCE, old)).move()
+    assert waiting(conn).messages == 1
+    assert Outbox(conn, lambda inside: leadership.guard(inside, MAINTENANCE, term)).move().messages == 1
+
+
+def test_readers_are_told_of_what_was_moved(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Change] = []
+    monkeypatch.setattr(Teller, "tell", lambda _, changes: told.extend(changes))
+    term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
+    keeper = Relay(database, lambda: term)
+    keeper.start()
+    try:
+        conn.execute("select publish('t', 'v', 'k' || i) from generate_series(1, 40) i")
+        eventually(lambda: waiting(conn).messages == 0)
+        heads = conn.execute("select stream_id, head from stream where head > 0").fetchall()
+        eventually(lambda: told == [stream_change(stream, head, closed=False) for stream, head in sorted(heads)])
+    finally:
+        keeper.stop()
+
+
+@pytest.mark.conforms("W7", "W3")
+def test_a_stream_that_closed_meanwhile_takes_nothing_and_its_children_all(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    def meanwhile(_: object) -> None:
+        with connect(database) as other:
+            for change in changes:
+                change(other)
+            changes.clear()
+
+    changes: list[Callable[[psycopg.Connection[Any]], object]] = []
+    relay = Outbox(conn, meanwhile)
+    for number, change in enumerate(CHANGES):
+        conn.execute(
+            "select publish('eu/' || i %% 3, %s || '', 'k' || i) from generate_series(1, 50) i", (str(number),)
+        )
+        changes.append(change)
+        assert relay.move() == NOTHING, "nothing of it: the streams are not what they were"
+        moved = relay.move()
+        assert moved.messages == 50
+        heads = dict(conn.execute("select stream_id, head from stream where state = 'open' and head > 0").fetchall())
+        assert moved.heads == heads
+    assert all(numbers == [b"0", b"1", b"2", b"3"] for numbers in by_key(conn).values())
+
+
+CHANGES: list[Callable[[psycopg.Connection[Any]], object]] = [
+    lambda other: rollover(other, "default"),
+    lambda other: reshard(other, "default", 3),
+    lambda other: create_space(other, "eu", "eu/#", shards=2),
+    lambda other: alter_space(other, "eu", filter="+/1"),
+]
+
+
+@pytest.mark.conforms("W7", "W2")
+def test_a_connection_that_is_cut_at_any_moment_loses_and_doubles_nothing(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    random.seed(7)
+    stop = threading.Event()
+    with PostgresProxy(database) as proxy:
+        mover = threading.Thread(target=_relay_through, args=(proxy, stop))
+        mover.start()
+        try:
+            for number in range(60):
+                text = "select publish('t', i::text, (i %% 5)::text) from generate_series(%s::int, %s) i"
+                conn.execute(text, (number * 50, number * 50 + 49))
+                if number % 3 == 0:
+                    proxy.cut_commit(resume=True)
+                if number % 4 == 0:
+                    stop.wait(random.uniform(0, 0.02))
+                    proxy.hang_up()
+        finally:
+            stop.set()
+            proxy.resume()
+            mover.join(30)
+    move_all(conn)
+    assert sorted(map(int, values(conn))) == list(range(3000))
+    for numbers in by_key(conn).values():
+        assert list(map(int, numbers)) == sorted(map(int, numbers))
+
+
+def _relay_through(proxy: PostgresProxy, stop: threading.Event) -> None:
+    while not stop.is_set():
+        with suppress(Exception), connect(proxy.url) as connection:
+            relay = Outbox(connection, free)
+            while not stop.is_set():
+                relay.move(rows=70)
+
+
+def _accepts(publishing: Callable[[], object]) -> bool:
+    try:
+        publishing()
+    except (UsageError, psycopg.Error):
+        return False
+    return True
+
+
+def _pages(conn: psycopg.Connection[Any], statement: str, parameters: dict[str, Any]) -> int:
+    """How many pages of tables and indexes the statement touches."""
+    row = conn.execute("explain (analyze, buffers, format json) " + statement, parameters).fetchone()
+    assert row is not None
+    plan = row[0] if isinstance(row[0], list) else json.loads(row[0])
+    return int(plan[0]["Plan"]["Shared Hit Blocks"]) + int(plan[0]["Plan"]["Shared Read Blocks"])
