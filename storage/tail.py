@@ -6,7 +6,7 @@ were published. Between different streams there is no order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from protocol.errors import Gone
-from protocol.words import Filter
+from protocol.errors import BeyondHead, Gone
+from protocol.words import Bookmark, Filter
 from storage import log
 from storage.catalogue import filled
 
-Begin = str | int | datetime
-"""Where to begin in the streams there are: `earliest`, `latest`, an offset, or a time (of the database's clock)."""
+Begin = str | int | datetime | Bookmark
+"""Where to begin in the streams there are: `earliest`, `latest`, an offset, a time (of the database's clock), or where
+an earlier reader of the same filter was."""
 
 _STREAMS = """
 select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone', s.parents
@@ -31,52 +32,121 @@ select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone
 
 @dataclass(slots=True)
 class Place:
-    """How far one stream was read. `target`: where it ended when the tail began. `done`: there will never be more."""
+    """How far one stream was read. `target`: where it ended when that began. `done`: there will never be more."""
 
     stream_id: int
     generation_id: int
     head: int
     closed: bool
-    parents: tuple[int, ...]
+    gone: bool
+    parents: list[int]
     position: int = 0
     target: int = 0
     done: bool = False
 
 
-@dataclass(slots=True)
-class Tail:
-    """All matching streams, and how far each was read. `on_gone` is told of what retention has taken. Not thread-safe.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one read brought of one stream: the matching messages from `start` up to before `position`.
+
+    `gone`: retention has taken what was at `start`; reading goes on at `position`.
+    """
+
+    stream_id: int
+    start: int
+    position: int
+    batches: tuple[pa.RecordBatch, ...] = ()
+    gone: Gone | None = None
+
+
+class Reading:
+    """All matching streams, and how far each was read. It holds no connection: each call is given one. Not thread-safe.
 
     Streams that open later are read from their beginning.
     """
 
-    conn: psycopg.Connection[Any]
-    filter: Filter
-    begin: Begin = "latest"
-    on_gone: Callable[[Gone], None] = lambda _: None
-    _places: dict[int, Place] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for place in self._matching():
-            place.target = place.head
-            place.position = self._first_position(place)
-            place.done = place.done or (place.closed and place.position == place.head)
-            self._places[place.stream_id] = place
-
-    def pages(self) -> Iterator[pa.Table]:
-        """Everything unread that is there now, stream by stream, a page of each in turn; then it ends."""
-        self._look()
-        while self._may_read():
-            for place in self._may_read():
-                yield from self._read(place)
+    def __init__(self, conn: psycopg.Connection[Any], filter: Filter, begin: Begin = "latest") -> None:
+        self.filter = filter
+        self._places: dict[int, Place] = {}
+        self._known = begin.known if isinstance(begin, Bookmark) else 0
+        self._closures = False
+        for place in _matching(conn, filter):
+            self._known = max(self._known, place.stream_id)
+            position = _first_position(conn, place, begin)
+            if position is not None:
+                place.target, place.position = place.head, position
+                self._add(place)
 
     @property
     def caught_up(self) -> bool:
         """True once everything that was there at the beginning has been read."""
         return all(place.done or place.position >= place.target for place in self._places.values())
 
-    def _may_read(self) -> list[Place]:
+    @property
+    def watched(self) -> list[int]:
+        """The streams of which more may come."""
+        return [place.stream_id for place in self._places.values() if not place.done]
+
+    @property
+    def bookmark(self) -> Bookmark:
+        """How far it has come."""
+        offsets = {place.stream_id: place.position for place in self._places.values() if not place.done}
+        return Bookmark(self._known, offsets)
+
+    @property
+    def stale(self) -> bool:
+        """True if there may be streams it does not know: one was closed, or there is none of which more may come."""
+        return self._closures or not self.watched
+
+    def turn(self) -> list[Place]:
+        """The streams of which there is something to read now, each for a step or more."""
         return [place for place in self._places.values() if self._unread(place) and self._is_its_turn(place)]
+
+    def read(self, conn: psycopg.Connection[Any], place: Place, limit_bytes: int = log.PAGE_BYTES) -> Step:
+        """The next page of a stream, at least one block."""
+        start = place.position
+        try:
+            page = log.since(
+                conn,
+                place.stream_id,
+                start,
+                filter=self.filter,
+                generation_id=place.generation_id,
+                limit_bytes=limit_bytes,
+            )
+        except Gone as gone:
+            place.position = place.head if gone.oldest is None else gone.oldest
+            place.done = place.closed and gone.oldest is None
+            return Step(place.stream_id, start, place.position, gone=gone)
+        self._closures = self._closures or page.closed != place.closed
+        place.position, place.head, place.closed, place.done = page.position, page.head, page.closed, page.finished
+        return Step(place.stream_id, start, page.position, page.batches)
+
+    def note(self, heads: Mapping[int, log.Head]) -> None:
+        """Where streams end now, as far as somebody knows."""
+        for stream_id, head in heads.items():
+            place = self._places.get(stream_id)
+            if place is None or place.done or head.head < place.head:
+                continue
+            self._closures = self._closures or (head.closed and not place.closed)
+            place.head, place.closed = head.head, place.closed or head.closed
+            place.done = place.closed and place.position >= place.head
+
+    def rematch(self, conn: psycopg.Connection[Any]) -> None:
+        """Look for streams that have opened; forget those that are over.
+
+        Rollovers exclude each other, so that what comes into view has larger ids than what was there.
+        """
+        self._closures, known = False, self._known
+        self._places = {place.stream_id: place for place in self._places.values() if not place.done}
+        for place in _matching(conn, self.filter):
+            if place.stream_id > known:
+                self._known = max(self._known, place.stream_id)
+                self._add(place)
+
+    def _add(self, place: Place) -> None:
+        if not (place.closed and place.position == place.head):
+            self._places[place.stream_id] = place
 
     @staticmethod
     def _unread(place: Place) -> bool:
@@ -87,52 +157,68 @@ class Tail:
         parents = (self._places.get(parent) for parent in place.parents)
         return all(parent is None or parent.done for parent in parents)
 
-    def _read(self, place: Place) -> Iterator[pa.Table]:
-        try:
-            page = log.since(
-                self.conn, place.stream_id, place.position, filter=self.filter, generation_id=place.generation_id
-            )
-        except Gone as gone:
-            self.on_gone(gone)
-            place.position = place.head if gone.oldest is None else gone.oldest
-            place.done = place.closed and gone.oldest is None
-            return
-        place.position, place.head, place.closed, place.done = page.position, page.head, page.closed, page.finished
-        if page.batches:
-            yield pa.Table.from_batches(page.batches)
 
-    def _look(self) -> None:
-        """Heads as they are now; where a stream was closed, its children too."""
-        watched = [place.stream_id for place in self._places.values() if not place.done]
-        closed = not watched
-        for stream_id, head in log.heads(self.conn, watched).items():
-            place = self._places[stream_id]
-            closed = closed or head.closed != place.closed
-            place.head, place.closed = head.head, head.closed
-            place.done = head.closed and place.position >= head.head
-        if closed:
-            for place in self._matching():
-                self._places.setdefault(place.stream_id, place)
+@dataclass(slots=True)
+class Tail:
+    """A `Reading` on one connection. `on_gone` is told of what retention has taken. Not thread-safe."""
 
-    def _matching(self) -> list[Place]:
-        """By the filters that generations were filled under, in one snapshot: a rollover is whole or not yet there."""
-        with self.conn.transaction():
-            self.conn.execute("set transaction isolation level repeatable read, read only")
-            wanted = filled(self.conn).wanted(self.filter)
-            parameters = {
-                "open": [filter.text for filter, now in wanted.items() if now],
-                "closed": [filter.text for filter in wanted],
-            }
-            return [_place(*row) for row in self.conn.execute(_STREAMS, parameters)]
+    conn: psycopg.Connection[Any]
+    filter: Filter
+    begin: Begin = "latest"
+    on_gone: Callable[[Gone], None] = lambda _: None
+    _reading: Reading = field(init=False)
 
-    def _first_position(self, place: Place) -> int:
-        if place.done or self.begin == "latest":
-            return place.head
-        if isinstance(self.begin, datetime):
-            return log.position_at(self.conn, place.stream_id, self.begin)
-        return min(self.begin, place.head) if isinstance(self.begin, int) else 0
+    def __post_init__(self) -> None:
+        self._reading = Reading(self.conn, self.filter, self.begin)
+
+    @property
+    def caught_up(self) -> bool:
+        """True once everything that was there at the beginning has been read."""
+        return self._reading.caught_up
+
+    def pages(self) -> Iterator[pa.Table]:
+        """Everything unread that is there now, stream by stream, a page of each in turn; then it ends."""
+        reading = self._reading
+        reading.note(log.heads(self.conn, reading.watched))
+        if reading.stale:
+            reading.rematch(self.conn)
+        while turn := reading.turn():
+            for place in turn:
+                step = reading.read(self.conn, place)
+                if step.gone is not None:
+                    self.on_gone(step.gone)
+                if step.batches:
+                    yield pa.Table.from_batches(step.batches)
 
 
-def _place(stream_id: int, generation_id: int, head: int, closed: bool, gone: bool, parents: list[int]) -> Place:
-    done = gone or (closed and head == 0)
-    return Place(stream_id, generation_id, head, closed, tuple(parents), done=done)
+def _matching(conn: psycopg.Connection[Any], filter: Filter) -> list[Place]:
+    """By the filters that generations were filled under, in one snapshot."""
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read, read only")
+        wanted = filled(conn).wanted(filter)
+        parameters = {
+            "open": [filter.text for filter, now in wanted.items() if now],
+            "closed": [filter.text for filter in wanted],
+        }
+        return [Place(*row) for row in conn.execute(_STREAMS, parameters)]
+
+
+def _first_position(conn: psycopg.Connection[Any], place: Place, begin: Begin) -> int | None:
+    """Where to begin in a stream; None: it was read to its end. Raises `BeyondHead` for a bookmark that cannot be."""
+    if isinstance(begin, Bookmark):
+        return _marked_position(place, begin)
+    if begin == "latest" or place.gone:
+        return place.head
+    if isinstance(begin, datetime):
+        return log.position_at(conn, place.stream_id, begin)
+    return min(begin, place.head) if isinstance(begin, int) else 0
+
+
+def _marked_position(place: Place, begin: Bookmark) -> int | None:
+    position = begin.offsets.get(place.stream_id, None if place.stream_id <= begin.known else 0)
+    if position is not None and position > place.head:
+        raise BeyondHead(
+            f"stream {place.stream_id}: offset {position} of the bookmark is beyond the head {place.head}. Is it of "
+            "another database, or was this one restored from a backup? Begin again at a time, or at earliest."
+        )
+    return position

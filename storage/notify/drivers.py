@@ -10,10 +10,13 @@ from storage.notify.driver import Factory
 GROUP = "sublet.notify"
 OURS = "sublet"
 
+_BUILT_IN = {"poll": "PollDriver", "postgres": "PostgresDriver", "zmq": "ZmqDriver"}
+"""Ours, which are there also where nothing is installed: the source on a path, code shipped to executors."""
+
 
 def installed() -> list[str]:
     """The names that `load` knows, in order; a library that one of them needs may be missing still."""
-    return sorted({each.name for each in entry_points(group=GROUP)})
+    return sorted({*_BUILT_IN, *(each.name for each in entry_points(group=GROUP))})
 
 
 def load(name: str) -> Factory:
@@ -38,6 +41,8 @@ def name_of(endpoint: str) -> str:
 
 def _entry(name: str) -> EntryPoint:
     found = {_distribution(each): each for each in entry_points(group=GROUP, name=name)}
+    if not found and name in _BUILT_IN:
+        return EntryPoint(name, f"storage.notify.{name}:{_BUILT_IN[name]}", GROUP)
     if not found:
         raise InvalidSetting(
             f"notification driver {name!r}: no installed package brings one of that name. Installed are "
@@ -54,7 +59,7 @@ def _entry(name: str) -> EntryPoint:
 
 
 def _distribution(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else entry.value
+    return entry.dist.name if entry.dist is not None else OURS
 
 
 def _remedy(entry: EntryPoint) -> str:

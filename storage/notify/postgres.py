@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import select
 import threading
 from collections import deque
@@ -24,6 +25,8 @@ from storage.connect import connect, schema_name
 from storage.notify.driver import Capabilities, OnConnected, OnLost, OnMessage
 from storage.notify.poll import PollOutlet
 from storage.notify.threads import DriverThread
+
+log = logging.getLogger(__name__)
 
 ENDPOINT = "postgres:"
 LONGEST_CHANNEL = 63
@@ -159,7 +162,9 @@ class _Sender(DriverThread):
                     while self._take():
                         self._say(connection)
             except _TROUBLE as error:
-                self.complain("notifications cannot be sent at present, and wait: %s", error)
+                # Whoever publishes hears of a database that is away from its publisher; of one that was stopped at the
+                # end of a program nobody need hear.
+                log.info("notifications cannot be sent at present, and wait: %s", error)
                 self.pause(self._pauses.next_s())
         with self._changed:
             self.dropped += len(self._in_hand)

@@ -147,8 +147,14 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.conforms("D2")
 def test_somebody_elses_driver_is_found_by_its_entry_point(others: Callable[..., None], database: str) -> None:
     others(entry("pigeon", "storage.notify.poll:PollDriver", "carrier"))
-    assert installed() == ["pigeon"]
+    assert installed() == ["pigeon", "poll", "postgres", "zmq"]
     assert load("pigeon")(database).capabilities.pushes is False
+
+
+def test_ours_are_there_where_nothing_is_installed(others: Callable[..., None], database: str) -> None:
+    """The source on a path, or code shipped to executors."""
+    others()
+    assert [load(name)(database).name for name in THREE] == list(THREE)
 
 
 def test_an_unknown_driver_is_named_with_those_installed() -> None:

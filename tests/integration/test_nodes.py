@@ -12,7 +12,7 @@ import pytest
 from protocol.errors import NodeNameTaken
 from storage.connect import connect
 from storage.groups.model import NodeRef
-from storage.nodes import collect, list_nodes, live_nodes, register, remove, renew
+from storage.nodes import collect, endpoints, list_nodes, live_nodes, register, remove, renew
 
 OLD = NodeRef("a", "old", "127.0.0.1:1")
 NEW = NodeRef("a", "new", "127.0.0.1:2")
@@ -93,6 +93,7 @@ def test_of_many_that_want_a_name_at_once_one_gets_it(database: str) -> None:
         assert sum(threads.map(attempt, range(8))) == 1
 
 
+@pytest.mark.conforms("D8")
 def test_collect_takes_only_what_is_stale_at_that_instant(database: str, conn: psycopg.Connection[Any]) -> None:
     register(conn, OLD, 10, 1)
     dead = NodeRef("b", "dead", "127.0.0.1:3")
@@ -109,3 +110,15 @@ def test_collect_takes_only_what_is_stale_at_that_instant(database: str, conn: p
             assert collecting.result(10) == ["b"]
     assert live_nodes(conn) == [OLD]
     assert collect(conn) == []
+
+
+@pytest.mark.conforms("D8")
+def test_where_notifications_reach_the_living_is_told_once_each(conn: psycopg.Connection[Any]) -> None:
+    for number, notify in enumerate(["postgres:", None, "postgres:", "zmq:tcp://127.0.0.1:7"]):
+        register(conn, NodeRef(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify=notify)
+    register(conn, OLD, 10, 1, notify="zmq:tcp://127.0.0.1:9")
+    assert [entry.notify for entry in list_nodes(conn) if entry.node == OLD] == ["zmq:tcp://127.0.0.1:9"]
+    expire(conn, OLD)
+    assert endpoints(conn) == ["postgres:", "zmq:tcp://127.0.0.1:7"]
+    register(conn, NEW, 10, 1)
+    assert [entry.notify for entry in list_nodes(conn) if entry.node == NEW] == [None]
