@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
 
-_WANTED_AWAY = ("balance", "operator", "deadline", "by hand")
-"""Reasons for which a stream leaves a session that might have stayed: then it is kept for nobody."""
+_WANTED_AWAY = ("balance", "operator", "deadline", "by hand", "handed back")
+"""Reasons for which a stream leaves a session that might have stayed: then it is kept for nobody. (One that is handed
+back was revoked by a leader before.)"""
 
 
 @dataclass(frozen=True, slots=True)
