@@ -1,18 +1,18 @@
-"""What every notification driver must do, whoever wrote it: `CHECKS`, run one by one on a `Subject`.
+"""What every notification driver must do, whoever wrote it: `checks`, run one by one on a `Subject`.
 
 For a driver of your own, registered in the entry point group `sublet.notify`, and with this repository on PYTHONPATH:
 
     import pytest
-    from tests.contract.notify_conformance import CHECKS, Subject
+    from tests.contract.notify_conformance import Subject, checks
 
     class Mine(Subject):
         def cut(self, inlet): ...          # and `rubbish` and `deaf`, see Subject
 
-    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    @pytest.mark.parametrize("check", checks("mine"), ids=lambda check: check.__name__)
     def test_my_driver(check):
         check(Mine("mine", DATABASE_URL))
 
-A check that asks for what the driver's capabilities deny is skipped. None of them looks at a driver's name.
+Those are left out that ask for what the driver's capabilities deny. None of them looks at a driver's name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import pytest
-
-from storage.notify.driver import Driver, Inlet, Outlet
+from storage.notify.driver import Capabilities, Driver, Inlet, Outlet
 from storage.notify.drivers import load, name_of
 from tests.kit import eventually
 from tests.processes.forking import in_a_child
@@ -38,6 +36,9 @@ SLOW_S = 0.05
 """A send that takes longer has blocked, or the machine was busy: a few are pardoned."""
 STRAYS = 30
 ROOT = Path(__file__).parents[2]
+
+Check = Callable[["Subject"], None]
+_NEEDS: dict[Check, Callable[[Capabilities], bool]] = {}
 
 
 class Subject:
@@ -114,12 +115,14 @@ def sending(driver: Driver, heard: Sequence[Heard], count: int = 1) -> Iterator[
             outlet.close()
 
 
-def pushing(subject: Subject) -> Driver:
-    """The driver, if it pushes; else the check is skipped."""
-    driver = subject.driver()
-    if not driver.capabilities.pushes:
-        pytest.skip(f"{subject.name} does not push")
-    return driver
+def if_it(able: Callable[[Capabilities], bool]) -> Callable[[Check], Check]:
+    """Only of drivers that can do this, the check is asked."""
+
+    def limit(check: Check) -> Check:
+        _NEEDS[check] = able
+        return check
+
+    return limit
 
 
 def arrives(outlet: Outlet, heard: Heard, message: bytes) -> None:
@@ -153,20 +156,20 @@ def it_goes_by_its_name(subject: Subject) -> None:
         assert len(endpoint) <= 255
 
 
+@if_it(lambda can: not can.pushes)
 def without_push_nothing_arrives(subject: Subject) -> None:
     """A driver that declares to move nothing moves nothing, and takes no offence at being asked to."""
     driver = subject.driver()
-    if driver.capabilities.pushes:
-        pytest.skip(f"{subject.name} pushes")
     with hearing(driver) as (heard,):
         with sending(driver, [heard]) as (outlet,):
             outlet.send(b"message")
         assert heard.told == ["connected"]
 
 
+@if_it(lambda can: can.pushes)
 def messages_arrive_whole_at_every_inlet(subject: Subject) -> None:
     """Several inlets, several outlets, any bytes."""
-    driver = pushing(subject)
+    driver = subject.driver()
     odd = [b"", b"\0", b"plain", "ä→𝄞".encode(), b"\xff\xfe", bytes(range(256)), b"'\\\"\r\n", b"t0", b"b0%"]
     with hearing(driver, 3) as heard, sending(driver, heard, 2) as outlets:
         sent = {bytes([number]) + message for number in range(2) for message in odd} | {b""}
@@ -178,9 +181,10 @@ def messages_arrive_whole_at_every_inlet(subject: Subject) -> None:
         assert [outlet.dropped for outlet in outlets] == [0, 0]
 
 
+@if_it(lambda can: can.pushes)
 def equal_messages_are_not_folded(subject: Subject) -> None:
     """What was sent twice arrives twice."""
-    driver = pushing(subject)
+    driver = subject.driver()
     with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
         for _ in range(50):
             outlet.send(b"again")
@@ -189,9 +193,10 @@ def equal_messages_are_not_folded(subject: Subject) -> None:
         assert heard.messages.count(b"again") == 50 - outlet.dropped
 
 
+@if_it(lambda can: can.pushes)
 def the_payload_limit_holds(subject: Subject) -> None:
     """Up to the limit a message arrives, whatever bytes it consists of; a longer one is counted, and harms nobody."""
-    driver = pushing(subject)
+    driver = subject.driver()
     limit = driver.capabilities.payload_limit
     longest = [byte * (limit or 1 << 20) for byte in (b"a", b"\0", b"\xff", b"\x80")]
     with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
@@ -207,11 +212,10 @@ def the_payload_limit_holds(subject: Subject) -> None:
         assert heard.messages == [*longest, b"next"]
 
 
+@if_it(lambda can: can.pushes and can.ordered)
 def an_outlets_messages_keep_their_order(subject: Subject) -> None:
     """Where the driver says so."""
-    driver = pushing(subject)
-    if not driver.capabilities.ordered:
-        pytest.skip(f"{subject.name} does not promise order")
+    driver = subject.driver()
     with hearing(driver) as (heard,), sending(driver, [heard], 2) as outlets:
         for number in range(500):
             for name, outlet in zip((b"a", b"b"), outlets, strict=True):
@@ -222,11 +226,10 @@ def an_outlets_messages_keep_their_order(subject: Subject) -> None:
             assert own == sorted(own)
 
 
+@if_it(lambda can: can.pushes and can.lossless)
 def what_is_not_counted_as_dropped_arrives(subject: Subject) -> None:
     """Where the driver says that it loses nothing: more at once than it can take."""
-    driver = pushing(subject)
-    if not driver.capabilities.lossless:
-        pytest.skip(f"{subject.name} may lose messages")
+    driver = subject.driver()
     with hearing(driver, 2) as heard, sending(driver, heard) as (outlet,):
         for number in range(5000):
             outlet.send(b"%d" % number)
@@ -235,9 +238,10 @@ def what_is_not_counted_as_dropped_arrives(subject: Subject) -> None:
         all_of(heard, lambda each: len([m for m in each.messages if m != b"last"]) >= 5000 - outlet.dropped)
 
 
+@if_it(lambda can: can.pushes)
 def a_way_that_breaks_is_told_and_comes_back(subject: Subject) -> None:
     """Lost, then connected again, by itself; then messages arrive."""
-    driver = pushing(subject)
+    driver = subject.driver()
     with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
         arrives(outlet, heard, b"before")
         subject.cut(heard.inlet)
@@ -246,9 +250,10 @@ def a_way_that_breaks_is_told_and_comes_back(subject: Subject) -> None:
         arrives(outlet, heard, b"after")
 
 
+@if_it(lambda can: can.pushes)
 def a_send_never_blocks(subject: Subject) -> None:
     """Not with nobody there, and not where somebody is who takes nothing."""
-    driver = pushing(subject)
+    driver = subject.driver()
     with hearing(driver) as (gone,):
         nobody = gone.inlet.endpoint
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
@@ -260,9 +265,10 @@ def a_send_never_blocks(subject: Subject) -> None:
             assert _seconds(outlet.close) < 5
 
 
+@if_it(lambda can: can.pushes)
 def who_takes_nothing_holds_up_nobody_else(subject: Subject) -> None:
     """Of two endpoints one takes nothing: what is sent to both arrives at the other."""
-    driver = pushing(subject)
+    driver = subject.driver()
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
     with subject.deaf() as deaf, hearing(driver) as (heard,):
         outlet = driver.outlet([deaf, heard.inlet.endpoint])
@@ -272,9 +278,10 @@ def who_takes_nothing_holds_up_nobody_else(subject: Subject) -> None:
         outlet.close()
 
 
+@if_it(lambda can: can.pushes)
 def what_was_sent_last_arrives(subject: Subject) -> None:
     """An outlet that is opened, used and closed at once, as a short-lived process does, has told what it told."""
-    driver = pushing(subject)
+    driver = subject.driver()
     with hearing(driver) as (heard,):
         for attempt in range(1 if driver.capabilities.lossless else 3):
             with sending(driver, [heard]) as (outlet,):
@@ -282,9 +289,10 @@ def what_was_sent_last_arrives(subject: Subject) -> None:
         eventually(lambda: heard.messages)
 
 
+@if_it(lambda can: can.pushes)
 def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
     """The next message is handed to it all the same."""
-    driver = pushing(subject)
+    driver = subject.driver()
     with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
         heard.fails = True
         outlet.send(b"first")
@@ -293,9 +301,10 @@ def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
         assert heard.events == ["connected"]
 
 
+@if_it(lambda can: can.pushes)
 def rubbish_on_the_wire_is_survived(subject: Subject) -> None:
     """It is no message, and what comes after it is."""
-    driver = pushing(subject)
+    driver = subject.driver()
     with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
         arrives(outlet, heard, b"before")
         subject.rubbish(heard.inlet)
@@ -345,16 +354,16 @@ def closing_lets_go_of_everything(subject: Subject) -> None:
     assert [list(each.told) for each in heard] == told
 
 
+@if_it(lambda can: can.pushes)
 def a_fork_shares_nothing(subject: Subject) -> None:
     """The copies in a forked process send nothing and close nothing, and it can open its own. In a process of its own,
     as what others have left in this one must not come along."""
-    pushing(subject)
     command = [sys.executable, "-m", "tests.contract.notify_conformance", subject.name, subject.url]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 
-CHECKS: tuple[Callable[[Subject], None], ...] = (
+CHECKS: tuple[Check, ...] = (
     it_goes_by_its_name,
     without_push_nothing_arrives,
     messages_arrive_whole_at_every_inlet,
@@ -372,6 +381,12 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     closing_lets_go_of_everything,
     a_fork_shares_nothing,
 )
+
+
+def checks(name: str) -> list[Check]:
+    """What a driver has to pass, by what it says that it can."""
+    can = load(name)("postgresql:///nowhere").capabilities
+    return [check for check in CHECKS if check not in _NEEDS or _NEEDS[check](can)]
 
 
 def _seconds(action: Callable[[], None]) -> float:

@@ -23,7 +23,7 @@ from storage.notify.driver import Inlet
 from storage.notify.drivers import installed, load
 from storage.notify.postgres import PAYLOAD_LIMIT, as_payload, channel_of, from_payload
 from storage.notify.zmq_place import Place, private_directory
-from tests.contract.notify_conformance import CHECKS, Subject, hearing, sending
+from tests.contract.notify_conformance import Subject, checks, hearing, sending
 from tests.kit import eventually
 
 THREE = ("poll", "postgres", "zmq")
@@ -98,8 +98,11 @@ def subject(request: pytest.FixtureRequest, database: str) -> Subject:
 
 
 @pytest.mark.conforms("D2")
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("subject", THREE, indirect=True)
+@pytest.mark.parametrize(
+    ("subject", "check"),
+    [pytest.param(name, check, id=f"{name}-{check.__name__}") for name in THREE for check in checks(name)],
+    indirect=["subject"],
+)
 def test_driver(subject: Subject, check: Callable[[Subject], None]) -> None:
     check(subject)
 
