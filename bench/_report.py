@@ -26,6 +26,9 @@ SECTIONS = {
     "handover": "Graceful hand-over",
     "takeover": "Takeover of a killed leader",
     "node": "A node that holds many borrowers",
+    "latency": "From publish to consume, beside peers",
+    "push_cost": "What push costs a publisher",
+    "subscriptions": "Memory of subscriptions and idle agents",
 }
 """What each bench calls its part of the page, in the order of the page."""
 
@@ -106,6 +109,12 @@ class Beside:
             "at_most": self.at_most,
             "holds": None if self.at_most is None else self.ratio <= self.at_most,
         }
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The JSON of each line that is whole, of a file that another process may be writing."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def quantile(values: Sequence[float], share: float) -> float:

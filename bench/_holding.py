@@ -1,0 +1,164 @@
+"""The two sides of `bench subscriptions`, each a process of its own.
+
+`python -m bench._holding serve FILE` serves sessions, and beside them a call that is held until its caller goes.
+`python -m bench._holding session|call FILE ADDRESS AGENTS SUBSCRIPTIONS` is so many agents, each with a connection of
+its own and an equal share of the subscriptions: by one session each, or by one held call for each subscription.
+
+The server writes its address to FILE as a line of JSON, and then, whenever it reads a line, what it holds; where the
+line is `tidy`, it collects its garbage before. The agents write a line once they have begun with one subscription each,
+go on when they read a line, and write one again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import resource
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from protocol.session import client
+from protocol.session.client import NodeConnection
+from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
+from protocol.session.values import Channel
+
+HOLD = "/bench.Hold/Wait"
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+"""Else gRPC joins channels of one process to one address; agents are processes, as a rule."""
+TIDY = "tidy\n"
+KEYS = 100_000
+"""More than an agent may subscribe to."""
+PATIENT = (
+    ("grpc.server.max_pending_requests", 1_000_000),
+    ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
+    ("grpc.server_max_unrequested_time_in_server", 3600),
+)
+"""Calls that come faster than the loop takes them up are to wait, not to be refused."""
+AT_ONCE = 200
+"""Calls that are begun before the loop gets to do something else."""
+
+Spread = Callable[[int, int], Awaitable[None]]
+"""Subscribe each agent to the keys from the first number to before the second."""
+
+
+class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers no call; the counterpart of a subscription: one call that waits for its news."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self._never = asyncio.Event()
+
+    def service(self, details: Any) -> Any:
+        """Every call of our name."""
+        return grpc.unary_unary_rpc_method_handler(self._wait) if details.method == HOLD else None
+
+    async def _wait(self, request: bytes, context: Any) -> bytes:
+        self.held += 1
+        try:
+            await self._never.wait()
+        finally:
+            self.held -= 1
+        return request
+
+
+async def serve(file: Path) -> None:
+    """Until the end of what it reads."""
+    server = grpc.aio.server(options=(*SERVER_OPTIONS, *PATIENT))
+    publisher = new_publisher("bench")
+    sessions, calls = SessionServer(publisher, lambda subscriber_id, message: None), Calls()
+    server.add_generic_rpc_handlers((calls,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    sessions.register(server)
+    await server.start()
+    _write(file, {"address": f"127.0.0.1:{port}"})
+    while word := await _told():
+        if word == TIDY:
+            gc.collect()
+        subscriptions = sum(len(publisher.subscriptions(one)) for one in publisher.subscriber_ids)
+        _write(file, {"subscriptions": subscriptions, "polls": sessions.held_polls, "calls": calls.held})
+    await server.stop(None)
+
+
+async def session(address: str, agents: int) -> Spread:
+    """One session for each agent."""
+    client.CHANNEL_OPTIONS = (*client.CHANNEL_OPTIONS, *OWN_CONNECTION)
+    nodes = {number: NodeConnection(address, f"agent-{number}", lambda delivery: None) for number in _numbers(agents)}
+
+    async def spread(first: int, end: int) -> None:
+        for number, node in nodes.items():
+            for key in range(first, end):
+                node.subscribe(Channel.STREAM, _key(number, key))
+            await asyncio.sleep(0)
+
+    return spread
+
+
+async def call(address: str, agents: int) -> Spread:
+    """One call for each subscription; without keepalive pings, which a server takes amiss where nothing else comes."""
+    channels = {number: grpc.aio.insecure_channel(address, options=OWN_CONNECTION) for number in _numbers(agents)}
+    held: list[Any] = []
+
+    async def spread(first: int, end: int) -> None:
+        for number, channel in channels.items():
+            wait = channel.unary_unary(HOLD)
+            for key in range(first, end):
+                held.append(wait(_key(number, key).encode(), wait_for_ready=True))
+                if len(held) % AT_ONCE == 0:
+                    await asyncio.sleep(0.01)
+
+    return spread
+
+
+def _numbers(agents: int) -> range:
+    """Of a process with so many agents: processes with different numbers of them have none in common."""
+    return range(agents, 2 * agents)
+
+
+def _key(agent: int, number: int) -> str:
+    """What nobody else subscribes to."""
+    return str(KEYS * agent + number)
+
+
+async def subscribe(
+    connect: Callable[[str, int], Awaitable[Spread]], file: Path, address: str, agents: int, each: int
+) -> None:
+    """One subscription for each agent; once told, the others."""
+    spread = await connect(address, agents)
+    await spread(0, 1)
+    _write(file, {"begun": True})
+    if await _told():
+        await spread(1, each)
+        _write(file, {"spread": True})
+        await _told()
+
+
+async def _told() -> str:
+    """Wait for a line; an empty text: there will be none any more."""
+    return await asyncio.to_thread(sys.stdin.readline)
+
+
+def _write(file: Path, line: dict[str, Any]) -> None:
+    with file.open("a") as out:
+        out.write(json.dumps(line) + "\n")
+
+
+def main(role: str, file: str, *arguments: str) -> None:
+    """Serve or subscribe."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if role == "serve":
+        asyncio.run(serve(Path(file)))
+    else:
+        address, agents, subscriptions = arguments
+        connect = session if role == "session" else call
+        asyncio.run(subscribe(connect, Path(file), address, int(agents), int(subscriptions) // int(agents)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,103 @@
+"""sublet itself, under each notification driver: a Postgres, a node, `Publisher` and `Session`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench import _postgres as postgres
+from bench.peers.load import Load, Recorder, keep_pace
+from bench.peers.processes import Running, module
+from bench.peers.system import LeftOut
+from protocol.errors import SubletError
+from storage.connect import connect
+from storage.nodes import list_nodes
+from storage.notify import drivers
+from sublet import Publisher, Session
+from tests.kit import eventually
+
+WAIT_S = 60.0
+LOOK_S = 0.05
+POLL = "poll"
+"""The driver that is in force where a node has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sublet:
+    """With one notification driver."""
+
+    driver: str
+    name = "sublet"
+    is_ours = True
+    is_durable = True
+
+    @property
+    def key(self) -> str:
+        """Its name on the command line."""
+        return f"sublet-{self.driver}"
+
+    @property
+    def setting(self) -> str:
+        """The driver."""
+        return self.driver
+
+    def missing(self) -> str | None:
+        """A driver's library."""
+        try:
+            drivers.load(self.driver)
+        except SubletError as error:
+            return str(error)
+        return None
+
+    @contextlib.contextmanager
+    def serve(self, directory: Path) -> Iterator[str]:
+        """A durable Postgres and a node; the address is the database's URL."""
+        with postgres.server() as server:
+            url = postgres.database(server, 1)
+            with node(url, self.driver, directory / "node.log"):
+                yield url
+
+    def publish(self, address: str, topic: str, load: Load) -> None:
+        """As users do."""
+        with Publisher(address) as publisher:
+            last = keep_pace(load, partial(publisher.publish, topic))
+            publisher.flush()
+            publisher.publish(topic, last)
+
+    def consume(self, address: str, topic: str, recorder: Recorder) -> None:
+        """As users do. The values are taken out of their Arrow column before the clock is read."""
+        with Session(f"$share/{topic}/{topic}", address, start="earliest") as session:
+            while not session.held():
+                session.next_batch(LOOK_S)
+            recorder.ready()
+            while not recorder.over:
+                batch = session.next_batch(1.0)
+                if batch is not None:
+                    recorder.take(batch.table.column("value").to_pylist())
+
+
+@contextlib.contextmanager
+def node(url: str, driver: str, log: Path) -> Iterator[Running]:
+    """A node that serves, and listens by this driver. Raises `LeftOut` if it listens by another."""
+    arguments = ("leader", "--name", "bench", "--listen", "127.0.0.1:0")
+    settings = {"SUBLET_DATABASE_URL": url, "SUBLET_NOTIFY": driver}
+    with module("sublet.cli", *arguments, log=log, extra=settings) as process:
+
+        def serves() -> bool:
+            process.check()
+            return "serves on" in process.said()
+
+        eventually(serves, WAIT_S, process.said)
+        _check_driver(url, driver)
+        yield process
+
+
+def _check_driver(url: str, driver: str) -> None:
+    with connect(url) as connection:
+        (entry,) = list_nodes(connection)
+    in_force = drivers.name_of(entry.notify or POLL)
+    if in_force != driver:
+        raise LeftOut(f"its node listens by {in_force!r}: this version does not take SUBLET_NOTIFY={driver}.")

@@ -1,0 +1,120 @@
+"""Processes of a bench: what they say goes to a file, and they end with the bench, whatever happens to it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench._report import ROOT
+from tests.kit import eventually
+
+START_S = 30.0
+END_S = 5.0
+SHOWN_CHARACTERS = 2000
+_PR_SET_PDEATHSIG = 1
+
+
+class ProcessFailed(Exception):
+    """A process of the bench ended with an error; the message has its last words."""
+
+
+class Running:
+    """A process under way."""
+
+    def __init__(self, argv: Sequence[str], log: Path, extra: Mapping[str, str] | None = None) -> None:
+        self._argv, self._log = argv, log
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **(extra or {})},
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._popen.pid
+
+    def said(self) -> str:
+        """Its last words so far."""
+        return self._log.read_text(errors="replace")[-SHOWN_CHARACTERS:]
+
+    def tell(self, line: str = "\n") -> None:
+        """Give it a line to read."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(line.encode())
+        self._popen.stdin.flush()
+
+    def check(self) -> None:
+        """Raise `ProcessFailed` if it has ended with an error."""
+        code = self._popen.poll()
+        if code:
+            raise ProcessFailed(f"{' '.join(self._argv)} ended with {code}:\n{self.said()}")
+
+    def end(self) -> None:
+        """SIGTERM, and if that does not help SIGKILL."""
+        assert self._popen.stdin is not None
+        self._popen.terminate()
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        try:
+            self._popen.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+
+@contextlib.contextmanager
+def running(argv: Sequence[str], log: Path, extra: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """A process that ends with the block."""
+    process = Running(argv, log, extra)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+@contextlib.contextmanager
+def module(name: str, *arguments: str, log: Path, extra: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """A Python module as a process that ends with the block."""
+    with running([sys.executable, "-m", name, *arguments], log, extra) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def listening(argv: Sequence[str], port: int, log: Path) -> Iterator[None]:
+    """A server that answers on a port of this machine until the end of the block."""
+    with running(argv, log) as process:
+
+        def answers() -> bool:
+            process.check()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+                return True
+            return False
+
+        eventually(answers, START_S, process.said)
+        yield
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on at present."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _die_with_parent() -> None:
+    """In the new process: Linux kills it when the bench is gone, however that came."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,175 @@
+"""What publishers pay for push: throughput with a node that is told of every append, over one that looks by itself.
+
+`python -m bench push_cost --rounds 9`. Two databases on one Postgres, each with a node; what is published to the one is
+announced, and to the other not. Publishers to the two take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from bench import _postgres as postgres
+from bench import _report as report
+from bench._report import Claim, Series
+from bench.peers.ours import POLL, node
+from bench.peers.system import LeftOut
+from storage.connect import connect, schema_name
+from storage.notify import drivers
+from storage.notify.postgres import channel_of
+from storage.publish import Publisher
+
+VALUE_BYTES = 100
+BLOCK = 1000
+TOPIC = "t"
+DRIVER = "postgres"
+TARGET = 0.9
+NEWS_S = 20.0
+"""Within which a publisher must have begun to tell the node."""
+WAYS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
+PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is told
+of what is appended, over throughput without: with a node that looks by itself (*poll*). Messages of {value} bytes to
+one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in each of {rounds}
+rounds, in which the two take turns; the first round does not count. Publisher, node and Postgres share the machine, so
+that what the node does with the news is in the figure too. Ratios are medians of the rounds' ratios."""
+
+
+class Side:
+    """A database with its node and a publisher to it."""
+
+    def __init__(self, url: str) -> None:
+        self.publisher = Publisher(url)
+
+    def columns(self, blocks: list[pa.Array]) -> None:
+        """Whole blocks, and wait for the last."""
+        for values in blocks:
+            self.publisher.publish_batch({"topic": TOPIC, "value": values})
+        self.publisher.flush()
+
+    def calls(self, values: list[bytes]) -> None:
+        """One by one, and wait for the last."""
+        for value in values:
+            self.publisher.publish(TOPIC, value)
+        self.publisher.flush()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run, write the JSON and the page, print the table."""
+    options = _options(arguments)
+    series = Series()
+    with contextlib.ExitStack() as opened:
+        try:
+            sides, conn = _sides(opened, options.driver)
+        except LeftOut as reason:
+            print(f"nothing is measured with {options.driver!r}: {reason}")
+            return
+        contenders = _contenders(sides, options.messages, options.calls)
+        for number in range(options.rounds + 1):
+            conn.execute("checkpoint")
+            _round(contenders, series if number else Series(), turned=number % 2 == 0)
+            print(f"round {number} of {options.rounds}", flush=True)
+    _tell(options, series)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench push_cost", description=__doc__)
+    parser.add_argument("--driver", default=DRIVER, help="how the node that is told listens")
+    parser.add_argument("--messages", type=int, default=200_000, help="by columns, per round and side")
+    parser.add_argument("--calls", type=int, default=50_000, help="one by one, per round and side")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, default=None, help="where the results go")
+    parser.add_argument("--page", type=Path, default=report.PAGE)
+    return parser.parse_args(arguments)
+
+
+def _sides(opened: contextlib.ExitStack, driver: str) -> tuple[dict[str, Side], psycopg.Connection[Any]]:
+    """By name, and a connection to the server of both. Raises `LeftOut`."""
+    server = opened.enter_context(postgres.server())
+    directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
+    urls = {"off": postgres.database(server, 1), "on": postgres.database(server, 3)}
+    for (name, url), listens in zip(urls.items(), (POLL, driver), strict=True):
+        opened.enter_context(node(url, listens, directory / f"{name}.log"))
+    sides = {name: Side(url) for name, url in urls.items()}
+    for side in sides.values():
+        opened.callback(side.publisher.close)
+    _await_news(sides["on"], urls["on"], driver)
+    return sides, opened.enter_context(connect(server))
+
+
+def _await_news(side: Side, url: str, driver: str) -> None:
+    """Publish until the node is told of it; where nobody else can hear the news, for as long as that may take."""
+    deadline = time.monotonic() + NEWS_S
+    if driver == DRIVER:
+        if not any(_heard(side, url, deadline)):
+            raise LeftOut(f"publishers told the node nothing within {NEWS_S:g} s of publishing.")
+    elif drivers.load(driver)(url).capabilities.pushes:
+        while time.monotonic() < deadline:
+            side.calls([b"news"])
+            time.sleep(0.1)
+
+
+def _heard(side: Side, url: str, deadline: float) -> Iterator[bool]:
+    with connect(url) as conn:
+        conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_of(schema_name()))))
+        while time.monotonic() < deadline:
+            side.calls([b"news"])
+            yield any(True for _ in conn.notifies(timeout=0.1, stop_after=1))
+
+
+def _contenders(sides: dict[str, Side], messages: int, calls: int) -> dict[str, tuple[int, Callable[[], None]]]:
+    """{name: (messages, what publishes them)}; those that are compared follow each other."""
+    blocks = [pa.array([os.urandom(VALUE_BYTES) for _ in range(BLOCK)], pa.binary()) for _ in range(messages // BLOCK)]
+    values = [os.urandom(VALUE_BYTES) for _ in range(calls)]
+    found: dict[str, tuple[int, Callable[[], None]]] = {}
+    for name, side in sides.items():
+        found[f"columns {name}"] = (BLOCK * len(blocks), partial(side.columns, blocks))
+        found[f"calls {name}"] = (calls, partial(side.calls, values))
+    return found
+
+
+def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series, turned: bool) -> None:
+    for way in WAYS:
+        for name in ("on", "off") if turned else ("off", "on"):
+            messages, publish = contenders[f"{way} {name}"]
+            gc.collect()
+            started = time.perf_counter()
+            publish()
+            series.add(f"{way} {name}", messages, time.perf_counter() - started)
+
+
+def _tell(options: argparse.Namespace, series: Series) -> None:
+    claims = [Claim(f"{WAYS[way]}: push {options.driver} / none", f"{way} on", f"{way} off", TARGET) for way in WAYS]
+    settings = {
+        "driver": options.driver,
+        "messages": options.messages,
+        "calls": options.calls,
+        "rounds": options.rounds,
+        "value_bytes": VALUE_BYTES,
+    }
+    section = report.write("push_cost", settings, series, claims, options.json)
+    prose = PROSE.format(
+        driver=options.driver,
+        value=VALUE_BYTES,
+        columns=options.messages,
+        block=BLOCK,
+        calls=options.calls,
+        rounds=options.rounds,
+    )
+    report.page(options.page, "push_cost", prose, section)
+    print(section)
+
+
+if __name__ == "__main__":
+    main()
