@@ -45,10 +45,11 @@ select (extract(epoch from min(l.updated_at)) * 1000000)::bigint
  where l.group_id = %s and l.term = %s and l.position > before.position"""
 
 PROSE = """{kills} times kill -9 of the node that leads a group of {streams} streams, at a random moment between two
-renewals, with default settings (lease {lease:g} s, retry {retry:g} s, ping {ping:g} s), under a load of {rate:,.0f} messages/s
-that two consumers share. Measured is the time to the first progress that is written under the next term. Consumers go
-on meanwhile with what they hold, until the word of the dead leader is no longer good, {good:g} s after the last ping
-that it answered; the last two figures are of the longest time around each kill in which nobody was given a batch."""
+renewals, with default settings (lease {lease:g} s, retry {retry:g} s, ping {ping:g} s), under a load of
+{rate:,.0f} messages/s that two consumers share. Measured is the time to the first progress that is written under the
+next term. Consumers go on meanwhile with what they hold, until the word of the dead leader is no longer good,
+{good:g} s after the last ping that it answered; the last two figures are of the longest time around each kill in which
+nobody was given a batch."""
 
 
 class Load:
