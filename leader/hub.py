@@ -25,7 +25,10 @@ MOST_DIGITS = 19
 
 
 class Hub:
-    """Made and used on the node's loop; listens from the beginning to `close`. Raises what the driver raises."""
+    """Made and used on the node's loop; listens from the beginning to `close`. Raises what the driver raises.
+
+    On the loop it calls `streams_changed()` when some were opened or closed, and `grown(stream_id)`.
+    """
 
     def __init__(
         self,
@@ -33,10 +36,11 @@ class Hub:
         driver: Driver,
         publisher: SessionPublisher,
         streams_changed: Callable[[], None],
+        grown: Callable[[int], None],
         settings: NotifySettings | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._publisher, self._streams_changed = publisher, streams_changed
+        self._publisher, self._streams_changed, self._grown = publisher, streams_changed, grown
         self._lock = threading.Lock()
         self._followed: set[int] = set()
         self._news: deque[Change] = deque()
@@ -91,3 +95,4 @@ class Hub:
             head, closed = divmod(change.version, 2)
             told = StreamHead(int(change.key), head, bool(closed))
             self._publisher.publish(Channel.STREAM, change.key, told, change.version)
+            self._grown(told.stream_id)

@@ -12,17 +12,20 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from leader.database_worker import DatabaseWorker
 from leader.directory import Listing
+from leader.feed import FeedServer
+from leader.hub import Hub
 from leader.listen import Listen
 from leader.maintenance import Housekeeper
-from leader.node_events import Begin, Heard, NodeEvent, Shutdown, Tick
+from leader.node_events import Begin, Heard, NodeEvent, Opened, Shutdown, StreamsChanged, Tick
 from leader.node_machine import Node
+from leader.relay import Relay
 from leader.settings import LeaderSettings
 from protocol.errors import InvalidSetting, UsageError
 from protocol.events import GroupEvent
@@ -32,6 +35,9 @@ from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
 from protocol.session.values import Channel
 from storage.groups.model import MAINTENANCE, NodeRef
 from storage.groups.postgres import PostgresGroups
+from storage.notify import drivers
+from storage.notify.model import NotifySettings, group_change, stream_change
+from storage.notify.teller import shared
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +60,12 @@ class NodeServer:
         listen: Listen,
         settings: LeaderSettings | None = None,
         announce: Callable[[str], None] = log.info,
+        notify: str = "poll",
     ) -> None:
         self.settings = (settings or LeaderSettings()).check()
         self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
+        self._driver = drivers.load(notify)(database_url, host=listen.host)
+        self._hub: Hub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -68,12 +77,26 @@ class NodeServer:
         loop = asyncio.get_running_loop()
         server = grpc.aio.server(options=SERVER_OPTIONS)
         self._publisher = new_publisher(self._incarnation, PublisherSettings(hold_s=self.settings.poll_hold_s))
-        self._sessions = SessionServer(self._publisher, self._heard, on_expired=self._expired, clock=clock)
+        self._sessions = SessionServer(
+            self._publisher, self._heard, on_expired=self._expired, on_interest=self._interest, clock=clock
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._feed = FeedServer(self._url, on_stored=self._tell_heads)
         ref = self._bind(server)
         self._machine = Node(ref, self.settings)
-        listing = Listing(self._url, ref, self.settings.lease_s)
+        if self._driver.capabilities.pushes:
+            news = NotifySettings.from_env()
+            self._hub = Hub(
+                self._url,
+                self._driver,
+                self._publisher,
+                lambda: self._handle(StreamsChanged()),
+                self._feed.watch.hurry,
+                news,
+            )
+        endpoint = None if self._hub is None else self._hub.endpoint
+        listing = Listing(self._url, ref, self.settings.lease_s, endpoint)
         await loop.run_in_executor(None, listing.begin, self._announce)
         store = PostgresGroups(
             self._url,
@@ -83,9 +106,12 @@ class NodeServer:
         self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop))
         self._worker.start()
         self._sessions.register(server)
+        self._feed.register(server)
         await server.start()
         housekeeper = Housekeeper(self._url, self._leads_maintenance, self.settings.history_s)
         housekeeper.start()
+        relay = Relay(self._url, self._leads_maintenance)
+        relay.start()
         self._handle(Begin())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
@@ -96,11 +122,15 @@ class NodeServer:
         finally:
             await self._health.enter_graceful_shutdown()
             housekeeper.stop()
+            relay.stop()
             await loop.run_in_executor(None, listing.end)
+            if self._hub is not None:
+                await loop.run_in_executor(None, self._hub.close)
             self._worker.stop(self.settings.margin_s)
             # Held polls carry the dismissals; what the mailboxes still hold is given a moment to leave.
             await self._sessions.close()
             await server.stop(grace=0.5)
+            await self._feed.close()
             store.close()
             self._announce(f"node {ref.name} has stopped")
 
@@ -147,6 +177,8 @@ class NodeServer:
         def answer(event: NodeEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this answer any more
                 loop.call_soon_threadsafe(self._handle, event)
+            if isinstance(event, Opened) and event.group is not None:
+                shared(self._url).tell([group_change(str(event.group.subscription), event.group.group_id)])
 
         return answer
 
@@ -166,6 +198,13 @@ class NodeServer:
     def _expired(self, subscriber_ids: object) -> None:
         gone = set(subscriber_ids)  # type: ignore[call-overload]
         self._subscribers = {a: s for a, s in self._subscribers.items() if s not in gone}
+
+    def _tell_heads(self, heads: Mapping[int, int]) -> None:
+        shared(self._url).tell([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
+
+    def _interest(self, channel: str, key: str | None, wanted: bool) -> None:
+        if self._hub is not None and channel == Channel.STREAM and key is not None:
+            self._hub.followed(key, wanted)
 
     def _leads_maintenance(self) -> int | None:
         return self._machine.election.trusted(MAINTENANCE, clock())

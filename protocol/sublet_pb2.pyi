@@ -154,14 +154,28 @@ class Gap(_message.Message):
     def __init__(self, dropped: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[Channel, str]]] = ...) -> None: ...
 
 class StreamHead(_message.Message):
-    __slots__ = ("stream_id", "head", "closed")
+    __slots__ = ("stream_id", "head", "closed", "block")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     head: int
     closed: bool
-    def __init__(self, stream_id: _Optional[int] = ..., head: _Optional[int] = ..., closed: bool = ...) -> None: ...
+    block: InlineBlock
+    def __init__(self, stream_id: _Optional[int] = ..., head: _Optional[int] = ..., closed: bool = ..., block: _Optional[_Union[InlineBlock, _Mapping]] = ...) -> None: ...
+
+class InlineBlock(_message.Message):
+    __slots__ = ("start", "end", "codec", "payload")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    codec: int
+    payload: bytes
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., codec: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class ToLeader(_message.Message):
     __slots__ = ("leader_wanted", "ping", "update_progress", "revoke_finished", "disconnect")
@@ -386,3 +400,105 @@ class Invalidate(_message.Message):
     reason: EndReason
     detail: str
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("protocol_version", "producer", "incarnation", "number", "messages")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    producer: str
+    incarnation: int
+    number: int
+    messages: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., producer: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., messages: _Optional[bytes] = ...) -> None: ...
+
+class PublishReply(_message.Message):
+    __slots__ = ("repeated", "parts")
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    repeated: bool
+    parts: _containers.RepeatedCompositeFieldContainer[PublishedPart]
+    def __init__(self, repeated: bool = ..., parts: _Optional[_Iterable[_Union[PublishedPart, _Mapping]]] = ...) -> None: ...
+
+class PublishedPart(_message.Message):
+    __slots__ = ("stream_id", "first_offset", "count", "rows")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    first_offset: int
+    count: int
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream_id: _Optional[int] = ..., first_offset: _Optional[int] = ..., count: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FeedBookmark(_message.Message):
+    __slots__ = ("known", "positions")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    known: int
+    positions: _containers.RepeatedCompositeFieldContainer[FeedPosition]
+    def __init__(self, known: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[FeedPosition, _Mapping]]] = ...) -> None: ...
+
+class FeedPosition(_message.Message):
+    __slots__ = ("stream_id", "offset")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    offset: int
+    def __init__(self, stream_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class HistoryRequest(_message.Message):
+    __slots__ = ("protocol_version", "filter", "start", "bookmark", "subscription")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    filter: str
+    start: str
+    bookmark: FeedBookmark
+    subscription: str
+    def __init__(self, protocol_version: _Optional[int] = ..., filter: _Optional[str] = ..., start: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., subscription: _Optional[str] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("protocol_version", "filter", "start", "bookmark", "subscription")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    filter: str
+    start: str
+    bookmark: FeedBookmark
+    subscription: str
+    def __init__(self, protocol_version: _Optional[int] = ..., filter: _Optional[str] = ..., start: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., subscription: _Optional[str] = ...) -> None: ...
+
+class FeedPage(_message.Message):
+    __slots__ = ("subscription", "bookmark", "stream_id", "start", "position", "messages", "gone")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    bookmark: FeedBookmark
+    stream_id: int
+    start: int
+    position: int
+    messages: bytes
+    gone: FeedGone
+    def __init__(self, subscription: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., stream_id: _Optional[int] = ..., start: _Optional[int] = ..., position: _Optional[int] = ..., messages: _Optional[bytes] = ..., gone: _Optional[_Union[FeedGone, _Mapping]] = ...) -> None: ...
+
+class FeedGone(_message.Message):
+    __slots__ = ("oldest",)
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    oldest: int
+    def __init__(self, oldest: _Optional[int] = ...) -> None: ...

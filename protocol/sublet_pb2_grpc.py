@@ -99,3 +99,139 @@ class Session(object):
             protocol_dot_sublet__pb2.PollReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+
+class FeedStub(object):
+    """--- for clients without access to the database -------------------------------------------------------------------
+
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Publish = channel.unary_unary(
+                '/sublet.v1.Feed/Publish',
+                request_serializer=protocol_dot_sublet__pb2.PublishRequest.SerializeToString,
+                response_deserializer=protocol_dot_sublet__pb2.PublishReply.FromString,
+                )
+        self.History = channel.unary_stream(
+                '/sublet.v1.Feed/History',
+                request_serializer=protocol_dot_sublet__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=protocol_dot_sublet__pb2.FeedPage.FromString,
+                )
+        self.Follow = channel.unary_stream(
+                '/sublet.v1.Feed/Follow',
+                request_serializer=protocol_dot_sublet__pb2.FollowRequest.SerializeToString,
+                response_deserializer=protocol_dot_sublet__pb2.FeedPage.FromString,
+                )
+
+
+class FeedServicer(object):
+    """--- for clients without access to the database -------------------------------------------------------------------
+
+    """
+
+    def Publish(self, request, context):
+        """Store a batch whole; answered once it is durable. A number that is repeated is answered again, and stored once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def History(self, request, context):
+        """What is stored, up to where the streams end now. A page is read when the one before it has been taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Follow(self, request, context):
+        """What is stored from there on, then what is published as it comes, until the client ends the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_FeedServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=protocol_dot_sublet__pb2.PublishRequest.FromString,
+                    response_serializer=protocol_dot_sublet__pb2.PublishReply.SerializeToString,
+            ),
+            'History': grpc.unary_stream_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=protocol_dot_sublet__pb2.HistoryRequest.FromString,
+                    response_serializer=protocol_dot_sublet__pb2.FeedPage.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=protocol_dot_sublet__pb2.FollowRequest.FromString,
+                    response_serializer=protocol_dot_sublet__pb2.FeedPage.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'sublet.v1.Feed', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Feed(object):
+    """--- for clients without access to the database -------------------------------------------------------------------
+
+    """
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/sublet.v1.Feed/Publish',
+            protocol_dot_sublet__pb2.PublishRequest.SerializeToString,
+            protocol_dot_sublet__pb2.PublishReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/sublet.v1.Feed/History',
+            protocol_dot_sublet__pb2.HistoryRequest.SerializeToString,
+            protocol_dot_sublet__pb2.FeedPage.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/sublet.v1.Feed/Follow',
+            protocol_dot_sublet__pb2.FollowRequest.SerializeToString,
+            protocol_dot_sublet__pb2.FeedPage.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

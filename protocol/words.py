@@ -7,6 +7,8 @@ because what begins with it (`$SYS/...`, `$share/...`) is never a message of a u
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -179,6 +181,11 @@ class Start:
             raise _refused(UsageError, "start", f"{_OFFSET}{offset}", rule, "Correct it")
         return cls("offset", offset)
 
+    @property
+    def time(self) -> datetime:
+        """When, for the policy `time`."""
+        return _EPOCH + self.value * _MICROSECOND
+
     @classmethod
     def parse(cls, text: str) -> Start:
         """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raises `UsageError`."""
@@ -200,11 +207,47 @@ class Start:
     def __str__(self) -> str:
         match self.policy:
             case "time":
-                return (_EPOCH + self.value * _MICROSECOND).isoformat().replace("+00:00", "Z")
+                return self.time.isoformat().replace("+00:00", "Z")
             case "offset":
                 return f"{_OFFSET}{self.value}"
             case policy:
                 return policy
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """How far a reader has come: the next offset in each stream that it has not read to its end.
+
+    Of the streams up to `known` all others have been read; those after it will be read from their beginning. `str()`
+    and `parse` keep it as text.
+    """
+
+    known: int = 0
+    offsets: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers = (self.known, *self.offsets, *self.offsets.values())
+        if any(type(number) is not int or not 0 <= number <= MAX_OFFSET for number in numbers):
+            rule = f"streams and offsets are whole numbers from 0 to {MAX_OFFSET}"
+            raise _refused(UsageError, "bookmark", str(self), rule, "Take it from a reader's `positions`")
+
+    @classmethod
+    def of(cls, offsets: Mapping[int, int]) -> Bookmark:
+        """These streams from there on, and no others, not even their children."""
+        return cls(MAX_OFFSET, dict(offsets))
+
+    @classmethod
+    def parse(cls, text: str) -> Bookmark:
+        """Read what `str()` wrote. Raises `UsageError`."""
+        try:
+            read = json.loads(text)
+            return cls(read["known"], {int(stream): offset for stream, offset in read["offsets"].items()})
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            rule = 'a bookmark is {"known": N, "offsets": {"STREAM": OFFSET, ...}}'
+            raise _refused(UsageError, "bookmark", text, rule, "Take it from a reader's `positions`") from None
+
+    def __str__(self) -> str:
+        return json.dumps({"known": self.known, "offsets": {str(id): at for id, at in self.offsets.items()}})
 
 
 Start.LATEST = Start("latest")

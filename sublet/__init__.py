@@ -17,6 +17,7 @@ from sublet._version import __version__
 if TYPE_CHECKING:
     from borrower.async_session import AsyncSession
     from borrower.batch import Batch
+    from borrower.feed import Feed
     from borrower.session import Session
     from protocol import errors
     from storage.publish import AsyncPublisher, Delivery, Position, Publisher
@@ -28,6 +29,7 @@ __all__ = [
     "Batch",
     "Database",
     "Delivery",
+    "Feed",
     "Position",
     "Publisher",
     "Session",
@@ -42,6 +44,7 @@ _HOMES = {
     "Batch": "borrower.batch",
     "Database": "sublet.database",
     "Delivery": "storage.publish",
+    "Feed": "borrower.feed",
     "Position": "storage.publish",
     "Publisher": "storage.publish",
     "Session": "borrower.session",

@@ -22,11 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psycopg
 import typer
 
-from protocol.errors import SubletError, SubscriptionEnded
+from protocol.errors import SubletError, SubscriptionEnded, UsageError
 from sublet.cli.output import Output
 
 if TYPE_CHECKING:
+    from borrower.feed import Feed
     from storage.database import Database
+
+NODE_PATIENCE_S = 10.0
+"""How long a command waits for nodes that do not answer."""
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 EXIT_CODES = """\b
@@ -51,6 +55,15 @@ DataDir = Annotated[
         "Default: $SUBLET_DATA_DIR, else ./.sublet.",
     ),
 ]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node",
+        metavar="HOST:PORT",
+        help="A leader node to go through, instead of the database. Repeatable: the others stand in for the first.",
+    ),
+]
+"""The option of commands that can do without access to the database."""
 Json = Annotated[
     bool,
     typer.Option("--json", help="Answer in JSON, for programs."),
@@ -89,6 +102,14 @@ class Cli(Output):
 
         with open_database(self.database_url, self.data_dir, migrate_embedded) as database:
             yield database
+
+    def feed(self, nodes: list[str]) -> Feed:
+        """A client of these nodes. Raises `UsageError` where a database is named as well."""
+        from borrower.feed import Feed
+
+        if self.database_url is not None or self.data_dir is not None:
+            raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
+        return Feed(nodes, retry_timeout_s=NODE_PATIENCE_S, patience_s=NODE_PATIENCE_S)
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:

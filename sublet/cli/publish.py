@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from protocol.errors import SubletError
-from sublet.cli.command import Cli, register
+from sublet.cli.command import Cli, Nodes, register
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from borrower.feed import Feed
     from storage.publish import BatchDelivery, Publisher
 
 GIVE_UP_S = 1.0
@@ -67,6 +69,7 @@ def publish(
         str | None,
         typer.Option(metavar="KEY", help="Key of messages that bring none. Messages of one key keep their order."),
     ] = None,
+    nodes: Nodes = None,
 ) -> int:
     """Publish messages: one per line of stdin or of a file.
 
@@ -78,18 +81,18 @@ def publish(
       seq 1000 | sublet publish orders/eu
       sublet publish orders/eu --file orders.ndjson --format ndjson
       echo '{"key": "c7", "value": {"id": 1}}' | sublet publish orders/eu --format ndjson
+      sublet publish orders/eu --node 10.0.0.5:7411 --file orders.txt
       sublet tail 'orders/#' --json | sublet publish --format ndjson --database-url postgresql://other/db
     """
-    from storage.publish import Publisher
     from storage.publish.publisher import MAX_MESSAGE_BYTES
     from sublet.cli.records import chunks
 
-    with cli.database() as database, _input(file) as source, _interruption() as interruption:
+    with _way(cli, nodes) as make, _input(file) as source, _interruption() as interruption:
         if sys.stdin.isatty() and file is None:
             cli.say("Reading lines from the terminal. Ctrl-D ends.")
         held_key = None if key is None else key.encode(errors="surrogateescape")
         columns = chunks(interruption.reading(source.read), layout, topic, held_key, MAX_MESSAGE_BYTES)
-        publisher = Publisher(database.url)
+        publisher = make()
         tally = Tally()
         problem = _pump(cli, columns, publisher, tally, interruption, _size(file))
         problem = _finish(publisher, tally) or problem
@@ -167,6 +170,18 @@ class Interruption:
 
 
 @contextmanager
+def _way(cli: Cli, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
+    """What makes a publisher: with access to the database, or through nodes."""
+    from storage.publish import Publisher
+
+    if nodes:
+        yield partial(cli.feed, nodes)
+        return
+    with cli.database() as database:
+        yield partial(Publisher, database.url)
+
+
+@contextmanager
 def _interruption() -> Iterator[Interruption]:
     interruption = Interruption()
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -195,7 +210,7 @@ def _size(file: Path | None) -> int | None:
 def _pump(
     cli: Cli,
     columns: Iterator[dict[str, Any]],
-    publisher: Publisher,
+    publisher: Publisher | Feed,
     tally: Tally,
     interruption: Interruption,
     size: int | None,
@@ -217,7 +232,7 @@ def _pump(
     return None
 
 
-def _finish(publisher: Publisher, tally: Tally) -> Exception | None:
+def _finish(publisher: Publisher | Feed, tally: Tally) -> Exception | None:
     try:
         publisher.close()
     except KeyboardInterrupt:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from protocol.words import Filter
 from sublet.cli import values
-from sublet.cli.command import Cli, held_back, register
+from sublet.cli.command import Cli, Nodes, held_back, register
 from sublet.cli.printer import Printer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from borrower.feed_reader import Where
     from storage.tail import Tail
 
 FIRST_WAIT_S = 0.005
@@ -46,6 +48,7 @@ def tail(
         bool, typer.Option(help="Go on with what is published from now on, or end where the log ends.")
     ] = True,
     max_messages: Annotated[str | None, typer.Option("--max", metavar="N", help="End after N messages.")] = None,
+    nodes: Nodes = None,
 ) -> None:
     """Show messages whose topics match a filter.
 
@@ -58,11 +61,27 @@ def tail(
       sublet tail '#'
       sublet tail 'orders/+/created' --from earliest --no-follow --json
       sublet tail 'orders/#' --from 15m --max 10
+      sublet tail 'orders/#' --node 10.0.0.5:7411
     """
-    from storage.tail import Tail
-
     begin, wanted = values.begin(start), Filter.parse(filter)
     printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
+    if nodes:
+        _through_nodes(cli, nodes, wanted, begin, follow, printer)
+    else:
+        _from_database(cli, wanted, begin, follow, printer)
+
+
+def _through_nodes(cli: Cli, nodes: list[str], wanted: Filter, begin: Where, follow: bool, printer: Printer) -> None:
+    with cli.feed(nodes) as feed:
+        read = feed.follow if follow else feed.history
+        with read(wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}")) as pages:
+            while not printer.full and (page := next(pages, None)) is not None:
+                printer.show(page)
+
+
+def _from_database(cli: Cli, wanted: Filter, begin: str | int | datetime, follow: bool, printer: Printer) -> None:
+    from storage.tail import Tail
+
     wait_s = 0.0
     with cli.connection() as connection:
         with held_back():

@@ -1,0 +1,157 @@
+"""`Feed`: publishing and reading for clients without access to the database. Every node serves it.
+
+The node remembers nothing about a client that matters: what was published is in the log and in its producer's ledger,
+and how far a reader has come is the reader's own. Whatever a client can make much of is bounded; what is beyond the
+bounds is refused with a word when to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+
+from leader.feed_gate import Busy, Gate
+from leader.feed_pool import Pool
+from leader.feed_publish import Writer, answer
+from leader.feed_read import Reader, Untaken
+from leader.feed_watch import Watch
+from protocol import feed, sublet_pb2_grpc
+from protocol.errors import Conflict, NotFound, SubletError, Unavailable, UsageError
+from storage import log as messages
+
+log = logging.getLogger(__name__)
+
+LONGEST_STORY = 2000
+"""Characters of an error: it travels in a header."""
+
+_CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
+    (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (Conflict, grpc.StatusCode.FAILED_PRECONDITION),
+    (SubletError, grpc.StatusCode.INTERNAL),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedLimits:
+    """What a node takes on at a time, and with how many connections to the database. Times are in milliseconds."""
+
+    batches: int = 64
+    """Requests to publish that are under way."""
+    batch_bytes: int = 64 << 20
+    """And their messages."""
+    readers: int = 1000
+    """Calls to read: each may hold a page or two."""
+    publishing_connections: int = 4
+    reading_connections: int = 4
+    retry_after_ms: int = 50
+    """When a publisher that was refused shall come again."""
+    reader_retry_after_ms: int = 1000
+
+
+class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
+    """Made, used and closed on one event loop; `note_heads` may be called from any thread.
+
+    `on_stored` is told, on the loop, where streams end after something was published here: {stream: head}.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        limits: FeedLimits | None = None,
+        on_stored: Callable[[Mapping[int, int]], None] = lambda heads: None,
+    ) -> None:
+        limits = limits or FeedLimits()
+        self._writing = Pool(url, limits.publishing_connections, "feed publishing")
+        self._reading = Pool(url, limits.reading_connections, "feed reading")
+        self._watching = Pool(url, 1, "feed watching")
+        self._on_stored = on_stored
+        self._writer = Writer()
+        self._batches = Gate("batches", limits.batches, limits.batch_bytes, limits.retry_after_ms)
+        self._readers = Gate("readers", limits.readers, 0, limits.reader_retry_after_ms)
+        self.watch = Watch(lambda ids: self._watching.run(partial(messages.heads, stream_ids=ids)))
+        self.pages_written = 0
+
+    def register(self, server: Any) -> None:
+        """Add the service to a `grpc.aio.server`."""
+        sublet_pb2_grpc.add_FeedServicer_to_server(self, server)
+
+    def note_heads(self, heads: Mapping[int, int]) -> None:
+        """Streams are known to end there by now: whoever follows them looks at once."""
+        self.watch.note_heads(heads)
+
+    async def close(self) -> None:
+        """After the gRPC server was stopped: let go of the database."""
+        await self.watch.close()
+        pools = (self._writing, self._reading, self._watching)
+        await asyncio.gather(*(asyncio.to_thread(pool.close) for pool in pools))
+
+    # --- the service ---
+
+    async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
+        """Store a batch, once."""
+        try:
+            batch = feed.decode_publish(request)
+            stored, count = await asyncio.wrap_future(self._submit(batch))
+        except Exception as error:
+            await _refuse(context, error)
+            raise
+        self.note_heads(stored.heads)
+        self._on_stored(stored.heads)
+        return feed.encode_published(answer(stored), count)
+
+    async def History(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
+        """Page after page of what is there."""
+        await self._serve(request, context, Reader.history)
+
+    async def Follow(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
+        """The same, and then what comes."""
+        await self._serve(request, context, Reader.follow)
+
+    # --- inside ---
+
+    def _submit(self, batch: feed.Publish) -> Future[Any]:
+        """It counts until it is over, also where the client has gone."""
+        size = len(batch.messages)
+        self._batches.enter(size)
+        future = self._writing.submit(lambda conn: self._writer.store(conn, batch))
+        future.add_done_callback(lambda _: self._batches.leave(size))
+        return future
+
+    async def _serve(self, request: Any, context: Any, how: Callable[[Reader], Any]) -> None:
+        async def write(page: feed.Page) -> None:
+            await context.write(feed.encode_page(page))
+            self.pages_written += 1
+
+        try:
+            read = feed.decode_read(request)
+            self._readers.enter()
+            try:
+                await how(Reader(self._reading, self.watch, read, write))
+            finally:
+                self._readers.leave()
+        except Exception as error:  # noqa: BLE001 - as above
+            if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
+                await _refuse(context, error)
+
+
+async def _refuse(context: Any, error: Exception) -> None:
+    """Say what went wrong, so that the client knows whether to come again."""
+    if isinstance(error, Busy):
+        hint = ((feed.RETRY_AFTER, str(error.retry_after_ms)),)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)
+    if isinstance(error, Unavailable | Untaken):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error) or "no page was taken for too long")
+    if not isinstance(error, SubletError):
+        log.error("a feed's request could not be handled", exc_info=error)
+        error = SubletError("the node failed at this request; its log says why")
+    code = next(code for kind, code in _CODES if isinstance(error, kind))
+    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == SubletError.__module__)
+    await context.abort(code, str(error)[:LONGEST_STORY], ((feed.ERROR, name),))

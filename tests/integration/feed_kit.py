@@ -1,0 +1,124 @@
+"""What the tests of the feed share: a node's feed on a port of its own, and requests as a stranger would write them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pyarrow as pa
+
+from leader.feed import FeedLimits, FeedServer
+from protocol import sublet_pb2 as pb
+from protocol import sublet_pb2_grpc
+from protocol.feed import Publish, encode_publish
+from protocol.messages import PROTOCOL_VERSION
+from protocol.session.server import SERVER_OPTIONS
+from storage.layout import BLOCK_SCHEMA
+from tests.kit import eventually
+from tests.kit_nodes import Process
+
+Row = dict[str, Any]
+
+
+class Serving:
+    """A feed that serves, on a loop in a thread of its own. `feed` is to be looked at, and not called."""
+
+    def __init__(self, url: str, limits: FeedLimits | None = None) -> None:
+        self._url, self._limits = url, limits
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self.feed: FeedServer
+        self.address: str
+
+    def start(self) -> None:
+        """Until it serves."""
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    def stop(self) -> None:
+        """Until it does not."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.feed = FeedServer(self._url, self._limits)
+        self.feed.register(server)
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        self._ready.set()
+        await self._over.wait()
+        await server.stop(0.1)
+        await self.feed.close()
+
+
+@contextmanager
+def serving(url: str, limits: FeedLimits | None = None) -> Iterator[Serving]:
+    """A feed that serves that database."""
+    server = Serving(url, limits)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def stub(address: str) -> Iterator[Any]:
+    """The service, without our client before it."""
+    with grpc.insecure_channel(address) as channel:
+        yield sublet_pb2_grpc.FeedStub(channel)
+
+
+def batch(*rows: Row) -> bytes:
+    """Messages as they travel; each has a topic, and what else it says."""
+    full = [{"timestamp": 0, **row} for row in rows]
+    payload: bytes = pa.RecordBatch.from_pylist(full, schema=BLOCK_SCHEMA).serialize().to_pybytes()
+    return payload
+
+
+def publish(address: str, number: int, *rows: Row, producer: str = "p", incarnation: int = 1) -> Any:
+    """Publish a batch of that number; the reply."""
+    with stub(address) as service:
+        return service.Publish(encode_publish(Publish(producer, incarnation, number, batch(*rows))), timeout=20)
+
+
+def places(reply: Any) -> set[tuple[int, int, int]]:
+    """Where the messages of a batch lie: {(number in the batch, stream, offset)}."""
+    return {
+        (row, part.stream_id, part.first_offset + index)
+        for part in reply.parts
+        for index, row in enumerate(part.rows or range(part.count))
+    }
+
+
+def values(tables: Sequence[pa.Table]) -> list[bytes]:
+    """The values of all messages, in order."""
+    return [value for table in tables for value in table.column("value").to_pylist()]
+
+
+def read_values(reader: Any, count: int, timeout_s: float = 20.0) -> list[bytes]:
+    """The next so many values, or fewer if they do not come."""
+    found: list[bytes] = []
+    while len(found) < count and (table := reader.read(timeout_s)) is not None:
+        found += table.column("value").to_pylist()
+    return found
+
+
+def address_of(node: Process) -> str:
+    """Where a node's process serves, once it does."""
+    found = eventually(lambda: re.search(r"serves on (\S+)", node.output()), 30, node.output)
+    return found[1]
+
+
+def follow_request(bookmark: Any = None, start: str = "latest", subscription: str = "s") -> Any:
+    """A `FollowRequest` for everything."""
+    begin = {"start": start} if bookmark is None else {"bookmark": bookmark}
+    return pb.FollowRequest(protocol_version=PROTOCOL_VERSION, filter="#", subscription=subscription, **begin)

@@ -1,0 +1,84 @@
+"""`sublet publish` and `sublet tail` through a node: they behave as with the database."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.cli_kit import Running, Shell, a_shell
+from tests.kit import eventually
+
+NDJSON = '{"key":{"base64":"/wA="},"value":{"id":1},"topic":"t/1","headers":[["a","b"]]}\n{"value":"two"}\n'
+
+
+@pytest.fixture
+def node(database: str) -> Iterator[Running]:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        yield shell.leader("n1")
+
+
+@pytest.fixture
+def away(node: Running) -> Iterator[Shell]:
+    """Commands of somebody who cannot reach the database."""
+    with a_shell(SUBLET_DATABASE_URL="postgresql://nowhere.invalid/db") as shell:
+        yield shell
+
+
+def address(node: Running) -> str:
+    found = re.search(r"serves on (\S+)", node.out + node.err)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.conforms("A9")
+def test_what_goes_through_a_node_is_what_the_database_shows(node: Running, away: Shell, database: str) -> None:
+    through = ("--node", address(node))
+    published = away.run("publish", "orders/eu", "--key", "k", "--json", *through, stdin="one\ntwo\nthree")
+    assert published.code == 0, published.err
+    assert (published.object["read"], published.object["durable"]) == (3, 3)
+    assert away.run("publish", "t/2", "--format", "ndjson", *through, stdin=NDJSON).code == 0
+    with a_shell(SUBLET_DATABASE_URL=database) as near:
+        for options in (["#", "--from", "earliest"], ["orders/+", "--from", "1"], ["t/#", "--from", "15m", "--json"]):
+            seen = near.run("tail", *options, "--no-follow")
+            far = away.run("tail", *options, "--no-follow", *through)
+            assert (far.code, far.out) == (0, seen.out)
+            assert far.out
+        assert away.run("tail", "#", "--no-follow", *through).out == ""
+        following = away.start("tail", "orders/#", "--from", "2", "--max", "2", *through)
+        following.says("three")
+        near.run("publish", "orders/eu", "--key", "k", stdin="four\n")
+        answer = following.end()
+        assert (answer.code, answer.out) == (0, "orders/eu\tk\tthree\norders/eu\tk\tfour\n")
+
+
+@pytest.mark.conforms("A9")
+def test_ctrl_c_ends_both_with_its_exit_code(node: Running, away: Shell) -> None:
+    through = ("--node", address(node))
+    tail = away.start("tail", "#", *through, "--from", "earliest")
+    publishing = away.start("publish", "a", "--json", *through, stdin=subprocess.PIPE)
+    publishing.stdin.write(b"0\n1\nhalf a li")
+    publishing.stdin.flush()
+    eventually(lambda: len(tail.out.splitlines()) == 2, 60)
+    assert tail.ask(signal.SIGINT).code == 130
+    answer = publishing.ask(signal.SIGTERM)
+    assert (answer.code, answer.object["durable"], answer.object["interrupted"]) == (143, 2, True)
+    for ended in (tail, publishing):
+        assert "Traceback" not in ended.err
+
+
+@pytest.mark.conforms("A9")
+def test_a_node_that_is_not_there_is_an_error_of_its_own(away: Shell) -> None:
+    publish = away.run("publish", "a", "--node", "127.0.0.1:1", stdin="1\n")
+    tail = away.run("tail", "#", "--node", "127.0.0.1:1")
+    for answer in (publish, tail):
+        assert answer.code == 5, answer.err
+        assert "127.0.0.1:1" in answer.err
+    both = away.run("tail", "#", "--node", "127.0.0.1:1", "--database-url", "postgresql://x/y")
+    assert (both.code, "one way is enough" in both.err) == (2, True)
+    wrong = away.run("publish", "a", "--node", "nowhere", stdin="1\n")
+    assert (wrong.code, "HOST:PORT" in wrong.err) == (2, True)
+    assert away.run("publish", "a/+", "--node", "127.0.0.1:1", stdin="1\n").code == 2

@@ -1,0 +1,302 @@
+"""Publishing through nodes: real Postgres, real gRPC, nodes killed for real."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+
+from borrower.feed import Feed
+from leader.feed import FeedLimits
+from protocol import sublet_pb2 as pb
+from protocol.errors import InvalidSetting, InvalidTopic, ProducerFenced, PublisherClosed, Unavailable, ValueTooLarge
+from protocol.feed import ERROR, MAX_MESSAGE_BYTES, RETRY_AFTER
+from protocol.messages import PROTOCOL_VERSION
+from storage.connect import connect
+from storage.spaces import create_space, reshard
+from tests.integration.feed_kit import Serving, address_of, batch, places, publish, serving, stub
+from tests.integration.log_kit import by_key, everything
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+from tests.postgres_proxy import PostgresProxy
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 3)
+        yield connection
+
+
+@pytest.fixture
+def server(database: str, conn: psycopg.Connection[Any]) -> Iterator[Serving]:
+    with serving(database) as server:
+        yield server
+
+
+def stored(conn: psycopg.Connection[Any]) -> Counter[bytes]:
+    return Counter(message["value"] for messages in everything(conn).values() for message in messages)
+
+
+def rows(count: int, topic: str = "t") -> list[dict[str, Any]]:
+    return [{"topic": f"{topic}/{n}", "value": b"%d" % n} for n in range(count)]
+
+
+# --- what is published is what is read --------------------------------------------------------------------------------
+
+
+def test_each_delivery_has_the_position_of_its_message(server: Serving, conn: psycopg.Connection[Any]) -> None:
+    with Feed(server.address) as feed:
+        one = feed.publish("a/b", "värde", key="k", headers={"h": b"1", "n": None}, timestamp=5)
+        many = [feed.publish(f"t/{n % 7}", b"%d" % n) for n in range(300)]
+        columns = {"topic": [f"u/{n % 5}" for n in range(5000)], "value": [b"u%d" % n for n in range(5000)]}
+        spans = feed.publish_batch(columns).result(30)
+        found = {(at.stream, at.offset): b"%d" % n for n, at in enumerate(each.result(30) for each in many)}
+        at = one.result(30)
+    for span in spans:
+        numbers = span.rows if isinstance(span.rows, range) else span.rows.to_pylist()
+        found |= {(span.stream, span.first_offset + index): b"u%d" % row for index, row in enumerate(numbers)}
+    lying = {(each["stream"], each["offset"]): each for messages in everything(conn).values() for each in messages}
+    full = lying.pop((at.stream, at.offset))
+    assert (full["topic"], full["key"], full["value"]) == ("a/b", b"k", "värde".encode())
+    assert full["headers"] == [{"key": "h", "value": b"1"}, {"key": "n", "value": None}]
+    assert (full["timestamp"].timestamp(), full["epoch"]) == (5e-6, None)
+    assert {place: each["value"] for place, each in lying.items()} == found
+
+
+def test_large_messages_travel_in_batches_that_a_node_takes(server: Serving, conn: psycopg.Connection[Any]) -> None:
+    large = [bytes([n]) * (MAX_MESSAGE_BYTES - 100) for n in range(9)]
+    with Feed(server.address) as feed:
+        feed.publish_batch({"topic": "t", "value": [*large, *(b"%d" % n for n in range(20_000))]})
+    assert stored(conn) == Counter([*large, *(b"%d" % n for n in range(20_000))])
+
+
+# --- stored once ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("W2")
+def test_a_number_that_is_repeated_is_answered_again_and_stored_once(
+    server: Serving, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    first = publish(server.address, 1, *rows(50))
+    assert (first.repeated, len(places(first))) == (False, 50)
+    with serving(database) as other:
+        for address in (server.address, other.address):
+            again = publish(address, 1, *rows(50))
+            assert (again.repeated, places(again)) == (True, places(first))
+    assert stored(conn) == Counter(b"%d" % n for n in range(50))
+
+
+@pytest.mark.conforms("W2")
+def test_a_batch_whose_streams_were_closed_since_is_answered_again_and_stored_once(
+    server: Serving, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    messages = [*rows(30), *rows(30, "eu")]
+    create_space(conn, "eu", "eu/#", shards=2)
+    first = publish(server.address, 1, *messages)
+    reshard(conn, "default", 5)
+    create_space(conn, "one", "eu/1", shards=1)
+    with serving(database) as restarted:
+        again = publish(restarted.address, 1, *messages)
+        assert (again.repeated, places(again)) == (True, places(first))
+        after = publish(restarted.address, 2, {"topic": "t", "value": b"after"})
+        assert not after.repeated
+    assert stored(conn) == Counter([b"%d" % n for n in range(30)] * 2 + [b"after"])
+
+
+@pytest.mark.conforms("W2")
+def test_attempts_at_one_batch_at_the_same_time_store_it_once(
+    server: Serving, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    publish(server.address, 1, *rows(1))
+    with serving(database) as other, ThreadPoolExecutor(8) as pool:
+        for number in range(2, 8):
+            message = {"topic": "t", "key": b"k", "value": b"n%d" % number}
+            asked = [pool.submit(publish, node.address, number, message) for node in (server, other) for _ in "1234"]
+            replies = [each.result(60) for each in asked]
+            assert sum(not reply.repeated for reply in replies) == 1
+            assert len({frozenset(places(reply)) for reply in replies}) == 1
+    assert stored(conn) == Counter([b"0", *(b"n%d" % number for number in range(2, 8))])
+
+
+@pytest.mark.conforms("W2")
+def test_a_batch_whose_commit_was_not_answered_is_tried_again_and_stored_once(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    with PostgresProxy(database) as proxy, serving(proxy.url) as server, Feed(server.address) as feed:
+        feed.publish("t", "0").result(30)
+        proxy.cut_commit(resume=True)
+        feed.publish("t", "1").result(30)
+        assert proxy.was_cut.is_set()
+        feed.publish("t", "2").result(30)
+    assert stored(conn) == Counter([b"0", b"1", b"2"])
+
+
+@pytest.mark.conforms("W2", "W3")
+def test_a_batch_for_a_stream_that_is_closed_is_stored_whole_elsewhere_or_not_at_all(
+    server: Serving, conn: psycopg.Connection[Any]
+) -> None:
+    create_space(conn, "eu", "eu/#", shards=2)
+    with Feed(server.address) as feed:
+        for number in range(6):
+            columns = {
+                "topic": [f"{place}/x" for place in ("us", "eu") for _ in range(40)],
+                "key": [f"{place}{n % 7}" for place in ("us", "eu") for n in range(40)],
+                "value": [b"%d.%d.%s" % (number, n, place) for place in (b"us", b"eu") for n in range(40)],
+            }
+            feed.publish_batch(columns).result(30)
+            reshard(conn, "eu", 1 + number % 3)
+    assert set(stored(conn).values()) == {1}
+    assert len(stored(conn)) == 480
+    for found in by_key(conn).values():
+        order = [tuple(map(int, value.split(b".")[:2])) for value in found]
+        assert order == sorted(order)
+
+
+def test_of_two_incarnations_the_older_may_publish_no_more(server: Serving) -> None:
+    publish(server.address, 1, *rows(1), incarnation=5)
+    publish(server.address, 1, *rows(1), incarnation=6)
+    with pytest.raises(grpc.RpcError) as refused:
+        publish(server.address, 2, *rows(1), incarnation=5)
+    assert dict(refused.value.trailing_metadata())[ERROR] == ProducerFenced.__name__
+    assert "newer incarnation" in refused.value.details()
+
+
+@pytest.mark.conforms("P6")
+def test_nodes_killed_while_publishing_lose_nothing_and_store_nothing_twice(
+    database: str, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    fleet = Fleet(database, tmp_path)
+    try:
+        addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
+        with Feed(addresses) as feed:
+            deliveries = []
+            for number in range(600):
+                deliveries.append(feed.publish("t", b"%d" % number, key=b"%d" % (number % 5)))
+                if number == 200:
+                    deliveries[100].result(30)
+                    fleet.nodes["n1"].kill()
+                if number == 400:
+                    deliveries[300].result(30)
+                    address_of(fleet.node("n3"))
+            places = {(at.stream, at.offset) for at in (each.result(60) for each in deliveries)}
+    finally:
+        fleet.close()
+    assert len(places) == 600
+    assert stored(conn) == Counter(b"%d" % number for number in range(600))
+    for found in by_key(conn).values():
+        assert list(map(int, found)) == sorted(map(int, found))
+
+
+# --- too much, and wrong ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("X4")
+def test_a_node_with_enough_to_do_says_when_to_come_again_and_the_client_does(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    limits = FeedLimits(batches=2, retry_after_ms=20)
+    with serving(database, limits) as server, ThreadPoolExecutor(2) as pool, connect(database) as other:
+        publish(server.address, 1, *rows(1), producer="warm")
+        with other.transaction():
+            other.execute("select from stream for update")
+            held = [pool.submit(publish, server.address, 1, {"topic": "t", "value": b"h"}, producer=p) for p in "ab"]
+            eventually(lambda: server.feed._batches.inside == 2)
+            with pytest.raises(grpc.RpcError) as refused:
+                publish(server.address, 1, *rows(1), producer="c")
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert dict(refused.value.trailing_metadata())[RETRY_AFTER] == "20"
+            feed = Feed(server.address)
+            delivery = feed.publish("t", "patient")
+            with pytest.raises(TimeoutError):
+                delivery.result(0.3)
+        delivery.result(30)
+        feed.close()
+        assert all(not each.result(30).repeated for each in held)
+        eventually(lambda: server.feed._batches.inside == server.feed._batches.bytes_inside == 0)
+    assert stored(conn) == Counter({b"0": 1, b"h": 2, b"patient": 1})
+
+
+@pytest.mark.conforms("X4")
+def test_bytes_that_wait_are_bounded(database: str, conn: psycopg.Connection[Any]) -> None:
+    with serving(database, FeedLimits(batch_bytes=3000)) as server:
+        publish(server.address, 1, {"topic": "t", "value": b"x" * 1000})
+        with pytest.raises(grpc.RpcError) as refused:
+            publish(server.address, 2, {"topic": "t", "value": b"x" * 3000})
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert RETRY_AFTER in dict(refused.value.trailing_metadata())
+
+
+@pytest.mark.conforms("X4")
+def test_what_is_malformed_is_refused_with_the_reason_and_harms_nobody_else(
+    server: Serving, conn: psycopg.Connection[Any]
+) -> None:
+    good = batch({"topic": "t", "value": b"v"})
+    named: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "producer": "p", "incarnation": 1, "number": 1}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"messages": b""}, "1 to 4194304"),
+        ({"messages": b"x" * 100}, "Arrow"),
+        ({"messages": good, "producer": ""}, "producer"),
+        ({"messages": good, "producer": "p" * 600}, "1 to 512"),
+        ({"messages": good, "number": 0}, "number 0"),
+        ({"messages": good, "incarnation": -1}, "incarnation -1"),
+        ({"messages": good, "protocol_version": 99}, "protocol version 99"),
+        ({"messages": batch({"topic": "a/+", "value": b""})}, "wildcards"),
+        ({"messages": batch({"topic": "t", "value": b"x" * MAX_MESSAGE_BYTES})}, "limit is 1048576"),
+    ]
+    with Feed(server.address) as feed, stub(server.address) as service:
+        for number, (given, story) in enumerate(cases):
+            with pytest.raises(grpc.RpcError) as refused:
+                service.Publish(pb.PublishRequest(**{**named, **given}), timeout=20)
+            assert story in refused.value.details()
+            assert refused.value.code() in (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.FAILED_PRECONDITION,
+            )
+            feed.publish("t", b"%d" % number).result(20)
+    assert stored(conn) == Counter(b"%d" % number for number in range(len(cases)))
+
+
+def test_bad_input_is_refused_where_it_is_given(server: Serving) -> None:
+    with Feed(server.address) as feed:
+        with pytest.raises(InvalidTopic, match=r"a/\+"):
+            feed.publish("a/+", "v")
+        with pytest.raises(InvalidTopic, match="wildcards"):
+            feed.publish_batch({"topic": ["a", "b/#"], "value": ["1", "2"]})
+        with pytest.raises(ValueTooLarge, match="1048576"):
+            feed.publish("a", b"x" * MAX_MESSAGE_BYTES)
+    with pytest.raises(PublisherClosed):
+        feed.publish("a", "v")
+    for nodes in ([], "nowhere", ["127.0.0.1:7411", "x:99999"]):
+        with pytest.raises(InvalidSetting, match="node"):
+            Feed(nodes)
+
+
+def test_a_dead_node_is_an_error_that_names_it_after_a_bounded_time() -> None:
+    began = time.monotonic()
+    feed = Feed("127.0.0.1:1", retry_timeout_s=1)
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1\b.*Given up after 1 s"):
+        feed.publish("t", "v").result(30)
+    with pytest.raises(Unavailable):
+        feed.close()
+    assert time.monotonic() - began < 15
+
+
+def test_closing_waits_no_longer_than_it_is_told(database: str, conn: psycopg.Connection[Any]) -> None:
+    with serving(database) as server, connect(database) as other, other.transaction():
+        other.execute("select from stream for update")
+        feed = Feed(server.address)
+        delivery = feed.publish("t", "v")
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            feed.close(0.2)
+        assert time.monotonic() - began < 10
+        with pytest.raises(Unavailable):
+            delivery.result(0)

@@ -1,0 +1,414 @@
+"""Reading through nodes: real Postgres, real gRPC, nodes killed and frozen for real."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+
+import leader.feed_watch as watching
+from borrower import feed_reader
+from borrower.feed import Feed
+from leader.feed import FeedLimits
+from protocol import sublet_pb2 as pb
+from protocol.errors import BeyondHead, Gone, InvalidFilter, Unavailable, UsageError
+from protocol.feed import ERROR, RETRY_AFTER
+from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Bookmark, Filter
+from storage.block import DELIVERED_SCHEMA
+from storage.connect import connect
+from storage.log import heads
+from storage.publish import Publisher
+from storage.retention import retain
+from storage.spaces import create_space, reshard, rollover
+from storage.tail import Reading
+from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
+from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 1)
+        yield connection
+
+
+@pytest.fixture
+def server(database: str, conn: psycopg.Connection[Any]) -> Iterator[Serving]:
+    with serving(database) as server:
+        yield server
+
+
+@pytest.fixture
+def feed(server: Serving) -> Iterator[Feed]:
+    with Feed(server.address) as feed:
+        yield feed
+
+
+def numbers(first: int, end: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, end)]
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("P1")
+def test_a_position_read_before_events_happen_leads_to_all_of_them_once_and_then_to_live_ones(
+    feed: Feed, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"before")
+    feed.history("#", "latest")
+    position = feed.positions
+    for number in range(100):
+        put(conn, stream, b"%d" % number)
+    with feed.follow("#", position) as reader:
+        assert read_values(reader, 100) == numbers(0, 100)
+        put(conn, stream, b"100", b"101")
+        assert read_values(reader, 2) == numbers(100, 102)
+        assert reader.read(0.2) is None
+        assert reader.positions.offsets == {stream: 103}
+
+
+@pytest.mark.conforms("P3")
+def test_history_is_strictly_later_paged_in_order_and_empty_at_the_end(
+    feed: Feed, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    for start in range(0, 3000, 300):
+        put(conn, stream, *(b"%d" % n + b"." * 2000 for n in range(start, start + 300)))
+    assert list(feed.history("#", "latest")) == []
+    reader = feed.history("#", 1000)
+    tables = list(reader)
+    assert len(tables) > 3
+    assert [int(value.split(b".")[0]) for value in values(tables)] == list(range(1000, 3000))
+    assert [at for table in tables for at in table.column("offset").to_pylist()] == list(range(1000, 3000))
+    assert {table.schema for table in tables} == {DELIVERED_SCHEMA}
+    assert (reader.over, reader.positions.offsets) == (True, {stream: 3000})
+    assert list(feed.history("#", reader.positions)) == []
+    first = feed.history("#")
+    page = first.read()
+    assert page is not None
+    rest = feed.history("#", str(first.positions))
+    assert values([page, *rest]) == values(list(feed.history("#")))
+
+
+@pytest.mark.conforms("P3")
+def test_what_retention_has_taken_is_said_and_never_skipped_in_silence(database: str) -> None:
+    with with_a_short_lived_space(database) as conn, serving(database) as server, Feed(server.address) as feed:
+        stream = stream_of(conn, "eu")
+        put(conn, stream, b"1", b"2", topic="eu/1")
+        reader = feed.follow("eu/#", Bookmark.of({stream: 1}))
+        assert read_values(reader, 1) == [b"2"]
+        held = feed.history("eu/#", "latest").positions
+        put(conn, stream, b"3", topic="eu/1")
+        rollover(conn, "eu")
+        put(conn, stream_of(conn, "eu"), b"4", topic="eu/1")
+        conn.execute("update generation set closed_at = closed_at - interval '1 day' where state = 'closed'")
+        retain(conn)
+        later = feed.history("eu/#", held)
+        with pytest.raises(Gone, match=f"stream {stream}: offset 2 is gone"):
+            later.read()
+        assert values(list(later)) == [b"4"]
+        told: list[Gone] = []
+        assert values(list(feed.history("eu/#", held, on_gone=told.append))) == [b"4"]
+        assert [(gone.stream_id, gone.offset, gone.oldest) for gone in told] == [(stream, 2, None)]
+        assert values(list(feed.history("eu/#"))) == [b"4"]
+        reader.close()
+
+
+@pytest.mark.conforms("P9")
+def test_history_since_a_time_begins_with_what_was_stored_then(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1")
+    row = conn.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    put(conn, stream, b"2", b"3")
+    when: datetime = row[0]
+    for start in (when, when.isoformat()):
+        assert values(list(feed.history("#", start))) == [b"2", b"3"]
+    with pytest.raises(UsageError, match="time zone"):
+        feed.history("#", when.replace(tzinfo=None))
+
+
+def test_only_what_matches_is_sent_and_the_position_moves_over_the_rest(
+    feed: Feed, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    with feed.follow("a/+", "earliest") as reader:
+        for number in range(40):
+            put(conn, stream, b"%d" % number, topic="a/b" if number % 10 == 0 else "c")
+        assert read_values(reader, 4) == [b"0", b"10", b"20", b"30"]
+        assert reader.read(0.3) is None
+        assert reader.positions.offsets == {stream: 40}
+
+
+def test_a_block_that_is_too_large_for_a_page_comes_in_several(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, *(bytes([n]) * 1_000_000 for n in range(11)))
+    tables = list(feed.history())
+    assert len(tables) > 2
+    assert values(tables) == [bytes([n]) * 1_000_000 for n in range(11)]
+
+
+def test_what_cannot_be_read_is_refused_with_the_reason(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    with pytest.raises(BeyondHead, match=f"stream {stream}: offset 5"):
+        feed.history("#", Bookmark.of({stream: 5}))
+    with pytest.raises(InvalidFilter):
+        feed.history("a/#/b")
+    with pytest.raises(UsageError, match="soon"):
+        feed.follow("#", "soon")
+
+
+# --- follow -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("P1", "W3")
+def test_children_come_after_their_parents_while_streams_are_closed_and_opened(
+    feed: Feed, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    create_space(conn, "still", "still/#", shards=1)
+    with feed.follow("#") as reader, Publisher(database) as publisher:
+        for number in range(400):
+            publisher.publish(f"{'eu' if number % 2 else 'us'}/x", b"%d" % number, key=b"%d" % (number % 6))
+            if number in (80, 160, 240):
+                reshard(conn, "default", number // 40)
+            if number == 320:
+                create_space(conn, "eu", "eu/#", shards=2)
+        publisher.flush()
+        found = list(map(int, read_values(reader, 400, 20)))
+        ends = dict(conn.execute("select stream_id, head from stream where state = 'open'").fetchall())
+        eventually(lambda: reader.read(0.05) is None and ends.items() <= reader.positions.offsets.items(), 30)
+        assert values(list(feed.history("#", reader.positions))) == []
+    assert sorted(found) == list(range(400))
+    for key in range(6):
+        order = [number for number in found if number % 6 == key]
+        assert order == sorted(order)
+
+
+def test_a_rollover_seen_by_a_read_before_any_look_brings_the_children_into_view(
+    conn: psycopg.Connection[Any],
+) -> None:
+    create_space(conn, "eu", "eu/#", shards=1)
+    eu = stream_of(conn, "eu")
+    reading = Reading(conn, Filter("#"), "earliest")
+    put(conn, eu, b"1", topic="eu/1")
+    reading.note(heads(conn, reading.watched))
+    rollover(conn, "eu")
+    for place in reading.turn():
+        reading.read(conn, place)
+    assert reading.stale
+    reading.rematch(conn)
+    assert stream_of(conn, "eu") in reading.watched
+
+
+@pytest.mark.conforms("P6")
+def test_followers_go_on_when_their_nodes_are_killed(database: str, tmp_path: Path) -> None:
+    fleet = Fleet(database, tmp_path)
+    try:
+        addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
+        with Feed(addresses) as feed, Publisher(database) as publisher:
+            reader = feed.follow("#")
+            found: list[bytes] = []
+            for number in range(300):
+                publisher.publish("t", b"%d" % number, key=b"k")
+                if number in (100, 200):
+                    publisher.flush()
+                    found += read_values(reader, number + 1 - len(found), 30)
+                    fleet.nodes["n1" if number == 100 else "n2"].kill()
+                    if number == 100:
+                        addresses.append(address_of(fleet.node("n3")))
+                        reader._calls._nodes = tuple(addresses)
+            publisher.flush()
+            found += read_values(reader, 300 - len(found), 30)
+            assert reader.read(0.3) is None
+            reader.close()
+    finally:
+        fleet.close()
+    assert found == numbers(0, 300)
+
+
+@pytest.mark.conforms("P6")
+def test_a_frozen_node_is_left_for_another(
+    database: str, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_reader, "SILENCE_S", 3.0)
+    fleet = Fleet(database, tmp_path)
+    try:
+        addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
+        with Feed(addresses) as feed, feed.follow("#") as reader:
+            stream = stream_of(conn, "default")
+            put(conn, stream, b"0")
+            assert read_values(reader, 1) == [b"0"]
+            fleet.nodes["n1"].signal(signal.SIGSTOP)
+            put(conn, stream, b"1")
+            assert read_values(reader, 1, 60) == [b"1"]
+    finally:
+        fleet.close()
+
+
+def test_a_node_that_never_answers_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_reader, "SILENCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with (
+            Feed(address, patience_s=1.5) as feed,
+            pytest.raises(Unavailable, match=f"{address}.*Given up after 1.5 s"),
+        ):
+            feed.follow("#")
+    assert time.monotonic() - began < 20
+
+
+def test_a_database_that_is_away_for_a_while_is_waited_for(
+    feed: Feed, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    with feed.follow("#") as reader:
+        put(conn, stream, b"0")
+        assert read_values(reader, 1) == [b"0"]
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'sublet feed%'"
+        )
+        put(conn, stream, b"1")
+        assert read_values(reader, 1) == [b"1"]
+
+
+@pytest.mark.conforms("P2")
+def test_every_page_bears_the_id_of_its_call_its_start_and_its_position(
+    server: Serving, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"0", b"1")
+    with stub(server.address) as service:
+        pages = service.Follow(follow_request(start="earliest", subscription="mine"), timeout=20)
+        first, second = next(pages), next(pages)
+        put(conn, stream, b"2")
+        third = next(page for page in pages if page.stream_id)
+        pages.cancel()
+    assert {page.subscription for page in (first, second, third)} == {"mine"}
+    assert [(each.stream_id, each.offset) for each in first.bookmark.positions] == [(stream, 0)]
+    assert [(page.stream_id, page.start, page.position) for page in (second, third)] == [(stream, 0, 2), (stream, 2, 3)]
+
+
+# --- many, and slow ---------------------------------------------------------------------------------------------------
+
+
+def last_query(conn: psycopg.Connection[Any], application: str) -> Any:
+    return conn.execute(
+        "select max(query_start) from pg_stat_activity where application_name = %s", (application,)
+    ).fetchone()
+
+
+def test_many_followers_do_not_ask_the_database_each_for_itself(server: Serving, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    with Feed(server.address) as feed, ExitStack() as stack:
+        readers = [stack.enter_context(feed.follow("#")) for _ in range(20)]
+        put(conn, stream, b"0")
+        assert [read_values(reader, 1) for reader in readers] == [[b"0"]] * 20
+        before, looks = last_query(conn, "sublet feed reading"), server.feed.watch.looks
+        eventually(lambda: server.feed.watch.looks > looks + 5, 30)
+        assert last_query(conn, "sublet feed reading") == before
+        put(conn, stream, b"1")
+        assert [read_values(reader, 1) for reader in readers] == [[b"1"]] * 20
+    looks = eventually(lambda: not server.feed.watch._followers and server.feed.watch.looks, 20)
+    eventually(lambda: server.feed.watch._task is None, 20)
+    assert looks
+
+
+def test_news_by_another_way_wakes_followers_before_the_next_look(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "FIRST_PAUSE_S", 3600.0)
+    stream = stream_of(conn, "default")
+    with serving(database) as server, Feed(server.address) as feed, feed.follow("#") as reader:
+        eventually(lambda: stream in server.feed.watch._heads)
+        end = put(conn, stream, b"0")
+        assert reader.read(0.3) is None
+        server.feed.note_heads({stream: end, 999: 5})
+        assert read_values(reader, 1) == [b"0"]
+        feed.publish("t", "1")
+        assert read_values(reader, 1) == [b"1"]
+
+
+@pytest.mark.conforms("X4")
+def test_a_client_that_takes_no_pages_costs_a_few_of_them(
+    server: Serving, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    for _ in range(100):
+        put(conn, stream, b"x" * 500_000)
+    with stub(server.address) as service, serving(database) as other, Feed(other.address) as feed:
+        stuck = service.Follow(follow_request(start="earliest"))
+        assert next(stuck).HasField("bookmark")
+        eventually(lambda: server.feed.pages_written > 2)
+        for _ in range(3):
+            assert len(values(list(feed.history()))) == 100
+        assert other.feed.pages_written > 120
+        assert server.feed.pages_written < 30
+        assert next(page.position for page in stuck if page.position >= 100) == 100
+        stuck.cancel()
+    eventually(lambda: server.feed._readers.inside == 0)
+
+
+@pytest.mark.conforms("X4")
+def test_readers_are_bounded_and_those_beyond_are_told_to_come_again(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    limits = FeedLimits(readers=1, reader_retry_after_ms=30)
+    with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
+        inside = feed.follow("#")
+        with pytest.raises(grpc.RpcError) as refused:
+            next(service.Follow(follow_request(), timeout=20))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(refused.value.trailing_metadata())[RETRY_AFTER] == "30"
+        put(conn, stream_of(conn, "default"), b"0")
+        assert read_values(inside, 1) == [b"0"]
+        inside.close()
+        assert values(list(feed.history())) == [b"0"]
+
+
+@pytest.mark.conforms("X4")
+def test_malformed_requests_to_read_are_refused_with_the_reason(server: Serving, conn: psycopg.Connection[Any]) -> None:
+    named: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "filter": "#",
+        "subscription": "s",
+        "start": "latest",
+    }
+    many = pb.FeedBookmark(positions=[pb.FeedPosition(stream_id=n) for n in range(100_001)])
+    negative = pb.FeedBookmark(positions=[pb.FeedPosition(stream_id=1, offset=-1)])
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"filter": ""}, "empty", "InvalidFilter"),
+        ({"filter": "x" * 70_000}, "65535", "InvalidFilter"),
+        ({"start": "soon"}, "soon", "UsageError"),
+        ({"start": ""}, "latest", "UsageError"),
+        ({"subscription": ""}, "subscription", "UsageError"),
+        ({"bookmark": many}, "100001", "UsageError"),
+        ({"bookmark": negative}, "whole numbers", "UsageError"),
+        ({"protocol_version": 0}, "protocol version 0", "ProtocolMismatch"),
+    ]
+    with stub(server.address) as service, Feed(server.address) as feed, feed.follow("#") as reader:
+        for given, story, error in cases:
+            fields = {**named, **given}
+            if "bookmark" in given:
+                del fields["start"]
+            for method, kind in ((service.Follow, pb.FollowRequest), (service.History, pb.HistoryRequest)):
+                with pytest.raises(grpc.RpcError) as refused:
+                    next(method(kind(**fields), timeout=20))
+                assert story in refused.value.details()
+                assert dict(refused.value.trailing_metadata())[ERROR] == error
+        put(conn, stream_of(conn, "default"), b"0")
+        assert read_values(reader, 1) == [b"0"]

@@ -1,0 +1,68 @@
+"""Whatever becomes of pages on their way, a reader of a feed gets each message once, in order, and none after a gap."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from borrower.feed_cursor import Cursor, Taken
+from protocol import sublet_pb2 as pb
+from protocol.feed import Page, Part, Published, decode_page, decode_published, encode_page, encode_published
+from protocol.words import MAX_OFFSET, Bookmark
+
+OFFSETS = st.integers(0, MAX_OFFSET)
+BOOKMARKS = st.builds(Bookmark, OFFSETS, st.dictionaries(st.integers(1, MAX_OFFSET), OFFSETS, max_size=5))
+
+
+@st.composite
+def pages(draw: st.DrawFn) -> Page:
+    start, end = sorted((draw(OFFSETS), draw(OFFSETS)))
+    gone = draw(st.booleans())
+    return Page(
+        draw(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)),
+        draw(st.none() | BOOKMARKS),
+        draw(OFFSETS),
+        start,
+        end,
+        draw(st.none() | st.binary(min_size=1, max_size=20)),
+        gone,
+        draw(st.none() | OFFSETS) if gone else None,
+    )
+
+
+@pytest.mark.conforms("P2")
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 12), st.integers(0, 5), st.booleans()), max_size=60))
+def test_what_is_taken_of_a_stream_is_contiguous_from_its_start(
+    arriving: list[tuple[int, int, int, bool]],
+) -> None:
+    cursor = Cursor("r")
+    old = cursor.subscription
+    cursor.renew()
+    cursor.take(Page(cursor.subscription, bookmark=Bookmark(3, {1: 0, 2: 0, 3: 0})))
+    seen: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    for stream, start, count, late in arriving:
+        page = Page(old if late else cursor.subscription, stream_id=stream, start=start, position=start + count)
+        if cursor.take(page) is Taken.STEP:
+            assert not late
+            seen[stream] += range(start, start + count)
+    for stream, offsets in seen.items():
+        assert offsets == list(range(len(offsets)))
+        assert cursor.bookmark is not None
+        assert cursor.bookmark.offsets[stream] == len(offsets)
+
+
+@given(pages())
+def test_pages_are_the_same_after_the_wire(page: Page) -> None:
+    assert decode_page(pb.FeedPage.FromString(encode_page(page).SerializeToString())) == page
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.booleans())
+def test_answers_are_the_same_after_the_wire(streams: list[int], repeated: bool) -> None:
+    by_stream = {s: tuple(row for row, at in enumerate(streams) if at == s) for s in sorted(set(streams))}
+    parts = tuple(Part(stream + 1, 10 * stream, rows) for stream, rows in by_stream.items())
+    answer = decode_published(encode_published(Published(parts, repeated), len(streams)), len(streams))
+    assert answer.repeated == repeated
+    assert [(p.stream_id, p.first_offset, tuple(p.rows)) for p in answer.parts or ()] == [
+        (p.stream_id, p.first_offset, p.rows) for p in parts
+    ]

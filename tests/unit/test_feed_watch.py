@@ -1,0 +1,142 @@
+"""One look for all who follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import leader.feed_watch as watching
+from leader.feed_watch import Follower, Watch
+from protocol.errors import DatabaseUnreachable
+from storage.log import Head
+
+
+class Ends:
+    """Where streams end, to be looked at."""
+
+    def __init__(self) -> None:
+        self.heads = {1: Head(0, False, False), 2: Head(0, False, False)}
+        self.asked: list[list[int]] = []
+        self.trouble: Exception | None = None
+
+    async def look(self, stream_ids: list[int]) -> dict[int, Head]:
+        """As the database would answer."""
+        self.asked.append(stream_ids)
+        if self.trouble is not None:
+            raise self.trouble
+        return {id: self.heads[id] for id in stream_ids if id in self.heads}
+
+
+def test_who_has_heard_of_news_makes_it_look_at_once_and_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(watching, "LONGEST_PAUSE_S", 3600.0)
+
+    async def story(ends: Ends, watch: Watch) -> None:
+        follower = watch.follower()
+        follower.watch([1])
+        assert await follower.news(10) == {1: Head(0, False, False)}
+        watch.hurry(2)
+        watch.hurry(1)
+        while len(ends.asked) < 2:
+            await asyncio.sleep(0)
+        ends.heads[1] = Head(7, False, False)
+        watch.hurry(1)
+        assert await follower.news(10) == {1: Head(7, False, False)}
+
+    run(story)
+
+
+def run(story: Callable[[Ends, Watch], Awaitable[None]]) -> None:
+    async def told() -> None:
+        ends = Ends()
+        watch = Watch(ends.look)
+        try:
+            await asyncio.wait_for(story(ends, watch), 20)
+        finally:
+            await watch.close()
+
+    asyncio.run(told())
+
+
+async def news_of(follower: Follower, stream: int, head: int) -> Head:
+    while True:
+        found = await follower.news(5)
+        if stream in found and found[stream].head >= head:
+            return found[stream]
+
+
+def test_all_are_told_by_one_look_and_each_of_its_own_streams() -> None:
+    async def story(ends: Ends, watch: Watch) -> None:
+        both, second = watch.follower(), watch.follower()
+        both.watch([1, 2])
+        second.watch([2])
+        await news_of(both, 1, 0)
+        await news_of(second, 2, 0)
+        ends.heads[1] = Head(5, False, False)
+        assert (await news_of(both, 1, 5)).head == 5
+        assert await second.news(0.05) == {}
+        assert all(len(asked) == len(set(asked)) for asked in ends.asked)
+        late = watch.follower()
+        late.watch([1])
+        assert await late.news(5) == {1: Head(5, False, False)}
+
+    run(story)
+
+
+def test_it_ends_when_nobody_follows_and_begins_again() -> None:
+    async def story(ends: Ends, watch: Watch) -> None:
+        for _ in range(2):
+            follower = watch.follower()
+            follower.watch([1])
+            await news_of(follower, 1, 0)
+            follower.watch([])
+            while watch._task is not None:
+                await asyncio.sleep(0.001)
+            assert (watch._followers, watch._heads) == ({}, {})
+
+    run(story)
+
+
+def test_what_is_noted_is_told_at_once_unless_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "FIRST_PAUSE_S", 3600.0)
+
+    async def story(ends: Ends, watch: Watch) -> None:
+        follower = watch.follower()
+        follower.watch([1])
+        await news_of(follower, 1, 0)
+        watch.note_heads({1: 7, 2: 9})
+        assert await follower.news(5) == {1: Head(7, False, False)}
+        watch.note_heads({1: 6})
+        watch.note_heads({1: 7})
+        assert await follower.news(0.05) == {}
+
+    run(story)
+
+
+def test_a_look_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "TROUBLED_PAUSE_S", 0.01)
+
+    async def story(ends: Ends, watch: Watch) -> None:
+        ends.trouble = DatabaseUnreachable("away")
+        follower = watch.follower()
+        follower.watch([1])
+        while len(ends.asked) < 3:
+            await asyncio.sleep(0.001)
+        ends.trouble = None
+        await news_of(follower, 1, 0)
+
+    run(story)
+
+
+def test_looks_grow_seldom_while_nothing_comes() -> None:
+    async def story(ends: Ends, watch: Watch) -> None:
+        follower = watch.follower()
+        follower.watch([1])
+        await news_of(follower, 1, 0)
+        before = len(ends.asked)
+        await follower.news(1.0)
+        assert len(ends.asked) - before < 1.0 / watching.LONGEST_PAUSE_S + 10
+
+    run(story)
