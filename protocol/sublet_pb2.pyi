@@ -154,28 +154,14 @@ class Gap(_message.Message):
     def __init__(self, dropped: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[Channel, str]]] = ...) -> None: ...
 
 class StreamHead(_message.Message):
-    __slots__ = ("stream_id", "head", "closed", "block")
+    __slots__ = ("stream_id", "head", "closed")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     head: int
     closed: bool
-    block: InlineBlock
-    def __init__(self, stream_id: _Optional[int] = ..., head: _Optional[int] = ..., closed: bool = ..., block: _Optional[_Union[InlineBlock, _Mapping]] = ...) -> None: ...
-
-class InlineBlock(_message.Message):
-    __slots__ = ("start", "end", "codec", "payload")
-    START_FIELD_NUMBER: _ClassVar[int]
-    END_FIELD_NUMBER: _ClassVar[int]
-    CODEC_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    start: int
-    end: int
-    codec: int
-    payload: bytes
-    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., codec: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., head: _Optional[int] = ..., closed: bool = ...) -> None: ...
 
 class ToLeader(_message.Message):
     __slots__ = ("leader_wanted", "ping", "update_progress", "revoke_finished", "disconnect")

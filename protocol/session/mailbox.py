@@ -3,20 +3,17 @@
 A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and forgotten. Only what
 waits can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be given again.
 
-When too much waits, the channel that takes the most room is the one that gives way: first its states keep only what is
-kept of them anyway, then all its messages are dropped and a `Gap` says so. The other channels lose nothing.
+When too much waits, the channel that takes the most room is the one that gives way: all its messages are dropped and a
+`Gap` says so. The other channels lose nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from protocol.session.values import Delivery, Gap
-
-Slim = Callable[[object], tuple[object, int]]
-"""(what is kept of a state's body for who comes later, its size)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Letter:
 
 
 class Mailbox:
-    """The numbered messages of one subscriber id. `slim` says what a state may shrink to."""
+    """The numbered messages of one subscriber id."""
 
     __slots__ = (
         "_arrivals",
@@ -59,14 +56,12 @@ class Mailbox:
         "_out",
         "_out_bytes",
         "_sequence",
-        "_slim",
         "_waiting",
         "_waiting_bytes",
     )
 
-    def __init__(self, limits: MailboxLimits, slim: Slim) -> None:
+    def __init__(self, limits: MailboxLimits) -> None:
         self._limits = limits
-        self._slim = slim
         self._waiting: OrderedDict[Hashable, Letter] = OrderedDict()
         self._waiting_bytes = 0
         self._out: list[tuple[Delivery, Letter | None]] = []
@@ -100,8 +95,6 @@ class Mailbox:
             self._waiting_bytes -= older.size
         self._waiting[place] = letter
         self._waiting_bytes += letter.size
-        if letter.is_state and self._waiting_bytes > self._limits.bytes:
-            self._shrink(letter)
         while len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
             self._make_room()
 
@@ -140,26 +133,14 @@ class Mailbox:
         return self._arrivals
 
     def _make_room(self) -> None:
-        """Shrink or drop what waits on the channel that takes the most of what is short."""
+        """Drop what waits on the channel that takes the most of what is short."""
         by_number = len(self._waiting) > self._limits.messages
         room: dict[str, int] = {}
         for letter in self._waiting.values():
             room[letter.channel] = room.get(letter.channel, 0) + (1 if by_number else letter.size)
         fullest = max(room, key=room.__getitem__)
         places = [place for place, letter in self._waiting.items() if letter.channel == fullest]
-        freed = 0 if by_number else sum(self._shrink(self._waiting[place]) for place in places)
-        if freed == 0:
-            self._drop(fullest, places)
-
-    def _shrink(self, letter: Letter) -> int:
-        """Keep of a state what is kept of it anyway; the bytes that this frees."""
-        if not letter.is_state:
-            return 0
-        size = letter.size
-        letter.body, slim_size = self._slim(letter.body)
-        letter.size = min(size, slim_size + len(letter.key))
-        self._waiting_bytes -= size - letter.size
-        return size - letter.size
+        self._drop(fullest, places)
 
     def _drop(self, channel: str, places: list[Hashable]) -> None:
         for place in places:

@@ -64,7 +64,6 @@ class SessionPublisher:
     """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
 
     `incarnation` names this life. `channels` says which channels are served. `size_of` gives a body's size in bytes.
-    `kept` gives what of a state's body is kept for those who subscribe later, or cannot keep up.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class SessionPublisher:
         *,
         channels: Mapping[str, ChannelKind] = CHANNELS,
         size_of: Callable[[object], int] = lambda body: 256,
-        kept: Callable[[object], object] = lambda body: body,
     ) -> None:
         self.incarnation = incarnation
         self.settings = settings or PublisherSettings()
@@ -82,8 +80,6 @@ class SessionPublisher:
         self.on_interest: Callable[[str, str | None, bool], None] = lambda channel, key, wanted: None
         self._channels = channels
         self._size_of = size_of
-        self._kept = kept
-        self._slim = self._slimmed  # one bound method for all mailboxes
         self._counts: Counter[str] = Counter()
         self._subscribers: dict[str, _Subscriber] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
@@ -152,7 +148,7 @@ class SessionPublisher:
         On a state channel a version not above the key's current one is old news, and is dropped.
         """
         is_state = self._channels[channel] is ChannelKind.STATE
-        if is_state and not self._states.put(channel, key, self._kept(body), version):
+        if is_state and not self._states.put(channel, key, body, version):
             return 0
         size = self._size_of(body) + len(key)
         readers = self._index.readers(channel, key)
@@ -235,7 +231,7 @@ class SessionPublisher:
             return self._unknown("its life is over: it was silent for too long, or broke the rules")
         if len(self._subscribers) >= self.settings.subscribers:
             return self._unknown(f"the node serves {self.settings.subscribers} subscribers already, which is its limit")
-        subscriber = _Subscriber(Mailbox(self.settings.mailbox, self._slim), now)
+        subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
         self._subscribers[subscriber_id] = subscriber
         self._counts["lives_begun"] += 1
         return subscriber
@@ -317,7 +313,3 @@ class SessionPublisher:
         self._counts.update(deliveries=fresh, repeated_deliveries=len(deliveries) - fresh)
         self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
         return deliveries
-
-    def _slimmed(self, body: object) -> tuple[object, int]:
-        kept = self._kept(body)
-        return kept, self._size_of(kept)

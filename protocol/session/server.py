@@ -19,7 +19,6 @@ import grpc
 from protocol import sublet_pb2_grpc
 from protocol.codec import MalformedMessage
 from protocol.errors import SubletError
-from protocol.events import StreamHead
 from protocol.messages import PROTOCOL_VERSION
 from protocol.session import wire
 from protocol.session.answers import Hold, Messages, Received, Repeated, Unknown
@@ -46,12 +45,7 @@ def new_publisher(
     incarnation: str, settings: PublisherSettings | None = None, channels: Channels = CHANNELS
 ) -> SessionPublisher:
     """A publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
-    return SessionPublisher(incarnation, settings, channels=channels, size_of=wire.body_size, kept=_kept)
-
-
-def _kept(body: object) -> object:
-    """Of a stream its head alone: a block is news for who waits for it, and would fill a node's memory for others."""
-    return body.without_block() if isinstance(body, StreamHead) else body
+    return SessionPublisher(incarnation, settings, channels=channels, size_of=wire.body_size)
 
 
 class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from protocol import codec
 from protocol import sublet_pb2 as pb
 from protocol.codec import MAX_TEXT, MalformedMessage
 from protocol.errors import UsageError
-from protocol.events import GroupEvent, InlineBlock, StreamHead
+from protocol.events import GroupEvent, StreamHead
 from protocol.messages import MAX_ID, PROTOCOL_VERSION, Disconnect, LeaderWanted, Ping, RevokeFinished, UpdateProgress
 from protocol.session.steps import BatchAnswered, PollAnswered, SendBatch, StartPoll
 from protocol.session.values import (
@@ -202,8 +202,8 @@ def encode_delivery(delivery: Delivery, channels: Channels = CHANNELS) -> Any:
 
 def _body(body: Any, channels: Channels) -> dict[str, Any]:
     match body:
-        case StreamHead():
-            return {"stream_head": _stream_head(body)}
+        case StreamHead(stream_id, head, closed):
+            return {"stream_head": pb.StreamHead(stream_id=stream_id, head=head, closed=closed)}
         case GroupEvent(payload):
             return {"group_event": payload}
         case Gap(dropped, names):
@@ -211,14 +211,6 @@ def _body(body: Any, channels: Channels) -> dict[str, Any]:
             return {"gap": pb.Gap(dropped=dropped, channels=numbers)}
         case _:
             return {"to_borrower": codec.encode_to_borrower(body)}
-
-
-def _stream_head(head: StreamHead) -> Any:
-    block = None
-    if head.block is not None:
-        start, end, payload = head.block.start, head.block.end, head.block.payload
-        block = pb.InlineBlock(start=start, end=end, codec=head.block.codec, payload=payload)
-    return pb.StreamHead(stream_id=head.stream_id, head=head.head, closed=head.closed, block=block)
 
 
 def decode_delivery(wire: Any, channels: Channels = CHANNELS) -> Delivery:
@@ -233,23 +225,13 @@ def _read_body(wire: Any, channels: Channels) -> object:
         case "to_borrower":
             return codec.decode_to_borrower(wire.to_borrower)
         case "stream_head":
-            return _read_stream_head(wire.stream_head)
+            return StreamHead(wire.stream_head.stream_id, wire.stream_head.head, wire.stream_head.closed)
         case "group_event":
             return GroupEvent(wire.group_event)
         case "gap":
             return Gap(wire.gap.dropped, tuple(_channel(one, channels) for one in wire.gap.channels))
         case _:
             raise MalformedMessage("a delivery: it is empty, or of a kind this version does not know")
-
-
-def _read_stream_head(wire: Any) -> StreamHead:
-    block = None
-    if wire.HasField("block"):
-        try:
-            block = InlineBlock(wire.block.start, wire.block.end, wire.block.codec, wire.block.payload)
-        except UsageError as error:
-            raise MalformedMessage(str(error)) from error
-    return StreamHead(wire.stream_id, wire.head, wire.closed, block)
 
 
 def _channel(number: int, channels: Channels) -> str:
@@ -261,8 +243,8 @@ def _channel(number: int, channels: Channels) -> str:
 def body_size(body: object) -> int:
     """Bytes of a delivery's body on the wire, nearly, and a little for its envelope."""
     match body:
-        case StreamHead(block=block):
-            return _ENVELOPE_BYTES + (0 if block is None else len(block.payload))
+        case StreamHead():
+            return _ENVELOPE_BYTES
         case GroupEvent(payload):
             return _ENVELOPE_BYTES + len(payload)
         case _:

@@ -126,8 +126,7 @@ class Announcer:
         return ()
 
     def _keep(self, change: Change) -> None:
-        """The newest change of each object waits, in the place of the first. A block only helps whoever has the one
-        before it, so none survives another change of its stream."""
+        """The newest change of each object waits, in the place of the first."""
         place = change.kind, change.key
         before = self._waiting.get(place)
         if before is None:
@@ -135,7 +134,7 @@ class Announcer:
             if len(self._waiting) > self._most_waiting:
                 self._skip(self._waiting.popitem(last=False)[1].kind)
         elif change.rank > before.rank:
-            self._waiting[place] = replace(change, block=None)
+            self._waiting[place] = change
 
     def _skip(self, channel: str) -> None:
         """A number without a message: whoever listens will notice that something is missing."""
@@ -200,7 +199,7 @@ class Announcer:
 
     def _fitting(self, change: Change, room: int) -> str | None:
         """The change as text, with as much of it as there is room for: the version is what matters."""
-        for shorter in (change, replace(change, block=None), replace(change, block=None, data=None)):
+        for shorter in (change, replace(change, data=None)):
             text = encode_change(shorter)
             if len(text) < room:
                 return text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from storage.notify.model import Change, Snapshot
@@ -47,7 +47,7 @@ class Cache:
         self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
 
     def get(self, kind: str, key: str) -> Change | None:
-        """What is known of a living object, without its block."""
+        """What is known of a living object."""
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
@@ -112,7 +112,7 @@ class Cache:
     def _put(self, change: Change, now: float) -> None:
         place = change.kind, change.key
         self._turn += 1
-        entry = _Entry(replace(change, block=None) if change.block else change, self._turn, now)
+        entry = _Entry(change, self._turn, now)
         self._dead.pop(place, None)
         self._absent.discard(place)
         if change.deleted:

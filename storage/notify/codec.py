@@ -1,16 +1,14 @@
-"""Messages as bytes: JSON in ASCII, so that every driver can carry them, with blocks in base64.
+"""Messages as bytes: JSON in ASCII, so that every driver can carry them.
 
 Whatever arrives is checked here: what comes out is well-formed, and everything else is a `MalformedMessage`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from typing import Any
 
-from storage.notify.model import Block, Change, Envelope, Hello, MalformedMessage, Message
+from storage.notify.model import Change, Envelope, Hello, MalformedMessage, Message
 
 LARGEST_MESSAGE = 1 << 20
 """In bytes; longer ones are nobody's."""
@@ -39,10 +37,8 @@ def encode(message: Message) -> bytes:
 
 def encode_change(change: Change) -> str:
     """One change: what `encode_parts` puts together."""
-    block = change.block
-    inline = block and [block.start, block.end, block.codec, base64.b64encode(block.payload).decode()]
     data = None if change.data is None else dict(change.data)
-    return _compact([change.key, change.version, int(change.deleted), data, inline])
+    return _compact([change.key, change.version, int(change.deleted), data])
 
 
 def encode_parts(envelope: Envelope, changes: list[str]) -> bytes:
@@ -58,7 +54,7 @@ def decode(raw: bytes) -> Message:
     try:
         found = json.loads(raw)
         return _envelope(found) if isinstance(found, dict) and "e" in found else _hello(found)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedMessage(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
 
 
@@ -82,19 +78,10 @@ def _hello(found: dict[str, Any]) -> Hello:
     return Hello(publisher, incarnation, sequences, bool(found["l"]))
 
 
-def _change(kind: str, key: object, version: object, deleted: object, data: object, inline: object) -> Change:
+def _change(kind: str, key: object, version: object, deleted: object, data: object) -> Change:
     if not (data is None or isinstance(data, dict)):
         raise TypeError("data is an object or null")
-    block = None if inline is None else _block(inline)
-    return Change(kind, _text(key, LONGEST_KEY), _whole(version), bool(_whole(deleted)), data, block)
-
-
-def _block(inline: Any) -> Block:
-    start, end, codec, payload = inline
-    block = Block(_whole(start), _whole(end), _whole(codec), base64.b64decode(payload, validate=True))
-    if block.start >= block.end:
-        raise ValueError("a block holds something")
-    return block
+    return Change(kind, _text(key, LONGEST_KEY), _whole(version), bool(_whole(deleted)), data)
 
 
 def _text(value: object, longest: int) -> str:

@@ -110,7 +110,7 @@ class Ears:
         return self._inlet.endpoint
 
     def get(self, kind: str, key: str) -> Change | None:
-        """What is known of a living object, without its block."""
+        """What is known of a living object."""
         with self._lock:
             return self._cache.get(kind, key)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from protocol.errors import InvalidSetting, SubletError
@@ -22,16 +22,6 @@ class MalformedMessage(SubletError):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A block of a stream that travels with the news of it: the offsets [start, end), as stored."""
-
-    start: int
-    end: int
-    codec: int
-    payload: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Change:
     """The object `key` of that kind is at `version` now, or was deleted at it.
 
@@ -44,7 +34,6 @@ class Change:
     version: int
     deleted: bool = False
     data: Mapping[str, Any] | None = None
-    block: Block | None = None
 
     @property
     def rank(self) -> int:
@@ -88,10 +77,9 @@ class Snapshot:
     keys: frozenset[str] | None = None
 
 
-def stream_change(stream_id: int, head: int, closed: bool, block: Block | None = None) -> Change:
+def stream_change(stream_id: int, head: int, closed: bool) -> Change:
     """A stream has grown or was closed."""
-    data = {"head": head, "closed": closed}
-    return Change(STREAM, str(stream_id), 2 * head + closed, data=data, block=block)
+    return Change(STREAM, str(stream_id), 2 * head + closed, data={"head": head, "closed": closed})
 
 
 def space_change(name: str, generation_id: int, deleted: bool = False, data: Mapping[str, Any] | None = None) -> Change:

@@ -15,7 +15,6 @@ from storage.groups.model import NodeRef
 from storage.nodes import register
 from storage.notify.model import (
     KINDS,
-    Block,
     Change,
     Snapshot,
     space_change,
@@ -79,12 +78,13 @@ def test_a_snapshot_of_groups_and_nodes(conn: psycopg.Connection[Any]) -> None:
 @pytest.mark.conforms("D2", "D3")
 @pytest.mark.parametrize("driver", ["postgres", "zmq"])
 def test_what_is_told_is_heard_whole_by_every_node(database: str, driver: str, teller: Teller) -> None:
-    block = Block(0, 1, 1, b"\0payload\xff" * 20)
+    space = space_change("eu", 3, data={"filter": "eu/\0\xff/#" * 20})
     with listening(database, driver) as one, listening(database, driver, NodeRef("other", "x", "h:1")) as two:
-        teller.tell([stream_change(5, 1, False, block), space_change("eu", 3)])
+        teller.tell([stream_change(5, 1, False), space])
         for heard in (one, two):
             eventually(lambda heard=heard: heard.of("space", "eu"))  # type: ignore[misc]
-            assert heard.of("stream", "5") == [stream_change(5, 1, False, block)]
+            assert heard.of("space", "eu")[0] == space
+            assert heard.of("stream", "5") == [stream_change(5, 1, False)]
             assert heard.ears.get("stream", "5") == stream_change(5, 1, False)
             assert "5" in heard.ears.objects("stream")
 

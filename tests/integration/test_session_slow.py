@@ -10,8 +10,8 @@ import pytest
 
 from protocol import sublet_pb2 as pb
 from protocol import sublet_pb2_grpc
-from protocol.events import MAX_INLINE_BYTES, GroupEvent, InlineBlock, StreamHead
-from protocol.messages import PROTOCOL_VERSION, PingResponse
+from protocol.events import GroupEvent, StreamHead
+from protocol.messages import PROTOCOL_VERSION
 from protocol.session.mailbox import MailboxLimits
 from protocol.session.values import Channel
 from tests.integration.session_kit import a_node, an_agent, event, run, until
@@ -87,26 +87,6 @@ def test_others_go_on_receiving_while_one_holds_no_poll(limits: MailboxLimits, p
             assert heads == {str(last): 1_990 + last for last in range(10)}
             counters = node.sessions.counters
             assert (counters.gaps, counters.dropped) == (1, gap.gap.dropped)
-
-    run(test)
-
-
-@pytest.mark.conforms("R10")
-def test_blocks_that_travel_with_heads_push_no_message_out() -> None:
-    async def test() -> None:
-        async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
-            slow = Slow(channel, everything(pb.CHANNEL_STREAM), pb.Subject(channel=pb.CHANNEL_BORROWER, key="b"))
-            await slow.subscribe()
-            node.sessions.publish(Channel.BORROWER, "b", PingResponse("b", 1, 0.5, 8.5))
-            payload = b"x" * MAX_INLINE_BYTES
-            for stream in range(200):  # 12.5 MiB of blocks, where 4 may wait
-                head = StreamHead(stream, 9, block=InlineBlock(8, 9, 0, payload))
-                node.sessions.publish(Channel.STREAM, str(stream), head, 18)
-            seen = await slow.catch_up()
-            assert [one.WhichOneof("body") for one in seen].count("to_borrower") == 1
-            heads = [one.stream_head for one in seen if one.WhichOneof("body") == "stream_head"]
-            assert [(one.stream_id, one.head) for one in heads] == [(stream, 9) for stream in range(200)]
-            assert 50 < sum(one.HasField("block") for one in heads) < 64
 
     run(test)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protocol import codec
 from protocol import sublet_pb2 as pb
 from protocol.codec import MalformedMessage
-from protocol.events import GroupEvent, InlineBlock, StreamHead
+from protocol.events import GroupEvent, StreamHead
 from protocol.messages import (
     Disconnect,
     Grant,
@@ -78,9 +78,7 @@ TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
     st.builds(Invalidate, ID, NATURAL, detail=TEXT),
 )
 CHANNEL = st.sampled_from(Channel)
-SPAN = st.tuples(NATURAL, NATURAL).filter(lambda ends: ends[0] < ends[1])
-INLINE = st.tuples(SPAN, st.integers(0, 9), st.binary()).map(lambda parts: InlineBlock(*parts[0], *parts[1:]))
-HEAD = st.builds(StreamHead, NATURAL, NATURAL, st.booleans(), st.none() | INLINE)
+HEAD = st.builds(StreamHead, NATURAL, NATURAL, st.booleans())
 DELIVERY = st.one_of(
     st.builds(Delivery, NATURAL, CHANNEL, ID, TO_BORROWER, NATURAL),
     st.builds(Delivery, NATURAL, CHANNEL, ID, HEAD, version=NATURAL),

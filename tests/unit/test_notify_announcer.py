@@ -7,7 +7,6 @@ import pytest
 from storage.notify.announcer import Announcer, Event, Leave, Open, Status, Tell, Tick
 from storage.notify.codec import decode
 from storage.notify.model import (
-    Block,
     Change,
     Envelope,
     Hello,
@@ -43,8 +42,8 @@ def opened() -> Harness:
     return harness
 
 
-def head(stream_id: int, head: int, block: Block | None = None) -> Change:
-    return stream_change(stream_id, head, False, block)
+def head(stream_id: int, head: int) -> Change:
+    return stream_change(stream_id, head, False)
 
 
 @pytest.mark.conforms("D3")
@@ -111,23 +110,10 @@ def test_an_older_change_does_not_replace_a_newer_one_that_waits() -> None:
     assert envelope.changes == (space_change("eu", 4, deleted=True),)
 
 
-def test_a_block_travels_only_while_nothing_of_its_stream_is_skipped() -> None:
-    first, second = Block(0, 1, 1, b"one"), Block(1, 2, 1, b"two")
-    harness = opened()
-    assert harness.tell(1.0, head(1, 1, first)) == [Envelope("p", "i", "stream", 1, 0, (head(1, 1, first),))]
-    harness.tell(1.001, head(1, 2, second), head(2, 1, first))
-    harness.tell(1.002, head(1, 3, Block(2, 3, 1, b"three")))
-    (envelope,) = harness.do(Tick(), 1.1)
-    assert isinstance(envelope, Envelope)
-    assert envelope.changes == (head(1, 3), head(2, 1, first))
-
-
-def test_what_is_too_long_goes_without_its_block_then_without_its_data_then_as_a_hole() -> None:
+def test_what_is_too_long_goes_without_its_data_then_as_a_hole() -> None:
     harness = Harness()
     harness.do(Open(300), 0.0)
-    (stream,) = harness.tell(0.0, head(1, 1, Block(0, 1, 1, bytes(300))))
     (space,) = harness.tell(1.0, space_change("eu", 1, data={"filter": "x" * 300}), space_change("y" * 300, 1))
-    assert stream == Envelope("p", "i", "stream", 1, 0, (head(1, 1),))
     assert space == Envelope("p", "i", "space", 2, 1, (space_change("eu", 1),))
     assert harness.machine.left_out == 1
 
@@ -137,10 +123,10 @@ def test_many_changes_are_split_at_the_limit() -> None:
     harness.do(Open(500), 0.0)
     outcome = harness.machine.decide(Tell(tuple(head(number, number) for number in range(100))), 1.0)
     assert all(len(message) <= 500 for message in outcome.sends)
-    assert len(outcome.sends) == 12
+    assert len(outcome.sends) == 10
     assert outcome.wake_at == pytest.approx(1.0 + SETTINGS.max_idle_s)
     harness.tell(1.001, head(1, 200))
-    assert harness.wake_at == pytest.approx(1.0 + 12 / SETTINGS.sends_per_s), "many messages use up the rate"
+    assert harness.wake_at == pytest.approx(1.0 + 10 / SETTINGS.sends_per_s), "many messages use up the rate"
 
 
 @pytest.mark.conforms("D3", "D4")

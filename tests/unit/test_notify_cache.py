@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from storage.notify.cache import Cache, Verdict
-from storage.notify.model import Block, Change, Snapshot, stream_change
+from storage.notify.model import Change, Snapshot
 
 NOW = 0.0
 
@@ -57,11 +57,6 @@ def test_tombstones_end_with_time_or_when_there_are_too_many() -> None:
     assert cache.apply(space("a", 4), NOW + 100) is Verdict.NEWER
     cache = holding(*(space(key, 5, deleted=True) for key in "abc"), most_tombstones=2)
     assert [cache.apply(space(key, 4), NOW) for key in "abc"] == [Verdict.NEWER, Verdict.OLD, Verdict.OLD]
-
-
-def test_blocks_are_not_kept() -> None:
-    cache = holding(stream_change(1, 1, False, Block(0, 1, 1, b"x")))
-    assert cache.get("stream", "1") == stream_change(1, 1, False)
 
 
 @pytest.mark.conforms("D6", "D7")

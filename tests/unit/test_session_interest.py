@@ -81,13 +81,3 @@ def test_what_is_published_on_being_told_is_in_the_answer_to_the_subscribe() -> 
     owner.node.on_interest = owner.hear
     owner.do("b", Subscribe("price", "gold"))
     assert getattr(owner.node.collect("b", 0.0), "deliveries", None) == ()
-
-
-def test_what_is_kept_of_a_state_is_what_a_late_subscriber_gets() -> None:
-    node = SessionPublisher("n1", channels=CHANNELS, kept=lambda body: str(body)[0])
-    node.receive("early", 1, [Subscribe("price", "gold")], 0.0)
-    node.publish("price", "gold", "gold with all its story", 1)
-    node.receive("late", 1, [Subscribe("price", "gold")], 0.0)
-    early, late = (node.collect(name, 0.0) for name in ("early", "late"))
-    assert [one.body for one in getattr(early, "deliveries", ())] == ["gold with all its story"]
-    assert [one.body for one in getattr(late, "deliveries", ())] == ["g"]

@@ -9,13 +9,8 @@ from protocol.session.values import Delivery, Gap
 
 
 def mailbox(**limits: int) -> Mailbox:
-    """Bodies are texts of their own size; of a state only what is before the first space is kept."""
-
-    def slim(body: object) -> tuple[object, int]:
-        kept = str(body).split()[0]
-        return kept, len(kept)
-
-    return Mailbox(MailboxLimits(**limits), slim)
+    """Bodies are texts of their own size."""
+    return Mailbox(MailboxLimits(**limits))
 
 
 def log(channel: str, body: str) -> Letter:
@@ -87,33 +82,12 @@ def test_a_state_never_overflows_by_repeats() -> None:
 
 
 @pytest.mark.conforms("R10")
-def test_too_many_states_for_the_mailbox_are_a_gap_too() -> None:
-    box = mailbox(messages=10)
+@pytest.mark.parametrize("limits", [{"messages": 10}, {"bytes": 20}])
+def test_too_many_states_for_the_mailbox_are_a_gap_too(limits: dict[str, int]) -> None:
+    box = mailbox(**limits)
     for number in range(15):
         box.put(state(str(number), "x"))
     assert emptied(box) == [Gap(11, ("price",)), "x", "x", "x", "x"]
-
-
-@pytest.mark.conforms("R10")
-def test_states_shrink_before_anything_is_lost() -> None:
-    box = mailbox(bytes=1_000)
-    box.put(log("news", "n" * 100))
-    for number in range(100):
-        box.put(state(str(number), f"s{number} {'x' * 90}"))
-    seen = emptied(box)
-    assert not any(isinstance(body, Gap) for body in seen)
-    assert [str(body).split()[0] for body in seen] == ["n" * 100, *(f"s{number}" for number in range(100))]
-    assert 0 < sum(" " in str(body) for body in seen) < 10  # those that fitted came whole
-
-
-@pytest.mark.conforms("R10")
-def test_states_that_wait_shrink_for_messages_that_come() -> None:
-    box = mailbox(bytes=1_000)
-    for number in range(9):
-        box.put(state(str(number), f"s{number} {'x' * 90}"))
-    for number in range(5):
-        box.put(log("news", str(number) * 100))
-    assert emptied(box) == [*(f"s{number}" for number in range(9)), *(str(number) * 100 for number in range(5))]
 
 
 @pytest.mark.conforms("R10", "X4")
