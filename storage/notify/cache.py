@@ -97,12 +97,18 @@ class Cache:
         if place in self._absent and self._dead[place].turn <= begun and not change.deleted:
             is_news = change.version >= self._dead[place].change.version
         else:
-            is_news = change.rank > self._rank(place)
+            is_news = change.rank > self._rank(place) or self._is_refuted(place, change, begun)
         if is_news:
             self._put(change, now)
         elif entry := self._live.get(change.kind, {}).get(change.key):
             entry.at = now
         return is_news
+
+    def _is_refuted(self, place: tuple[str, str], change: Change, begun: int) -> bool:
+        """What was said before the reading began is in it, if it was ever true: versions only grow, and are told after
+        they are committed."""
+        entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(place)
+        return entry is not None and entry.turn <= begun and change.rank < entry.change.rank
 
     def _rank(self, place: tuple[str, str]) -> int:
         kind, key = place

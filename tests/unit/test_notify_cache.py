@@ -35,6 +35,13 @@ def test_an_older_version_never_overwrites_a_newer_one() -> None:
     assert cache.old == 3
 
 
+@pytest.mark.conforms("D6", "D7")
+def test_invented_news_holds_until_the_next_reading() -> None:
+    cache = holding(space("a", 1_000), space("b", 1_000, deleted=True))
+    assert merge(cache, space("a", 5), space("b", 5)) == [space("a", 5), space("b", 5)]
+    assert cache.apply(space("a", 6), NOW) is Verdict.NEWER
+
+
 @pytest.mark.conforms("D7")
 def test_what_was_deleted_stays_deleted_until_it_is_made_again() -> None:
     cache = holding(space("a", 5), space("a", 5, deleted=True))
@@ -62,7 +69,7 @@ def test_tombstones_end_with_time_or_when_there_are_too_many() -> None:
 @pytest.mark.conforms("D6", "D7")
 def test_a_snapshot_brings_what_is_newer_and_takes_what_is_gone() -> None:
     cache = holding(space("a", 5), space("b", 5), space("c", 5))
-    assert merge(cache, space("a", 6), space("b", 4), space("d", 1)) == [
+    assert merge(cache, space("a", 6), space("b", 5), space("d", 1)) == [
         space("a", 6),
         space("d", 1),
         space("c", 5, deleted=True),
