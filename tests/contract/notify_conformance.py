@@ -188,9 +188,8 @@ def equal_messages_are_not_folded(subject: Subject) -> None:
     with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
         for _ in range(50):
             outlet.send(b"again")
-        outlet.send(b"last")
-        eventually(lambda: b"last" in heard.messages)
-        assert heard.messages.count(b"again") == 50 - outlet.dropped
+        least = 50 - outlet.dropped if driver.capabilities.lossless else 2
+        eventually(lambda: heard.messages.count(b"again") >= least)
 
 
 @if_it(lambda can: can.pushes)
