@@ -249,7 +249,8 @@ class AgentThread:
 
     def _begin_look_up(self) -> None:
         self._looked_at = clock()
-        self._loop.run_in_executor(None, self._find).add_done_callback(self._looked_up)
+        with contextlib.suppress(RuntimeError):  # the interpreter is at its end
+            self._loop.run_in_executor(None, self._find).add_done_callback(self._looked_up)
 
     def _find(self) -> tuple[str, ...] | None:
         try:

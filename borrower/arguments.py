@@ -24,12 +24,16 @@ def check_arguments(
     name: str | None = None,
     subscription: str = "",
     auto_ack: bool = True,
+    url: str | None = None,
 ) -> None:
     """Raise `InvalidSetting`, or `InvalidSubscription` for one that is no text, for the first that cannot be."""
     if not isinstance(subscription, str):
         raise InvalidSubscription(
             f"subscription {_shown(subscription)}: it is a text, $share/GROUP/FILTER or $queue/GROUP/FILTER."
         )
+    if not (url is None or isinstance(url, str)):
+        kind = type(url).__name__
+        raise InvalidSetting(f"url of type {kind}: it is a text such as postgresql://USER@HOST/DATABASE, or left out.")
     check_name(name)
     _check_weight(weight)
     _check_start(start)

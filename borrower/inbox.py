@@ -13,17 +13,24 @@ News = Tell | Closed | Pushed
 
 
 class Inbox:
-    """A queue whose reader can wait, and can be woken without news."""
+    """A queue whose reader can wait, and can be woken without news.
+
+    Of what is pushed about one stream it keeps the newest, so that it stays small however long its reader is busy.
+    """
 
     def __init__(self) -> None:
-        self._news: deque[News] = deque()
+        self._news: deque[Tell | Closed] = deque()
+        self._pushed: dict[int, Pushed] = {}
         self._condition = threading.Condition()
         self._woken = False
 
     def put(self, news: News) -> None:
         """Leave news."""
         with self._condition:
-            self._news.append(news)
+            if isinstance(news, Pushed):
+                self._pushed[news.follow.stream_id] = news
+            else:
+                self._news.append(news)
             self._condition.notify_all()
 
     def wake(self) -> None:
@@ -35,9 +42,10 @@ class Inbox:
     def take(self, wait_s: float = 0.0) -> tuple[News, ...]:
         """All news so far; waits for some, at most so long."""
         with self._condition:
-            if not self._news and not self._woken and wait_s > 0:
+            if not (self._news or self._pushed or self._woken) and wait_s > 0:
                 self._condition.wait(wait_s)
             self._woken = False
-            taken = tuple(self._news)
+            taken = (*self._news, *self._pushed.values())
             self._news.clear()
+            self._pushed.clear()
             return taken

@@ -90,6 +90,7 @@ class Session:
             name=name,
             subscription=subscription,
             auto_ack=auto_ack,
+            url=url,
         )
         self.subscription = str(Subscription.parse(subscription))
         self._home = Home()

@@ -57,10 +57,18 @@ class Hub:
         return self._ears
 
     def followed(self, key: str, wanted: bool) -> None:
-        """Somebody follows that stream now, or nobody does any more: a catch-up reads those alone."""
-        if key.isdecimal() and len(key) <= MOST_DIGITS:
-            with self._lock:
-                (self._followed.add if wanted else self._followed.discard)(int(key))
+        """Somebody follows that stream now and is told what is known of it, or nobody does any more. A catch-up reads
+        those alone that are followed, and only their heads are kept for who subscribes later."""
+        if not key.isdecimal() or len(key) > MOST_DIGITS:
+            return
+        with self._lock:
+            (self._followed.add if wanted else self._followed.discard)(int(key))
+        if not wanted:
+            self._publisher.retract(Channel.STREAM, key)
+        elif (known := self._ears.get(STREAM, key)) is not None:
+            self._tell(known)
+        else:
+            self._ears.ask(STREAM)
 
     def close(self) -> None:
         """Listen no more; blocks for a moment."""
@@ -89,10 +97,10 @@ class Hub:
 
     def _tell(self, change: Change) -> None:
         """A head is in the version itself; what else a publisher says of it is not looked at."""
-        if change.deleted:
-            self._publisher.retract(Channel.STREAM, change.key)
-        elif change.key.isdecimal() and len(change.key) <= MOST_DIGITS:
-            head, closed = divmod(change.version, 2)
-            told = StreamHead(int(change.key), head, bool(closed))
+        if change.deleted or not change.key.isdecimal() or len(change.key) > MOST_DIGITS:
+            return
+        head, closed = divmod(change.version, 2)
+        told = StreamHead(int(change.key), head, bool(closed))
+        self._grown(told.stream_id)
+        if told.stream_id in self._followed:
             self._publisher.publish(Channel.STREAM, change.key, told, change.version)
-            self._grown(told.stream_id)

@@ -94,7 +94,7 @@ _LEADER = """
 ## Times of a leader node
 
 In seconds. `sublet leader` reads them, checks them against each other, and refuses to start with a combination that
-could lend a stream twice.
+could lend a stream twice. Give all nodes of a database the same: they follow each other.
 
 | Variable | Default | Meaning |
 | --- | --- | --- |

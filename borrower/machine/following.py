@@ -5,8 +5,9 @@ end is *followed* under a subscription id (grant id, number). Only the first hal
 after a miss, which is news that we had to find by ourselves and that was not pushed soon after: the old subscription is
 dropped, a new one made, and what still comes under the old one is refused.
 
-The silence is adaptive. Without push, or after a miss, it is short and grows while nothing comes; a stream whose news
-come by push is looked at but now and then. A stream that is never read to its end is not followed: its news would only
+The silence is adaptive. Without push it is short and grows while nothing comes. Once anything was pushed, be it
+the answer to a subscription, streams are looked at but now and then, other than those whose news were missed and have
+not been pushed since. A stream that is never read to its end is not followed: its news would only
 cost.
 """
 
@@ -82,8 +83,8 @@ class FollowingOutcome:
 
 @dataclass(slots=True)
 class _Followed:
-    """`trusted`: news has come by push, and none was missed since. `awaited_until`: until then what we found by
-    ourselves, up to `found`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
+    """`doubted`: news was missed, and none was pushed since. `awaited_until`: until then what we found by ourselves,
+    up to `found`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
 
     id: FollowId
     head: int
@@ -92,7 +93,7 @@ class _Followed:
     at_end: bool = True
     busy_since: float = 0.0
     unread: int = 0
-    trusted: bool = False
+    doubted: bool = False
     found: int = 0
     awaited_until: float | None = None
 
@@ -114,6 +115,7 @@ class Following:
     def __init__(self, settings: FollowingSettings | None = None) -> None:
         self._settings = settings or FollowingSettings()
         self._streams: dict[int, _Followed] = {}
+        self._push_works = False
         self._follow: list[FollowId] = []
         self._unfollow: list[FollowId] = []
         self._numbers = 0
@@ -183,12 +185,13 @@ class Following:
         if one is None or one.id != pushed.follow:
             self.counters.refused += 1
             return {}
+        self._push_works = True  # somebody listens for us, at least
         if one.awaited_until is not None and pushed.head >= one.found:
-            one.awaited_until, one.trusted = None, True
+            one.awaited_until, one.doubted = None, False
         if pushed.head <= one.head:
             return {}
         self.counters.pushed += 1
-        one.trusted = True
+        one.doubted = False
         if not one.at_end:
             one.unread = max(one.unread, pushed.head)
             return {}
@@ -208,7 +211,7 @@ class Following:
                 if one.awaited_until is None:
                     one.awaited_until = now + self._settings.late_s
             else:
-                longest_s = self._settings.trusted_s if one.trusted else self._settings.longest_s
+                longest_s = self._settings.trusted_s if self._trusts(one) else self._settings.longest_s
                 one.silence_s = min(one.silence_s * 1.5 + self._settings.first_s, longest_s)
             one.look_at = now + one.silence_s
         return news
@@ -219,12 +222,15 @@ class Following:
             if one.awaited_until is None or now < one.awaited_until:
                 continue
             one.awaited_until = None
-            if one.trusted:
+            if self._trusts(one):
                 self.counters.misses += 1
                 self._unfollow.append(one.id)
                 one.id = self._new_id(stream_id, one.id.grant_id)
-                one.trusted, one.silence_s = False, self._settings.first_s
+                one.doubted, one.silence_s = True, self._settings.first_s
                 one.look_at = min(one.look_at, now + one.silence_s)
+
+    def _trusts(self, one: _Followed) -> bool:
+        return self._push_works and not one.doubted
 
     def _due(self, now: float) -> tuple[int, ...]:
         """Once one is due, also those that soon would be: one statement looks at them all."""

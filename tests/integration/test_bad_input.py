@@ -267,6 +267,12 @@ def test_what_no_node_would_take_is_refused_before_anything_is_opened(setting: d
         asyncio.run(_opened(sublet.AsyncSession(GROUP, "postgresql://me@127.0.0.1:1/x", **setting)))
 
 
+@pytest.mark.parametrize("url", [5, b"postgresql://me:s3cret-pw@db/x"], ids=["number", "bytes"])
+def test_a_url_that_is_no_text_is_refused_and_not_shown(url: Any) -> None:
+    with refused(InvalidSetting, f"url of type {type(url).__name__}: it is a text such as postgresql://USER@HOST/"):
+        sublet.Session(GROUP, url)
+
+
 @pytest.mark.parametrize("subscription", [5, None, b"$share/g/#"], ids=repr)
 def test_a_subscription_that_is_no_text_is_refused(subscription: Any) -> None:
     with refused(InvalidSubscription, f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER"):

@@ -49,7 +49,7 @@ class Play:
             while not self.wait().look:
                 pass
             lasted.append(self.now - begun)
-            self.do(Looked({7: 10}))
+            self.do(Looked(dict.fromkeys(self.last.look, 0)))
         return lasted
 
 
@@ -76,6 +76,29 @@ def test_where_push_works_it_looks_but_now_and_then() -> None:
     play.do(Looked({7: 12}), 0.01)
     lasted = play.silence(30)
     assert lasted[-1] == pytest.approx(S.trusted_s)
+
+
+def test_an_answer_to_the_subscription_shows_that_somebody_listens_for_all_streams() -> None:
+    play = Play()
+    play.do(AtEnd({7: (50, 10), 8: (60, 3)}))
+    play.do(Pushed(FollowId(8, 60, 2), 3), 0.001)
+    assert play.last.news == {}
+    assert play.silence(30)[-1] == pytest.approx(S.trusted_s)
+
+
+@pytest.mark.conforms("P5")
+def test_a_stream_whose_news_were_missed_is_doubted_until_one_is_pushed() -> None:
+    play = followed()
+    play.do(Pushed(FIRST, 10), 0.001)
+    play.do(Looked({7: 15}), 0.01)
+    play.do(AtEnd({7: (50, 15)}))
+    play.do(Tick(), 0.01 + S.late_s)
+    again = FollowId(7, 50, 2)
+    play.do(Pushed(again, 15))
+    assert play.silence(30)[-1] == pytest.approx(S.longest_s), "that was but the answer to the new subscription"
+    play.do(Pushed(again, 16))
+    play.do(AtEnd({7: (50, 16)}))
+    assert play.silence(30)[-1] == pytest.approx(S.trusted_s)
 
 
 @pytest.mark.conforms("P5")

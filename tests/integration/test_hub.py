@@ -1,0 +1,68 @@
+"""A node's hub on a real database: what it passes on of what it hears, and what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+from leader.hub import Hub
+from protocol.events import StreamHead
+from protocol.session.answers import Messages
+from protocol.session.publisher import SessionPublisher
+from protocol.session.server import new_publisher
+from protocol.session.values import Channel, Subscribe
+from storage.connect import connect
+from storage.notify.drivers import load
+from storage.notify.model import Change, NotifySettings, stream_change
+from storage.notify.teller import tell_now
+from storage.spaces import create_space
+
+NEWS = NotifySettings().scaled(4)
+
+
+async def until(fact: object) -> None:
+    assert callable(fact)
+    async with asyncio.timeout(20):
+        while not fact():
+            await asyncio.sleep(0.01)
+
+
+def heads(publisher: SessionPublisher, name: str) -> list[object]:
+    found = publisher.poll(name, 0, "", 0.0, 0.0)
+    return [delivery.body for delivery in found.deliveries] if isinstance(found, Messages) else []
+
+
+@pytest.mark.conforms("P1", "D6", "E21")
+def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database: str) -> None:
+    async def story(conn: psycopg.Connection[object]) -> None:
+        publisher = new_publisher("n1#1")
+        grown: list[int] = []
+        changed: list[bool] = []
+        hub = Hub(database, load("postgres")(database), publisher, lambda: changed.append(True), grown.append, NEWS)
+        publisher.on_interest = lambda channel, key, wanted: hub.followed(str(key), wanted)
+        conn.execute(
+            "insert into node (name, incarnation, address, protocol_version, notify, expires_at)"
+            " values ('n1', 'n1#1', 'h:1', 1, %s, clock_timestamp() + interval '1 hour')",
+            (hub.endpoint,),
+        )
+        try:
+            publisher.receive("a", 1, [Subscribe(Channel.STREAM, "1")], 0.0)
+            await until(lambda: heads(publisher, "a"))  # nobody has told it: it was read
+            changes: list[Change] = [stream_change(1, 40, closed=False), stream_change(2, 50, closed=False)]
+            await asyncio.to_thread(tell_now, database, changes)
+            await until(lambda: {1, 2} <= set(grown))
+            assert heads(publisher, "a")[-1] == StreamHead(1, 40)
+            publisher.receive("b", 1, [Subscribe(Channel.STREAM, "2")], 0.0)
+            assert heads(publisher, "b") == [StreamHead(2, 50)], "it was heard of before"
+            assert publisher.subscribed(Channel.STREAM).keys == {"1", "2"}
+            before = len(changed)
+            await asyncio.to_thread(create_space, conn, "eu", "eu/#")
+            hub.ears.ask("space")
+            await until(lambda: len(changed) > before)
+        finally:
+            await asyncio.to_thread(hub.close)
+
+    with connect(database) as conn:
+        asyncio.run(story(conn))

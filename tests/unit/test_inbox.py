@@ -1,0 +1,29 @@
+"""What waits for a session's thread."""
+
+from __future__ import annotations
+
+from borrower.inbox import Inbox
+from borrower.machine.events import Saved
+from borrower.machine.following import FollowId, Pushed
+
+
+def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all() -> None:
+    inbox = Inbox()
+    for head in range(1_000):
+        inbox.put(Pushed(FollowId(7, 50, 1), head))
+        inbox.put(Pushed(FollowId(8, 50, 2), head))
+    inbox.put(Saved(7, 50, 1))
+    inbox.put(Saved(7, 50, 2))
+    assert inbox.take() == (
+        Saved(7, 50, 1),
+        Saved(7, 50, 2),
+        Pushed(FollowId(7, 50, 1), 999),
+        Pushed(FollowId(8, 50, 2), 999),
+    )
+    assert inbox.take() == ()
+
+
+def test_what_is_pushed_wakes_whoever_waits() -> None:
+    inbox = Inbox()
+    inbox.put(Pushed(FollowId(7, 50, 1), 3))
+    assert inbox.take(60.0) == (Pushed(FollowId(7, 50, 1), 3),)
