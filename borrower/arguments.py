@@ -24,7 +24,7 @@ def check_arguments(
     name: str | None = None,
     subscription: str = "",
     auto_ack: bool = True,
-    url: str | None = None,
+    url: object = None,
 ) -> None:
     """Raise `InvalidSetting`, or `InvalidSubscription` for one that is no text, for the first that cannot be."""
     if not isinstance(subscription, str):
