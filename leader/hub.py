@@ -20,8 +20,8 @@ from storage.notify.driver import Driver
 from storage.notify.ears import Ears
 from storage.notify.model import SPACE, STREAM, Change, NotifySettings
 
-MOST_DIGITS = 19
-"""A stream id has no more."""
+LARGEST = 2**63 - 1
+"""Of a stream id and of a head: larger ones nobody has."""
 
 
 class Hub:
@@ -59,10 +59,11 @@ class Hub:
     def followed(self, key: str, wanted: bool) -> None:
         """Somebody follows that stream now and is told what is known of it, or nobody does any more. A catch-up reads
         those alone that are followed, and only their heads are kept for who subscribes later."""
-        if not key.isdecimal() or len(key) > MOST_DIGITS:
+        stream_id = _stream_id(key)
+        if stream_id is None:
             return
         with self._lock:
-            (self._followed.add if wanted else self._followed.discard)(int(key))
+            (self._followed.add if wanted else self._followed.discard)(stream_id)
         if not wanted:
             self._publisher.retract(Channel.STREAM, key)
         elif (known := self._ears.get(STREAM, key)) is not None:
@@ -97,10 +98,17 @@ class Hub:
 
     def _tell(self, change: Change) -> None:
         """A head is in the version itself; what else a publisher says of it is not looked at."""
-        if change.deleted or not change.key.isdecimal() or len(change.key) > MOST_DIGITS:
-            return
+        stream_id = _stream_id(change.key)
         head, closed = divmod(change.version, 2)
-        told = StreamHead(int(change.key), head, bool(closed))
-        self._grown(told.stream_id)
-        if told.stream_id in self._followed:
-            self._publisher.publish(Channel.STREAM, change.key, told, change.version)
+        if stream_id is None or change.deleted or not 0 <= head <= LARGEST:
+            return
+        self._grown(stream_id)
+        if stream_id in self._followed:
+            told = StreamHead(stream_id, head, bool(closed))
+            self._publisher.publish(Channel.STREAM, change.key, told, min(change.version, LARGEST))
+
+
+def _stream_id(key: str) -> int | None:
+    """None for a key that is no stream's: anybody may say anything."""
+    number = int(key) if key.isdecimal() and len(key) <= len(str(LARGEST)) else -1
+    return number if 0 <= number <= LARGEST else None

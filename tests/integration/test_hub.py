@@ -54,6 +54,9 @@ def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database
             await asyncio.to_thread(tell_now, database, changes)
             await until(lambda: {1, 2} <= set(grown))
             assert heads(publisher, "a")[-1] == StreamHead(1, 40)
+            nonsense = [Change("stream", key, 2**62) for key in ("1", "x", "9" * 19, "9" * 90, "٣")]
+            await asyncio.to_thread(tell_now, database, [*nonsense, stream_change(3, 60, closed=False)])
+            await until(lambda: 3 in grown)
             publisher.receive("b", 1, [Subscribe(Channel.STREAM, "2")], 0.0)
             assert heads(publisher, "b") == [StreamHead(2, 50)], "it was heard of before"
             assert publisher.subscribed(Channel.STREAM).keys == {"1", "2"}
