@@ -110,3 +110,15 @@ def _database(server_url: str, template: str) -> Iterator[str]:
         conn.execute(f"create database {name} template {template}")
         yield database_of(server_url, name)
         conn.execute(f"drop database {name} with (force)")
+
+
+class _Untold:
+    def tell(self, changes: object) -> None:
+        """To nobody."""
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers tell nobody what they have stored: the test cuts or counts their connections, and the only one is to
+    be that of the appends."""
+    monkeypatch.setattr("storage.publish.sender.shared", lambda url: _Untold())

@@ -34,6 +34,9 @@ from storage.groups.sql import NOW, Clock, in_microseconds
 LOCK_TIMEOUT_S = 1.0
 STATEMENT_TIMEOUT_S = 2.5
 """Below the margin of the trust window: a statement must not outlive the leader's right to make it."""
+TRANSACTION_STATEMENTS = 5
+"""A transaction may take as long as so many statements; a leader that freezes while it sends one keeps its rows locked
+for no longer (Postgres 17 on)."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class PostgresGroups:
                 statement_timeout_s=statement_timeout_s,
                 tcp_timeout_s=statement_timeout_s,
                 idle_in_transaction_timeout_s=statement_timeout_s,
+                transaction_timeout_s=TRANSACTION_STATEMENTS * statement_timeout_s,
             )
 
         self._channel = Channel(from_url if isinstance(database, str) else database)

@@ -211,7 +211,7 @@ class Teller:
                 found = nodes.endpoints(connection)
         except (psycopg.Error, SubletError) as error:
             if self._quiet.ask("look") is not None:
-                log.warning("nobody new is told of changes, as the directory cannot be read: %s", error)
+                log.info("nobody new is told of changes, as the directory cannot be read: %s", error)
         with self._changed:
             self._found, self._is_looking = found, False
             self._changed.notify()

@@ -53,6 +53,7 @@ def test_a_leader_frozen_in_the_middle_of_a_renewal_does_not_keep_its_successor_
 
 
 @pytest.mark.conforms("W2")
+@pytest.mark.usefixtures("untold")
 def test_a_publisher_frozen_in_the_middle_of_an_append_does_not_stop_the_others(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

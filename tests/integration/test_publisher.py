@@ -160,6 +160,7 @@ def test_what_waits_while_an_append_is_under_way_is_the_next_block(
 
 
 @pytest.mark.conforms("W2")
+@pytest.mark.usefixtures("untold")
 def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
     database: str, conn: psycopg.Connection[Any]
 ) -> None:
@@ -314,6 +315,7 @@ def test_lost_connections_store_each_message_once_and_in_order(database: str, co
 
 
 @pytest.mark.conforms("W2")
+@pytest.mark.usefixtures("untold")
 @pytest.mark.parametrize("rolled_over", [False, True])
 def test_an_append_whose_reply_was_lost_is_stored_once_also_when_its_stream_closed_meanwhile(
     database: str, conn: psycopg.Connection[Any], rolled_over: bool

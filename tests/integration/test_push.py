@@ -57,7 +57,7 @@ def test_consumers_hear_of_messages_by_push_and_get_each_once_in_order(staged: S
     stage.serve("n1", "n2")
     stage.share("a", "b")
     with stage.scene.load():
-        stage.more(60)
+        stage.more(40)
     assert stage.verdict().explained == []
     for name in ("a", "b"):
         assert stage.fleet.consumers[name].stop() == 0
@@ -86,19 +86,19 @@ def test_leaders_die_and_news_are_lost_and_nothing_else_is(staged: Staged, loss:
     stage.serve("n1", "n2")
     stage.share("a", "b")
     with stage.scene.load():
-        for life in range(2):
-            stage.more()
-            before, leader = stage.leader()
-            leader.kill()
-            stage.next_leader(before)
-            stage.serve(f"again-{life}")
-            stage.more()
+        stage.more()
+        before, leader = stage.leader()
+        leader.kill()
+        stage.next_leader(before)
+        stage.more()
     assert stage.verdict().explained == []
     assert not any(line.forced for line in stage.scene.history())
     for name in ("a", "b"):
         assert stage.fleet.consumers[name].stop() == 0
         news = stage.fleet.news(name)
-        assert (news["pushed"] > 0) == (loss < 100), news
+        # Where all is lost, a node still passes on what its own catch-ups find.
+        assert news["pushed"] > 0 or loss == 100, news
+        assert news["found"] > 0 or loss == 0, news
 
 
 @pytest.mark.conforms("P4", "P5")
@@ -110,7 +110,7 @@ def test_push_that_stops_and_comes_back_under_load_is_healed_and_used_again(stag
     stage.serve("n1")
     stage.share("a")
     with stage.scene.load():
-        for share in ("100", "0", "100", "0"):
+        for share in ("100", "0"):
             stage.more(40)
             loss.write_text(share)
         stage.more(40)
@@ -146,14 +146,14 @@ def test_what_is_known_is_what_is_in_the_database_though_half_of_the_news_is_los
     ears = Ears(url, driver, snapshot.reading(lambda: ()), lambda change: None, settings=NEWS)
     try:
         assert ears.wait_caught_up(WAIT_S)
-        for number in range(6):
+        for number in range(2):
             run_sublet(stage, "spaces", "create", f"s{number}", f"s{number}/#")
             run_sublet(stage, "groups", "create", f"$queue/q{number}/#")
-        run_sublet(stage, "groups", "delete", "$queue/q3/#", "--yes")
+        run_sublet(stage, "groups", "delete", "$queue/q1/#", "--yes")
         stage.serve("n2")
         assert stage.fleet.nodes["n1"].stop() == 0
         eventually(lambda: _known(ears) == _stored(stage), WAIT_S, lambda: f"{ears.counters()}")
-        assert len(_known(ears)) == 7 + 5 + 1
+        assert len(_known(ears)) == 3 + 1 + 1
     finally:
         ears.close()
 

@@ -22,7 +22,8 @@ from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
 WAIT_S = 60.0
-KEYS = 5
+KEYS = 4
+"""Even, as the topics are two: a key that had both would be in two spaces at once, and have no order between them."""
 MANY = """
 select sublet.publish('eu/' || n %% 2, n::text, %s::text || n %% %s) from generate_series(%s::int, %s::int) n"""
 CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'sublet relay'"
