@@ -147,7 +147,7 @@ class AgentThread:
         for address, message in outcome.sends:
             self._send(address, message)
         self._tell(outcome)
-        for handle in self._inboxes:
+        for handle in tuple(self._inboxes):  # others may begin or end meanwhile
             self._newsroom.moved(handle, self._machine.node(handle))
         if outcome.nodes_wanted:
             self._look_up()
@@ -236,8 +236,9 @@ class AgentThread:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))
 
     def _deny(self, why: str) -> None:
-        for handle, inbox in self._inboxes.items():
+        for handle, inbox in tuple(self._inboxes.items()):
             inbox.put(Closed(handle, EndReason.DENIED, why))
+            self._newsroom.closed(handle)
         self._inboxes.clear()
 
     def _look_up(self) -> None:

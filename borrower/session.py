@@ -147,7 +147,8 @@ class Session:
         wait_s = 0.0
         while not self.closed:
             self._digest(wait_s if deadline is None else min(wait_s, max(deadline - time.monotonic(), 0.0)))
-            if self._lookout.wait_s == 0:
+            looked = self._lookout.wait_s == 0
+            if looked:
                 self._lookout.look()
             if self._draining and not self.closed:
                 self._leave()
@@ -155,7 +156,7 @@ class Session:
             if batch is not None:
                 self._last = batch
                 return batch
-            if not moved_on and self._lookout.look():
+            if not (moved_on or looked) and self._lookout.look():
                 wait_s = 0.0
                 continue
             if self._interrupted or (deadline is not None and time.monotonic() >= deadline):

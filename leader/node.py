@@ -12,7 +12,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -36,7 +36,7 @@ from protocol.session.values import Channel
 from storage.groups.model import MAINTENANCE, NodeRef
 from storage.groups.postgres import PostgresGroups
 from storage.notify import drivers
-from storage.notify.model import NotifySettings, group_change, stream_change
+from storage.notify.model import NotifySettings, group_change
 from storage.notify.teller import shared
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class NodeServer:
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        self._feed = FeedServer(self._url, on_stored=self._tell_heads)
+        self._feed = FeedServer(self._url, on_stored=shared(self._url).tell_heads)
         ref = self._bind(server)
         self._machine = Node(ref, self.settings)
         if self._driver.capabilities.pushes:
@@ -198,9 +198,6 @@ class NodeServer:
     def _expired(self, subscriber_ids: object) -> None:
         gone = set(subscriber_ids)  # type: ignore[call-overload]
         self._subscribers = {a: s for a, s in self._subscribers.items() if s not in gone}
-
-    def _tell_heads(self, heads: Mapping[int, int]) -> None:
-        shared(self._url).tell([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
 
     def _interest(self, channel: str, key: str | None, wanted: bool) -> None:
         if self._hub is not None and channel == Channel.STREAM and key is not None:

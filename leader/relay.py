@@ -14,7 +14,6 @@ from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
 from storage.groups.quiet import Quiet, again
-from storage.notify.model import stream_change
 from storage.notify.teller import shared
 from storage.outbox import Moved, Outbox
 
@@ -71,8 +70,7 @@ class Relay:
         pause_s = BUSY_S
         while self._term() == term:
             moved = outbox.move()
-            if moved.heads:
-                shared(self._url).tell([stream_change(id, head, closed=False) for id, head in moved.heads.items()])
+            shared(self._url).tell_heads(moved.heads)
             _tell_refused(moved)
             pause_s = BUSY_S if moved.messages or moved.refused else min(2 * pause_s, IDLE_S)
             if self._stop.wait(0 if moved.more else pause_s):

@@ -21,7 +21,7 @@ import pyarrow as pa
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
-from protocol.errors import BeyondHead, Gone, NotFound, SubletError
+from protocol.errors import BeyondHead, Gone, NotFound, ProducerFenced, SubletError
 from protocol.words import Filter
 from storage.block import Packed, decode, deliver, from_offset, matching
 from storage.connect import UnknownOutcome
@@ -208,6 +208,14 @@ def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
     ).fetchone()
     assert row is not None
     return int(row[0])
+
+
+def fenced(producer_id: str, incarnation: int) -> ProducerFenced:
+    """What an append that was `FENCED` comes to for whoever wanted it."""
+    return ProducerFenced(
+        f"producer {producer_id!r}: a newer incarnation of it has begun, and this one ({incarnation}) may write no "
+        "more. Give each process a name of its own."
+    )
 
 
 def _send(conn: psycopg.Connection[Any], appends: list[Append]) -> list[Appended]:

@@ -113,7 +113,7 @@ def _database(server_url: str, template: str) -> Iterator[str]:
 
 
 class _Untold:
-    def tell(self, changes: object) -> None:
+    def tell_heads(self, heads: object) -> None:
         """To nobody."""
 
 

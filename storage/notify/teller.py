@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psycopg
 
@@ -28,7 +28,7 @@ from storage.groups.quiet import Quiet
 from storage.notify import drivers
 from storage.notify.announcer import Announcer, Event, Leave, Open, Status, Tell, Tick
 from storage.notify.driver import Factory
-from storage.notify.model import Change, NotifySettings
+from storage.notify.model import Change, NotifySettings, stream_change
 from storage.notify.voices import Voices
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Teller:
 
     def tell(self, changes: Sequence[Change]) -> None:
         """Let everybody know of changes that are committed. The sequence must not change afterwards."""
-        if self._process != os.getpid() or self._is_closing or time.monotonic() < self._deaf_until:
+        if self._is_in_vain():
             return
         with self._changed:
             if len(self._told) < MOST_TOLD:
@@ -97,6 +97,11 @@ class Teller:
             if not self._is_napping:
                 self._changed.notify()
 
+    def tell_heads(self, heads: Mapping[int, int]) -> None:
+        """Let everybody know where streams that take more end now, {stream: head}; free where nobody listens."""
+        if heads and not self._is_in_vain():
+            self.tell([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
+
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what was told, within that time, take leave and let go of everything; harmless when repeated."""
         if self._process != os.getpid():
@@ -107,6 +112,9 @@ class Teller:
             self._changed.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s + GRACE_S)
+
+    def _is_in_vain(self) -> bool:
+        return self._process != os.getpid() or self._is_closing or time.monotonic() < self._deaf_until
 
     # --- the thread -------------------------------------------------------------------------------------------------
 

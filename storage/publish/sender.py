@@ -9,17 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
 
-from protocol.errors import DatabaseUnreachable, ProducerFenced, SubletError, Unavailable
+from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
 from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
-from storage.log import Append, Appended, Outcome, Stamp, append
-from storage.notify.model import stream_change
+from storage.log import Append, Appended, Outcome, Stamp, append, fenced
 from storage.notify.teller import shared
 from storage.publish.buffer import Buffer
 from storage.publish.pieces import Load
@@ -86,7 +85,7 @@ class Sender(threading.Thread):
         except SubletError as error:
             self._fail(loads, error)
             return
-        self._teller.tell([stream_change(stream_id, head, closed=False) for stream_id, head in _heads(loads, answers)])
+        self._teller.tell_heads(_heads(loads, answers))
         outcomes: dict[Outcome, list[Load]] = {outcome: [] for outcome in Outcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
@@ -108,10 +107,7 @@ class Sender(threading.Thread):
         return self._retrying(lambda conn: append(conn, appends))
 
     def _stop_fenced(self, loads: list[Load]) -> None:
-        error = ProducerFenced(
-            f"producer {self._producer.producer_id!r}: a newer incarnation of it has begun, and this one "
-            f"({self._producer.incarnation}) may write no more. Give each process a name of its own."
-        )
+        error = fenced(self._producer.producer_id, self._producer.incarnation)
         self._fail(loads, error)
         raise error
 
@@ -192,14 +188,14 @@ class Sender(threading.Thread):
             conn.close()
 
 
-def _heads(loads: list[Load], answers: list[Appended]) -> Iterable[tuple[int, int]]:
-    """(stream, head) of each stream that has grown; the last block of a stream comes last."""
+def _heads(loads: list[Load], answers: list[Appended]) -> dict[int, int]:
+    """{stream: head} of those that have grown; the last block of a stream comes last."""
     grown = {
         load.stream_id: answer.end_offset
         for load, answer in zip(loads, answers, strict=True)
         if answer.outcome is Outcome.APPENDED
     }
-    return [(stream_id, head) for stream_id, head in grown.items() if head is not None]
+    return {stream_id: head for stream_id, head in grown.items() if head is not None}
 
 
 def _places(loads: list[Load], answers: list[Appended]) -> list[tuple[Load, int]]:

@@ -15,10 +15,10 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from protocol.errors import ProducerFenced, UnknownSpace
+from protocol.errors import UnknownSpace
 from protocol.words import Filter
 from storage.block import pack
-from storage.log import Append, Outcome, Stamp, append
+from storage.log import Append, Outcome, Stamp, append, fenced
 from storage.publish.delivery import Span
 from storage.publish.routes import Part, Routes
 from storage.routing import Space, StreamInfo
@@ -89,7 +89,7 @@ def _enter(conn: psycopg.Connection[Any], batch: Batch) -> bool:
         return True
     row = conn.execute(_NEWEST, who).fetchone()
     if row is not None and row[0] > batch.incarnation:
-        raise _fenced(batch)
+        raise fenced(batch.producer_id, batch.incarnation)
     return False
 
 
@@ -99,7 +99,7 @@ def _append(conn: psycopg.Connection[Any], routes: Routes, batch: Batch, parts: 
     answers = append(conn, blocks)
     outcomes = {answer.outcome for answer in answers}
     if Outcome.FENCED in outcomes:
-        raise _fenced(batch)
+        raise fenced(batch.producer_id, batch.incarnation)
     if outcomes != {Outcome.APPENDED}:
         raise StreamClosed
     return tuple(
@@ -136,10 +136,3 @@ def _who(batch: Batch) -> dict[str, object]:
         "number": batch.number,
         "ledger": LEDGER,
     }
-
-
-def _fenced(batch: Batch) -> ProducerFenced:
-    return ProducerFenced(
-        f"producer {batch.producer_id!r}: a newer incarnation of it has begun, and this one ({batch.incarnation}) may "
-        "write no more. Give each process a name of its own."
-    )
