@@ -30,8 +30,9 @@ class Call:
 class Deliveries:
     """All calls of all users.
 
-    Some begin that cannot know better: their grant was ended over their heads, by a newer process of their name, by the
-    deletion of their group, or by an operator's hand. They count for nothing here, and end when trust does.
+    Some begin that cannot know better: their grant was ended over their heads, by a newer process of their name, by
+    retention, by the deletion of their group, or by an operator's hand. They count for nothing here, and end when
+    trust does.
     """
 
     def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
@@ -42,7 +43,7 @@ class Deliveries:
         self._seen: dict[Key, dict[int, Call]] = {}
         self._done: dict[Key, int] = {}
         trust_s = simulation.trust_s / (1 - MOST_DRIFT)
-        self._fenced_s, self._deleted_s = trust_s, simulation.lease_s + trust_s
+        self._ended_s, self._deleted_s = trust_s, simulation.lease_s + trust_s
 
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
         """Somebody ended this grant by hand."""
@@ -95,11 +96,11 @@ class Deliveries:
                 raise Violation(f"{call} begins, but its group is gone since {deleted_at:.3f}")
             return True
         grant = call.group_id, call.stream_id, call.grant_id
-        fenced_at = self._record.fenced.get(grant)
-        if fenced_at is None:
+        ended_at = self._record.unheard.get(grant)
+        if ended_at is None:
             return grant in self._taken
-        if now > fenced_at + self._fenced_s:
-            raise Violation(f"{call} begins, but its session is fenced since {fenced_at:.3f}")
+        if now > ended_at + self._ended_s:
+            raise Violation(f"{call} begins, but its grant is over since {ended_at:.3f}")
         return True
 
     def _note(self, key: Key, call: Call) -> None:

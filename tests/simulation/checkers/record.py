@@ -19,8 +19,9 @@ _REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
 class Record:
     """Plays history again as it grows: what it says is in force must be what the rows say.
 
-    `twice`: (group, stream, grant id) -> the range that its forced end announced. `fenced`: when a grant ended because
-    a newer process bears its session's name. `skipped`: up to where retention took what nobody had read.
+    `twice`: (group, stream, grant id) -> the range that its forced end announced. `unheard`: when a grant ended
+    without a word to its holder, by a newer process of its session's name or by retention. `skipped`: up to where
+    retention took what nobody had read.
     """
 
     def __init__(self, store: WatchedGroups, lives: Lives) -> None:
@@ -30,7 +31,7 @@ class Record:
         self._terms: dict[int, int] = {}
         self._positions: dict[Key, int] = {}
         self.twice: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self.fenced: dict[tuple[int, int, int], float] = {}
+        self.unheard: dict[tuple[int, int, int], float] = {}
         self.skipped: dict[Key, int] = {}
 
     def claimed(self, before: Claim | None, claim: Claim) -> None:
@@ -103,7 +104,7 @@ class Record:
         self._in_force.pop(key, None)
         if line.until is not None:
             self.twice[(*key, line.grant_id)] = (line.position, line.until)
-            if line.reason.startswith("fenced"):
-                self.fenced[(*key, line.grant_id)] = (line.at_us - EPOCH_US) / 1e6
+        if line.event == "skip" or line.reason.startswith("fenced"):
+            self.unheard[(*key, line.grant_id)] = (line.at_us - EPOCH_US) / 1e6
         if line.event == "skip":
             self.skipped[key] = self._store.streams.streams[line.stream_id].head
