@@ -134,8 +134,9 @@ class Fleet:
         return [(stream, first) for stream, first in done]
 
     def news(self, name: str) -> dict[str, int]:
-        """How a consumer that has left heard of new messages."""
-        return next(line["news"] for line in _lines(self._record(name)) if "news" in line)
+        """How a consumer has heard of new messages so far; empty before its first batch."""
+        found = [line["news"] for line in _lines(self._record(name)) if "news" in line]
+        return found[-1] if found else {}
 
     def ended(self, name: str) -> str | None:
         """The final reason that a consumer was given; None: it has been given none."""

@@ -22,7 +22,7 @@ from storage.notify import teller as teller_module
 from storage.notify.ears import Ears
 from storage.notify.model import KINDS, Change, space_change, stream_change
 from storage.notify.teller import Teller, shared, tell_now
-from tests.integration.notify_kit import NODE, SETTINGS, listening, threads
+from tests.integration.notify_kit import NODE, SETTINGS, listening
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
 
@@ -198,10 +198,16 @@ def test_a_teller_at_rest_keeps_nothing_open_and_is_not_missed(
     database: str, monkeypatch: pytest.MonkeyPatch, teller: Teller
 ) -> None:
     monkeypatch.setattr(teller_module, "REST_S", 0.7)
+    others = set(threading.enumerate())
+
+    def speaks() -> bool:
+        return any(thread.name == "sublet notify postgres sender" for thread in set(threading.enumerate()) - others)
+
     with listening(database) as heard:
         teller.tell([stream_change(5, 1, False)])
+        eventually(speaks)
         eventually(lambda: heard.of("stream", "5"))
-        eventually(lambda: not teller._voices and "sublet notify postgres sender" not in threads())
+        eventually(lambda: not teller._voices and not speaks())
         teller.tell([stream_change(5, 2, False)])
         eventually(lambda: len(heard.of("stream", "5")) == 2)
         counters = heard.ears.counters()

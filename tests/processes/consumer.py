@@ -1,9 +1,9 @@
 """A consumer: `python -m tests.processes.consumer URL SUBSCRIPTION FILE [PAUSE_S [NAME]]`.
 
 Writes a line {"stream", "grant", "offsets", "at"} to FILE for every batch it is given, before the batch is
-acknowledged, works on it for PAUSE_S, and writes {"done": [stream, first offset]}. NAME is a stable session's. SIGTERM
-makes it leave gracefully and say how it heard of new messages, {"news": counters}; where it is told to end, it writes
-{"ended": reason} and fails.
+acknowledged, works on it for PAUSE_S, and writes {"done": [stream, first offset], "news": how it has heard of new
+messages so far}. NAME is a stable session's. SIGTERM makes it leave gracefully and say once more how it heard; where it
+is told to end, it writes {"ended": reason} and fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str =
                     offsets = batch.table.column("offset").to_pylist()
                     write({"stream": batch.stream_id, "grant": batch.grant_id, "offsets": offsets, "at": time.time()})
                     time.sleep(float(pause_s))
-                    write({"done": [batch.stream_id, offsets[0]]})
+                    write({"done": [batch.stream_id, offsets[0]], "news": asdict(session.news)})
             except SubscriptionEnded as end:
                 write({"ended": end.reason})
                 raise
