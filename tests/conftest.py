@@ -16,6 +16,7 @@ import pytest
 
 from storage.embedded import EmbeddedPostgres
 from storage.migrate import migrate
+from storage.notify import teller
 from tests.kit import REMARKS, database_of, server_directory
 
 TEMPLATE = "sublet_template"
@@ -108,7 +109,10 @@ def _database(server_url: str, template: str) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     with psycopg.connect(server_url, autocommit=True) as conn:
         conn.execute(f"create database {name} template {template}")
-        yield database_of(server_url, name)
+        url = database_of(server_url, name)
+        yield url
+        if (voice := teller._shared.pop(url, None)) is not None:
+            voice.close(0)
         conn.execute(f"drop database {name} with (force)")
 
 
