@@ -7,6 +7,7 @@ it is destroyed and the agent makes another under a new id, which asks the next 
 held. The session's running calls go on meanwhile.
 
 `machine` holds the pure part (borrower and agent), `agent` the thread that moves their messages over gRPC, `reader`
-reads blocks straight from Postgres, `session` joins the two for Python users, `spark` hosts sessions inside Spark.
+reads blocks straight from Postgres (and `node_reader` by way of nodes, for those who cannot), `session` joins the two
+for Python users, `spark` hosts sessions inside Spark.
 This package never imports `leader`.
 """

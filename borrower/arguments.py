@@ -25,6 +25,8 @@ def check_arguments(
     subscription: str = "",
     auto_ack: bool = True,
     url: object = None,
+    data_dir: object = None,
+    through_nodes: bool = False,
 ) -> None:
     """Raise `InvalidSetting`, or `InvalidSubscription` for one that is no text, for the first that cannot be."""
     if not isinstance(subscription, str):
@@ -41,6 +43,7 @@ def check_arguments(
     _check_nodes(nodes)
     if not isinstance(auto_ack, bool):
         raise InvalidSetting(f"auto_ack is {_shown(auto_ack)}: it is True or False.")
+    _check_way(through_nodes, nodes, url, data_dir)
 
 
 def check_name(name: str | None, longest: int = MAX_ID) -> None:
@@ -60,6 +63,19 @@ def check_name(name: str | None, longest: int = MAX_ID) -> None:
         raise InvalidSetting(
             f"name is {_shown(name)}: the character NUL and lone surrogates are not allowed. Remove them."
         )
+
+
+def _check_way(through_nodes: object, nodes: object, url: object, data_dir: object) -> None:
+    if not isinstance(through_nodes, bool):
+        raise InvalidSetting(f"through_nodes is {_shown(through_nodes)}: it is True or False.")
+    if through_nodes and not nodes:
+        raise InvalidSetting(
+            "through_nodes without nodes: where they are is not looked up in a database. Give their addresses too, such"
+            " as nodes=['127.0.0.1:7411']."
+        )
+    if through_nodes and not (url is None and data_dir is None):
+        given = "url" if data_dir is None else "data_dir"
+        raise InvalidSetting(f"through_nodes and {given}: one way is enough. Leave one of them out.")
 
 
 def _check_weight(weight: object) -> None:

@@ -60,8 +60,12 @@ class Calls:
 
     def publish(self, request: Any, timeout_s: float) -> Any:
         """A `PublishReply`. Raises `Again`, or what is wrong with the request."""
+        return self.ask("Publish", request, timeout_s)
+
+    def ask(self, method: str, request: Any, timeout_s: float) -> Any:
+        """The one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
         try:
-            return self._stub().Publish(request, timeout=timeout_s)
+            return getattr(self._stub(), method)(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise translated(self.address, error) from error
 

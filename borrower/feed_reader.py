@@ -174,7 +174,7 @@ class FeedReader(Iterator[pa.Table]):
 
     def _accept(self, page: Page) -> pa.Table | None:
         """Its messages, if it is the next page and has any."""
-        table = None if page.messages is None else _decode(page.messages)
+        table = None if page.messages is None else decode_messages(page.messages)
         match self._cursor.take(page):
             case Taken.STEP if page.gone:
                 self._tell_gone(page)
@@ -208,7 +208,8 @@ def begin_of(start: Where) -> Start | Bookmark:
     raise UsageError(f"start of type {type(start).__name__}: give earliest, latest, an offset, a time or a Bookmark.")
 
 
-def _decode(messages: bytes) -> pa.Table:
+def decode_messages(messages: bytes) -> pa.Table:
+    """The Arrow of a page. Raises `MalformedMessage`."""
     try:
         table = pa.ipc.open_stream(messages).read_all()
     except (pa.ArrowException, OSError) as error:

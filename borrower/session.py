@@ -32,17 +32,12 @@ from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
 from borrower.machine.following import FollowId, NewsCounters, Pushed
 from borrower.process import Home
-from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
-from borrower.transaction import Transactions
+from borrower.ways import by_database, by_nodes
 from protocol.errors import BeyondHead, Gone, SubscriptionEnded, UsageError
 from protocol.messages import EndReason
 from protocol.words import Subscription
-from storage import fence
-from storage.connect import connect
-from storage.database import open_database
 from storage.log import Page
-from storage.nodes import live_nodes
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +55,12 @@ class Session:
     `weight`: how much this consumer takes, relative to others. `start`: where a group begins that this session is the
     first to name: `latest`, `earliest`, a time such as `2026-11-21T10:00:00Z` or `offset:N`. `batch_bytes`: about how
     large a batch may be. `auto_ack`: acknowledge a batch when the next is asked for; else call `batch.ack()`.
+    `through_nodes`: all comes from `nodes` and no database is used, nor has it transactions; a batch is smaller then.
 
-    Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`; while iterating
-    `SubscriptionEnded` when the group will not lend to it any more. A stream whose next messages retention has taken
-    ends nothing: a warning says which, its leader takes it back and blocks it (or skips what is gone, if the group was
-    created so), and all others go on.
+    Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`, through nodes `Unavailable`
+    and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not lend to it any more. A stream
+    whose next messages retention has taken ends nothing: a warning says which, its leader takes it back and blocks it
+    (or skips what is gone, if the group was created so), and all others go on.
     """
 
     def __init__(
@@ -79,6 +75,7 @@ class Session:
         start: str = "latest",
         batch_bytes: int = 4 * 1024 * 1024,
         auto_ack: bool = True,
+        through_nodes: bool = False,
         data_dir: Path | str | None = None,
         settings: BorrowerSettings | None = None,
     ) -> None:
@@ -91,6 +88,8 @@ class Session:
             subscription=subscription,
             auto_ack=auto_ack,
             url=url,
+            data_dir=data_dir,
+            through_nodes=through_nodes,
         )
         self.subscription = str(Subscription.parse(subscription))
         self._home = Home()
@@ -101,17 +100,15 @@ class Session:
         self._draining = self._leaving = self._over = self._interrupted = False
         self._inbox = Inbox()
         with contextlib.ExitStack() as opened:
-            database = opened.enter_context(open_database(url, data_dir))
-            self._reader = Reader(database.url, batch_bytes, self.settings.read_timeout_s)
-            opened.callback(self._reader.close)
-            self._reader.prepare()
-            self._transactions = Transactions(database.url, self._group_id)
-            opened.callback(self._transactions.close)
-            self._agent = AgentThread(
-                lambda: nodes or _listed(database.url, self.settings.read_timeout_s), self.settings
-            )
+            timeout_s = self.settings.read_timeout_s
+            if through_nodes:
+                way = by_nodes(opened, nodes or (), batch_bytes, timeout_s)
+            else:
+                way = by_database(opened, url, data_dir, nodes, batch_bytes, timeout_s, self._group_id)
+            self._reader, self._transactions = way.reader, way.transactions
+            self._agent = AgentThread(way.find_nodes, self.settings)
             opened.callback(self._agent.close)
-            epoch = _newest(database.url) if name is not None and stable else 0
+            epoch = way.draw_epoch() if name is not None and stable else 0
             self._resources = opened.pop_all()
         self._handler = Handler(self._report)
         self._lookout = Lookout(self._handler, self._reader.heads, self._follow, self._unfollow)
@@ -136,8 +133,8 @@ class Session:
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch; None once the session is drained or closed, or when the timeout is over.
 
-        Asking acknowledges the batch before, unless the session has auto_ack off. A Postgres that is silent in the
-        middle of a read can make it take longer than the timeout, by the setting `read_timeout_s`.
+        Asking acknowledges the batch before, unless the session has auto_ack off. A Postgres (or node) that is silent
+        in the middle of a read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._home.check(self.subscription)
         if self._auto_ack and self._last is not None and (self._last.committed or not self._last.began):
@@ -177,6 +174,12 @@ class Session:
         together. For one batch: `batch.transaction()`, which says more.
         """
         self._home.check(self.subscription)
+        if self._transactions is None:
+            raise UsageError(
+                f"{self.subscription}: a transaction is on the messages' database, and this session goes through nodes."
+                " Make it with access to the database, without through_nodes; for sinks of your own `batch.grant_id` is"
+                " the fencing token."
+            )
         if not batches:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
         for batch in batches:
@@ -320,13 +323,3 @@ class Session:
                 problem,
             )
             return None
-
-
-def _newest(url: str) -> int:
-    with connect(url, application_name="sublet session") as connection:
-        return fence.draw_session_epoch(connection)
-
-
-def _listed(url: str, silence_s: float) -> list[str]:
-    with connect(url, application_name="sublet session", silence_s=silence_s) as connection:
-        return [node.address for node in live_nodes(connection)]

@@ -29,7 +29,8 @@ class BorrowerSettings:
     """How long, after that, it waits for the leader to confirm: one lease."""
 
     read_timeout_s: float = 30.0
-    """How long a read waits for Postgres while not a byte comes; then it is tried again on another connection."""
+    """How long a read waits for Postgres while not a byte comes, or for the answer of a node; then it is tried again on
+    another connection."""
 
     def check(self) -> BorrowerSettings:
         """Itself, or `InvalidSetting` naming both values and the rule they break."""

@@ -13,20 +13,26 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+import psycopg
 
 from leader.feed_gate import Busy, Gate
+from leader.feed_lent import read_heads, read_page
 from leader.feed_pool import Pool
 from leader.feed_publish import Writer, answer
 from leader.feed_read import Reader, Untaken
 from leader.feed_watch import Watch
-from protocol import feed, sublet_pb2_grpc
+from protocol import feed, feed_lent, sublet_pb2_grpc
 from protocol.errors import Conflict, NotFound, SubletError, Unavailable, UsageError
+from storage import fence
 from storage import log as messages
 
 log = logging.getLogger(__name__)
+
+_Asked = TypeVar("_Asked")
+_Found = TypeVar("_Found")
 
 LONGEST_STORY = 2000
 """Characters of an error: it travels in a header."""
@@ -49,10 +55,12 @@ class FeedLimits:
     """And their messages."""
     readers: int = 1000
     """Calls to read: each may hold a page or two."""
+    reads: int = 64
+    """Calls of members of groups that are under way: each may hold a page."""
     publishing_connections: int = 4
     reading_connections: int = 4
     retry_after_ms: int = 50
-    """When a publisher that was refused shall come again."""
+    """When a publisher or a member that was refused shall come again."""
     reader_retry_after_ms: int = 1000
 
 
@@ -76,6 +84,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._writer = Writer()
         self._batches = Gate("batches", limits.batches, limits.batch_bytes, limits.retry_after_ms)
         self._readers = Gate("readers", limits.readers, 0, limits.reader_retry_after_ms)
+        self._reads = Gate("reads", limits.reads, 0, limits.retry_after_ms)
         self.watch = Watch(lambda ids: self._watching.run(partial(messages.heads, stream_ids=ids)))
         self.pages_written = 0
 
@@ -115,7 +124,43 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """The same, and then what comes."""
         await self._serve(request, context, Reader.follow)
 
+    async def Read(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
+        """A page of a stream that was lent."""
+        return await self._answer(request, context, feed_lent.decode_wanted, read_page, feed_lent.encode_found)
+
+    async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
+        """Where streams end."""
+        return await self._answer(request, context, feed_lent.decode_heads_wanted, read_heads, feed_lent.encode_heads)
+
+    async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
+        """A number above all that were given before."""
+
+        def draw(conn: psycopg.Connection[Any], _: None) -> int:
+            return fence.draw_session_epoch(conn)
+
+        return await self._answer(request, context, feed_lent.decode_epoch_wanted, draw, feed_lent.encode_epoch)
+
     # --- inside ---
+
+    async def _answer(
+        self,
+        request: Any,
+        context: Any,
+        decode: Callable[[Any], _Asked],
+        work: Callable[[psycopg.Connection[Any], _Asked], _Found],
+        encode: Callable[[_Found], Any],
+    ) -> Any:
+        """A call of a member. It counts until its work is over, also where the client has gone."""
+        try:
+            asked = decode(request)
+            self._reads.enter()
+            future = self._reading.submit(lambda conn: work(conn, asked))
+            future.add_done_callback(lambda _: self._reads.leave())
+            found = await asyncio.wrap_future(future)
+        except Exception as error:
+            await _refuse(context, error)
+            raise
+        return encode(found)
 
     def _submit(self, batch: feed.Publish) -> Future[Any]:
         """It counts until it is over, also where the client has gone."""

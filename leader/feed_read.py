@@ -105,7 +105,7 @@ class Reader:
         if not step.batches:
             return [named(start=step.start, position=step.position)]
         pages, start = [], step.start
-        for table in _cut(pa.Table.from_batches(step.batches)):
+        for table in cut(pa.Table.from_batches(step.batches)):
             end = table.column("offset")[-1].as_py() + 1
             pages.append(named(start=start, position=end, messages=encode(table)))
             start = end
@@ -151,14 +151,14 @@ def encode(table: pa.Table) -> bytes:
     return whole
 
 
-def _cut(table: pa.Table) -> Iterator[pa.Table]:
-    """In halves, until each can be sent."""
-    if table.nbytes <= PAGE_BYTES:
+def cut(table: pa.Table, page_bytes: int = PAGE_BYTES) -> Iterator[pa.Table]:
+    """In halves, until each can be sent. Raises `ValueTooLarge` for a message that cannot."""
+    if table.nbytes <= page_bytes:
         yield table
     elif table.num_rows > 1:
         half = table.num_rows // 2
-        yield from _cut(table.slice(0, half))
-        yield from _cut(table.slice(half))
+        yield from cut(table.slice(0, half), page_bytes)
+        yield from cut(table.slice(half), page_bytes)
     elif table.nbytes > LARGEST_PAGE_BYTES:
         where = f"stream {table.column('stream')[0]}, offset {table.column('offset')[0]}"
         raise ValueTooLarge(

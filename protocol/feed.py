@@ -108,13 +108,13 @@ def encode_publish(batch: Publish) -> Any:
 
 def decode_publish(wire: Any) -> Publish:
     """A batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
-    _check_version(wire.protocol_version)
+    check_version(wire.protocol_version)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
         raise MalformedMessage(
             f"messages of {len(wire.messages)} bytes: a batch has 1 to {MAX_BATCH_BYTES}. Send several, or none."
         )
-    number = _number("number", wire.number, least=1)
-    return Publish(_id("producer", wire.producer), _number("incarnation", wire.incarnation), number, wire.messages)
+    number = check_number("number", wire.number, least=1)
+    return Publish(_id("producer", wire.producer), check_number("incarnation", wire.incarnation), number, wire.messages)
 
 
 def encode_published(answer: Published, count: int) -> Any:
@@ -145,7 +145,9 @@ def _read_part(wire: Any) -> Part:
     if wire.count > MAX_BATCH_MESSAGES or len(wire.rows) not in (0, wire.count):
         raise MalformedMessage(f"a part of {wire.count} messages with {len(wire.rows)} rows")
     rows: Sequence[int] = tuple(wire.rows) if wire.rows else range(wire.count)
-    return Part(_number("stream_id", wire.stream_id, least=1), _number("first_offset", wire.first_offset), rows)
+    return Part(
+        check_number("stream_id", wire.stream_id, least=1), check_number("first_offset", wire.first_offset), rows
+    )
 
 
 # --- read -----------------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def encode_read(read: Read, kind: Any) -> Any:
 
 def decode_read(wire: Any) -> Read:
     """What to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
-    _check_version(wire.protocol_version)
+    check_version(wire.protocol_version)
     match wire.WhichOneof("from"):
         case "start":
             begin: Start | Bookmark = Start.parse(wire.start)
@@ -185,18 +187,18 @@ def encode_page(page: Page) -> Any:
 
 def decode_page(wire: Any) -> Page:
     """A page. Raises `MalformedMessage`."""
-    start, position = _number("start", wire.start), _number("position", wire.position)
+    start, position = check_number("start", wire.start), check_number("position", wire.position)
     if position < start:
         raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")
     return Page(
         subscription=_id("subscription", wire.subscription),
         bookmark=_read_bookmark(wire.bookmark) if wire.HasField("bookmark") else None,
-        stream_id=_number("stream_id", wire.stream_id),
+        stream_id=check_number("stream_id", wire.stream_id),
         start=start,
         position=position,
         messages=wire.messages or None,
         gone=wire.HasField("gone"),
-        oldest=_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None,
+        oldest=check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None,
     )
 
 
@@ -214,7 +216,8 @@ def _read_bookmark(wire: Any) -> Bookmark:
     return Bookmark(wire.known, {each.stream_id: each.offset for each in wire.positions})
 
 
-def _check_version(version: int) -> None:
+def check_version(version: int) -> None:
+    """Raise `ProtocolMismatch` for a client of another version."""
     if version != PROTOCOL_VERSION:
         raise ProtocolMismatch(
             f"protocol version {version}: this node speaks {PROTOCOL_VERSION}, the client {version}. Bring both to the "
@@ -228,7 +231,8 @@ def _id(name: str, text: str) -> str:
     return text
 
 
-def _number(name: str, value: int, least: int = 0) -> int:
+def check_number(name: str, value: int, least: int = 0) -> int:
+    """The number; raises `MalformedMessage` for one out of range."""
     if not least <= value <= MAX_OFFSET:
         raise MalformedMessage(f"{name} {value}: a whole number from {least} to {MAX_OFFSET}")
     return value

@@ -488,3 +488,61 @@ class FeedGone(_message.Message):
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     oldest: int
     def __init__(self, oldest: _Optional[int] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("protocol_version", "stream_id", "position", "filter", "generation_id", "limit_bytes")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    stream_id: int
+    position: int
+    filter: str
+    generation_id: int
+    limit_bytes: int
+    def __init__(self, protocol_version: _Optional[int] = ..., stream_id: _Optional[int] = ..., position: _Optional[int] = ..., filter: _Optional[str] = ..., generation_id: _Optional[int] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("start", "position", "head", "closed", "messages", "gone")
+    START_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    position: int
+    head: int
+    closed: bool
+    messages: bytes
+    gone: FeedGone
+    def __init__(self, start: _Optional[int] = ..., position: _Optional[int] = ..., head: _Optional[int] = ..., closed: bool = ..., messages: _Optional[bytes] = ..., gone: _Optional[_Union[FeedGone, _Mapping]] = ...) -> None: ...
+
+class HeadsRequest(_message.Message):
+    __slots__ = ("protocol_version", "stream_ids")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    stream_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol_version: _Optional[int] = ..., stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HeadsReply(_message.Message):
+    __slots__ = ("heads",)
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    heads: _containers.RepeatedCompositeFieldContainer[StreamHead]
+    def __init__(self, heads: _Optional[_Iterable[_Union[StreamHead, _Mapping]]] = ...) -> None: ...
+
+class SessionEpochRequest(_message.Message):
+    __slots__ = ("protocol_version",)
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+
+class SessionEpochReply(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...

@@ -127,6 +127,21 @@ class FeedStub(object):
                 request_serializer=protocol_dot_sublet__pb2.FollowRequest.SerializeToString,
                 response_deserializer=protocol_dot_sublet__pb2.FeedPage.FromString,
                 )
+        self.Read = channel.unary_unary(
+                '/sublet.v1.Feed/Read',
+                request_serializer=protocol_dot_sublet__pb2.ReadRequest.SerializeToString,
+                response_deserializer=protocol_dot_sublet__pb2.ReadReply.FromString,
+                )
+        self.Heads = channel.unary_unary(
+                '/sublet.v1.Feed/Heads',
+                request_serializer=protocol_dot_sublet__pb2.HeadsRequest.SerializeToString,
+                response_deserializer=protocol_dot_sublet__pb2.HeadsReply.FromString,
+                )
+        self.SessionEpoch = channel.unary_unary(
+                '/sublet.v1.Feed/SessionEpoch',
+                request_serializer=protocol_dot_sublet__pb2.SessionEpochRequest.SerializeToString,
+                response_deserializer=protocol_dot_sublet__pb2.SessionEpochReply.FromString,
+                )
 
 
 class FeedServicer(object):
@@ -155,6 +170,29 @@ class FeedServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Read(self, request, context):
+        """What a member of a group needs besides its Session, if that is without access to the database too.
+
+        A page of one stream that it was lent. It may end within a block; a position after the head is refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Heads(self, request, context):
+        """Where these streams end now; those that do not exist are left out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SessionEpoch(self, request, context):
+        """A number above all that anybody was given before, for a session with a stable name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FeedServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -172,6 +210,21 @@ def add_FeedServicer_to_server(servicer, server):
                     servicer.Follow,
                     request_deserializer=protocol_dot_sublet__pb2.FollowRequest.FromString,
                     response_serializer=protocol_dot_sublet__pb2.FeedPage.SerializeToString,
+            ),
+            'Read': grpc.unary_unary_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=protocol_dot_sublet__pb2.ReadRequest.FromString,
+                    response_serializer=protocol_dot_sublet__pb2.ReadReply.SerializeToString,
+            ),
+            'Heads': grpc.unary_unary_rpc_method_handler(
+                    servicer.Heads,
+                    request_deserializer=protocol_dot_sublet__pb2.HeadsRequest.FromString,
+                    response_serializer=protocol_dot_sublet__pb2.HeadsReply.SerializeToString,
+            ),
+            'SessionEpoch': grpc.unary_unary_rpc_method_handler(
+                    servicer.SessionEpoch,
+                    request_deserializer=protocol_dot_sublet__pb2.SessionEpochRequest.FromString,
+                    response_serializer=protocol_dot_sublet__pb2.SessionEpochReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -233,5 +286,56 @@ class Feed(object):
         return grpc.experimental.unary_stream(request, target, '/sublet.v1.Feed/Follow',
             protocol_dot_sublet__pb2.FollowRequest.SerializeToString,
             protocol_dot_sublet__pb2.FeedPage.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/sublet.v1.Feed/Read',
+            protocol_dot_sublet__pb2.ReadRequest.SerializeToString,
+            protocol_dot_sublet__pb2.ReadReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Heads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/sublet.v1.Feed/Heads',
+            protocol_dot_sublet__pb2.HeadsRequest.SerializeToString,
+            protocol_dot_sublet__pb2.HeadsReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SessionEpoch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/sublet.v1.Feed/SessionEpoch',
+            protocol_dot_sublet__pb2.SessionEpochRequest.SerializeToString,
+            protocol_dot_sublet__pb2.SessionEpochReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

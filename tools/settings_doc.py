@@ -69,6 +69,7 @@ PUBLISHER = {
 
 SESSION = {
     "nodes": "Addresses of leader nodes, `HOST:PORT`, instead of those listed in the database.",
+    "through_nodes": "Read through these nodes too, and use [no database](feed.md#consuming-as-a-member-of-a-group).",
     "name": "A name for this consumer, shown to operators.",
     "weight": "How much this consumer takes, relative to the others.",
     "start": "Where the group begins if this session is the first to name it: `latest`, `earliest`, a time such as "

@@ -103,12 +103,16 @@ class Cli(Output):
         with open_database(self.database_url, self.data_dir, migrate_embedded) as database:
             yield database
 
+    def check_way(self) -> None:
+        """For a command that goes through nodes. Raises `UsageError` where a database is named as well."""
+        if self.database_url is not None or self.data_dir is not None:
+            raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
+
     def feed(self, nodes: list[str]) -> Feed:
         """A client of these nodes. Raises `UsageError` where a database is named as well."""
         from borrower.feed import Feed
 
-        if self.database_url is not None or self.data_dir is not None:
-            raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
+        self.check_way()
         return Feed(nodes, retry_timeout_s=NODE_PATIENCE_S, patience_s=NODE_PATIENCE_S)
 
     @contextmanager

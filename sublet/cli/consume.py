@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +16,7 @@ from protocol.errors import ProtocolMismatch, Unavailable
 from protocol.messages import PROTOCOL_VERSION
 from protocol.words import Start, Subscription
 from sublet.cli import values
-from sublet.cli.command import Cli, register
+from sublet.cli.command import Cli, Nodes, register
 from sublet.cli.printer import Printer
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 """How long one wait for a batch lasts."""
 PATIENCE_S = 3.0
-"""After which somebody who has no leader is told how to get one."""
+"""After which somebody who has no leader is told how to get one; and how long a node is waited for to see that."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,12 +49,7 @@ def consume(
             "that is stored), a time such as 2026-11-21T10:00:00Z, or offset:N of each stream.",
         ),
     ] = "latest",
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT", help="A leader node to ask, instead of those listed in the database. Repeatable."
-        ),
-    ] = None,
+    nodes: Nodes = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="A name for this consumer, shown by `groups describe`.")
     ] = None,
@@ -65,7 +61,8 @@ def consume(
 
     The group's streams are shared among its members; progress is durable and moves on after a message was written to
     stdout. What a killed consumer printed last may be printed again by another: at least once. Ctrl-C hands the
-    streams over and ends. A leader must run somewhere: `sublet leader`.
+    streams over and ends. A leader must run somewhere: `sublet leader`. With --node all goes through the nodes, which
+    name each other by the addresses that they were told to serve on.
 
     Examples:
 
@@ -73,23 +70,23 @@ def consume(
       sublet consume '$share/billing/orders/#'
       sublet consume '$share/billing/orders/#' --start earliest --max 100 --json
       sublet consume '$queue/mail/outgoing/+' --idle-exit 10 > mails.txt
+      sublet consume '$share/billing/orders/#' --node 10.0.0.5:7411 --node 10.0.0.6:7411
     """
     from borrower.session import Session
 
     wanted, begin = Subscription.parse(subscription), Start.parse(start)
     printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
     patience_s = None if idle_exit is None else values.number_of_seconds("--idle-exit", idle_exit)
-    with cli.database() as database:
-        _check(database.url, wanted, asks_listed_nodes=not nodes)
-        with (
-            Session(str(wanted), database.url, nodes=nodes, name=name, start=str(begin), auto_ack=False) as session,
-            _drained_by_signals(session) as asked,
-        ):
-            for batch in _batches(cli, session, printer, patience_s, database.url):
-                written = printer.show(batch.table, batch.grant_id)
-                batch.ack(None if written == len(batch) else _after(batch, written))
-                if printer.full:
-                    break
+    with (
+        _way(cli, wanted, nodes) as way,
+        Session(str(wanted), **way.arguments, name=name, start=str(begin), auto_ack=False) as session,
+        _drained_by_signals(session) as asked,
+    ):
+        for batch in _batches(cli, session, printer, patience_s, way):
+            written = printer.show(batch.table, batch.grant_id)
+            batch.ack(None if written == len(batch) else _after(batch, written))
+            if printer.full:
+                break
     cli.say(f"{printer.count} messages consumed.")
     return 128 + asked[0] if asked else 0
 
@@ -99,7 +96,7 @@ def _after(batch: Batch, written: int) -> int:
     return int(batch.table.column("offset")[written - 1].as_py()) + 1 if written else batch.first
 
 
-def _batches(cli: Cli, session: Session, printer: Printer, idle_exit: float | None, url: str) -> Iterator[Batch]:
+def _batches(cli: Cli, session: Session, printer: Printer, idle_exit: float | None, way: _Way) -> Iterator[Batch]:
     """Batches until the session is drained, the printer is full, or nothing has come for too long."""
     began = heard = time.monotonic()
     joined = told = False
@@ -111,23 +108,56 @@ def _batches(cli: Cli, session: Session, printer: Printer, idle_exit: float | No
         joined = joined or batch is not None or bool(session.held())
         if not joined and not told and time.monotonic() - began > PATIENCE_S:
             told = True
-            cli.say(_why_nothing_is_lent(url))
+            lacking = way.lacking()
+            cli.say(f"{_WAITING}{way.besides}" if lacking is None else f"Waiting. {lacking}")
         if idle_exit is not None and time.monotonic() - heard >= idle_exit:
-            if not joined and not _live(url):
-                raise Unavailable(f"{session.subscription}: nobody has lent anything for {idle_exit:g} s. {_START_ONE}")
+            if not joined and (lacking := way.lacking()) is not None:
+                raise Unavailable(f"{session.subscription}: nobody has lent anything for {idle_exit:g} s. {lacking}")
             return
 
 
-_START_ONE = "No leader node is listed in the database: start one with `sublet leader`."
+_WAITING = "Waiting for streams: a leader is being chosen, or others hold them all."
 
 
-def _why_nothing_is_lent(url: str) -> str:
-    if not _live(url):
-        return f"Waiting. {_START_ONE}"
-    return "Waiting for streams: a leader is being chosen, or others hold them all."
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a session reaches its messages and leaders: its arguments for that, whether there is a node that could lead
+    (if not, the sentence that says so), and why else it may wait."""
+
+    arguments: dict[str, Any]
+    lacking: Callable[[], str | None]
+    besides: str = ""
 
 
-def _check(url: str, subscription: Subscription, asks_listed_nodes: bool) -> None:
+@contextmanager
+def _way(cli: Cli, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Way]:
+    """Through nodes or by the database. What would never work is said at once."""
+    if nodes:
+        cli.check_way()
+        through = {"nodes": nodes, "through_nodes": True}
+        yield _Way(through, lambda: _silence(nodes), " Or the leader's own address cannot be reached from here.")
+        return
+    with cli.database() as database:
+        _check(database.url, subscription)
+        start_one = "No leader node is listed in the database: start one with `sublet leader`."
+        yield _Way({"url": database.url}, lambda: None if _live(database.url) else start_one)
+
+
+def _silence(nodes: list[str]) -> str | None:
+    """None if one of the nodes answers."""
+    from borrower.node_reader import NodeReader
+
+    reader = NodeReader(nodes, 1, PATIENCE_S)
+    try:
+        reader.prepare()
+    except Unavailable as error:
+        return f"Nobody can lend: {error}"
+    finally:
+        reader.close()
+    return None
+
+
+def _check(url: str, subscription: Subscription) -> None:
     """What would never work is said at once. Raises `UndeclaredQueue`, `ProtocolMismatch`."""
     from storage.connect import connect
     from storage.groups import births
@@ -136,7 +166,7 @@ def _check(url: str, subscription: Subscription, asks_listed_nodes: bool) -> Non
     with connect(url, application_name="sublet consume") as connection:
         if subscription.kind == "queue" and births.find_live(connection, subscription) is None:
             raise undeclared(subscription)
-    versions = {entry.protocol_version for entry in _live(url)} if asks_listed_nodes else set()
+    versions = {entry.protocol_version for entry in _live(url)}
     if versions and PROTOCOL_VERSION not in versions:
         found = ", ".join(map(str, sorted(versions)))
         raise ProtocolMismatch(

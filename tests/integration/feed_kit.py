@@ -26,10 +26,11 @@ Row = dict[str, Any]
 
 
 class Serving:
-    """A feed that serves, on a loop in a thread of its own. `feed` is to be looked at, and not called."""
+    """A feed that serves, on a loop in a thread of its own. `feed` is to be looked at, and not called. `port`: that of
+    one that has stopped, say."""
 
-    def __init__(self, url: str, limits: FeedLimits | None = None) -> None:
-        self._url, self._limits = url, limits
+    def __init__(self, url: str, limits: FeedLimits | None = None, port: int = 0) -> None:
+        self._url, self._limits, self._port = url, limits, port
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.feed: FeedServer
@@ -51,7 +52,7 @@ class Serving:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         self.feed = FeedServer(self._url, self._limits)
         self.feed.register(server)
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{self._port}')}"
         await server.start()
         self._ready.set()
         await self._over.wait()

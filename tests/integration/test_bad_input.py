@@ -257,6 +257,9 @@ def test_an_address_alone_is_no_list_of_nodes() -> None:
         ({"batch_bytes": 1 << 80}, "batch_bytes is 1208925819614629174706176: it must be positive, and at most"),
         ({"nodes": 5}, "nodes is 5: it must be a list of addresses, such as ['127.0.0.1:7411']."),
         ({"auto_ack": "no"}, "auto_ack is 'no': it is True or False."),
+        ({"through_nodes": 1}, "through_nodes is 1: it is True or False."),
+        ({"through_nodes": True}, "through_nodes without nodes: where they are is not looked up in a database. Give"),
+        ({"through_nodes": True, "nodes": ["127.0.0.1:1"]}, "through_nodes and url: one way is enough. Leave one"),
     ],
     ids=ascii,
 )

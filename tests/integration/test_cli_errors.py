@@ -51,7 +51,7 @@ def refused(answer: Answer, code: int, *told: str) -> None:
         (USAGE, ["tail"], "Missing argument 'FILTER'"),
         (USAGE, ["tail", "a", "--max", "many"], "--max 'many': give a whole number"),
         (USAGE, ["consume", "$share/g/#", "--idle-exit", "nan"], "--idle-exit 'nan': give a number of seconds"),
-        (USAGE, ["consume", "$share/g/#", "--nodes", "foo"], "node 'foo': a leader node's address is HOST:PORT"),
+        (USAGE, ["consume", "$share/g/#", "--node", "foo"], "node 'foo': a leader node's address is HOST:PORT"),
         (USAGE, ["consume", "$share/g/#", "--name", ""], "name is '': a session's name is not empty"),
         (USAGE, ["consume", "$share/g/#", "--name", "n" * 513], "it has 513 characters, and at most 512 are allowed"),
         (USAGE, ["consume", "orders/#"], "$share/GROUP/FILTER"),
@@ -191,14 +191,6 @@ def test_consumers_and_nodes_of_different_protocol_versions_refuse_each_other_by
         register(conn, NodeRef("n9", "i", "127.0.0.1:1"), 60, PROTOCOL_VERSION + 1)
     versions = (f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release")
     refused(shell.run("consume", "$share/g/#"), CONFLICT, *versions)
-    program = (
-        "import protocol.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
-        "from sublet.cli import main\nmain()"
-    )
-    node = shell.start("leader", "--name", "n1", "--listen", "127.0.0.1:0", "--json", program=program)
-    node.says("serves on")
-    address = node.out.split()[-1].rstrip('"}')
-    refused(shell.run("consume", "$share/g/#", "--nodes", address), 1, *versions)
 
 
 def test_a_data_directory_that_the_servers_user_cannot_enter_names_the_directory_that_bars_it() -> None:

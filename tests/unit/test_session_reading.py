@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from borrower import session as module
+from borrower import ways
 from borrower.handler import Lent
 from borrower.inbox import Inbox
 from borrower.machine.agent import Closed
@@ -77,9 +78,9 @@ class Reader:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    monkeypatch.setattr(module, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
+    monkeypatch.setattr(ways, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
     monkeypatch.setattr(module, "AgentThread", Agent)
-    monkeypatch.setattr(module, "Reader", Reader)
+    monkeypatch.setattr(ways, "Reader", Reader)
     with Session("$share/g/none/#") as session:
         yield session
 

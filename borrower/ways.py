@@ -1,0 +1,78 @@
+"""The two ways of a session to messages and leaders: the database, or nodes alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from borrower.handler import Lent
+from borrower.node_reader import NodeReader
+from borrower.reader import Reader
+from borrower.transaction import Transactions
+from storage import fence
+from storage.connect import connect
+from storage.database import open_database
+from storage.log import Page
+from storage.nodes import live_nodes
+
+
+class PageReader(Protocol):
+    """Reads what was lent. `Reader` and `NodeReader` keep it, and `tests/contract/test_readers.py` is its suite."""
+
+    def prepare(self) -> None: ...
+
+    def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> Page | None: ...
+
+    def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What a session needs of others. `transactions` is None where there is no database to have them on."""
+
+    reader: PageReader
+    find_nodes: Callable[[], Sequence[str]]
+    draw_epoch: Callable[[], int]
+    transactions: Transactions | None
+
+
+def by_database(
+    opened: contextlib.ExitStack,
+    url: str | None,
+    data_dir: Path | str | None,
+    nodes: Sequence[str] | None,
+    batch_bytes: int,
+    timeout_s: float,
+    group_id: Callable[[], int],
+) -> Way:
+    """Messages from Postgres; nodes as listed there, if none are given. What is opened here is closed by `opened`."""
+    database = opened.enter_context(open_database(url, data_dir))
+    reader = Reader(database.url, batch_bytes, timeout_s)
+    opened.callback(reader.close)
+    reader.prepare()
+    transactions = Transactions(database.url, group_id)
+    opened.callback(transactions.close)
+    return Way(reader, lambda: nodes or _listed(database.url, timeout_s), lambda: _newest(database.url), transactions)
+
+
+def by_nodes(opened: contextlib.ExitStack, nodes: Sequence[str], batch_bytes: int, timeout_s: float) -> Way:
+    """All from these nodes, and from those whose addresses they tell. What is opened here is closed by `opened`."""
+    reader = NodeReader(nodes, batch_bytes, timeout_s)
+    opened.callback(reader.close)
+    reader.prepare()
+    return Way(reader, lambda: nodes, reader.session_epoch, None)
+
+
+def _newest(url: str) -> int:
+    with connect(url, application_name="sublet session") as connection:
+        return fence.draw_session_epoch(connection)
+
+
+def _listed(url: str, silence_s: float) -> list[str]:
+    with connect(url, application_name="sublet session", silence_s=silence_s) as connection:
+        return [node.address for node in live_nodes(connection)]

@@ -1,0 +1,374 @@
+"""One suite, two readers: what a session is given of a stream is the same, from Postgres and by way of nodes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from borrower.handler import Lent
+from borrower.node_reader import NodeReader
+from borrower.reader import Reader
+from borrower.ways import PageReader
+from leader import feed_lent
+from protocol.errors import BeyondHead, Gone, ValueTooLarge
+from protocol.words import Filter
+from storage.block import DELIVERED_SCHEMA
+from storage.connect import connect
+from storage.fence import draw_session_epoch
+from storage.log import Page
+from storage.retention import retain
+from storage.spaces import reshard, rollover
+from tests.integration.feed_kit import Serving
+from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
+
+BATCH_BYTES = 4 << 20
+TIMEOUT_S = 1.0
+WAIT_S = 20.0
+MB = 1_000_000
+
+
+class World:
+    """A reader, and its way to the log, which can be in trouble. `proxy`: before Postgres."""
+
+    def __init__(self, database: str, proxy: PostgresProxy) -> None:
+        self.database, self.proxy = database, proxy
+
+    def reader(self, batch_bytes: int = BATCH_BYTES) -> PageReader:
+        """Another reader."""
+        return Reader(self.proxy.url, batch_bytes, TIMEOUT_S)
+
+    def go_away(self) -> None:
+        """Nobody answers any more."""
+        self.proxy.go_away()
+
+    def come_back(self) -> None:
+        """Somebody does."""
+        self.proxy.resume()
+
+    def close(self) -> None:
+        """Stop what serves."""
+
+
+class NodeWorld(World):
+    """The reader asks a node, and that the database."""
+
+    def __init__(self, database: str, proxy: PostgresProxy) -> None:
+        super().__init__(database, proxy)
+        self._server = Serving(proxy.url)
+        self._server.start()
+        self.address = self._server.address
+
+    def reader(self, batch_bytes: int = BATCH_BYTES) -> PageReader:
+        return NodeReader([self.address], batch_bytes, TIMEOUT_S)
+
+    def go_away(self) -> None:
+        self._server.stop()
+
+    def come_back(self) -> None:
+        self._server = Serving(self.proxy.url, port=int(self.address.rpartition(":")[2]))
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop()
+
+
+@pytest.fixture(params=[World, NodeWorld], ids=["postgres", "node"])
+def world(request: pytest.FixtureRequest, database: str) -> Iterator[World]:
+    with PostgresProxy(database) as proxy:
+        world: World = request.param(database, proxy)
+        yield world
+        proxy.resume()
+        world.close()
+
+
+@pytest.fixture
+def reader(world: World) -> Iterator[PageReader]:
+    reader = world.reader()
+    yield reader
+    reader.close()
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 1)
+        yield connection
+
+
+def lent_of(conn: psycopg.Connection[Any], stream_id: int, position: int = 0, filter: str = "#") -> Lent:
+    row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
+    assert row is not None
+    return Lent(stream_id, 1, row[0], Filter(filter), position)
+
+
+def always(_: Lent) -> bool:
+    return True
+
+
+def pages(reader: PageReader, lent: Lent) -> list[Page]:
+    """All pages up to the head."""
+    found: list[Page] = []
+    while lent.may_have_more:
+        page = reader.page(lent, always)
+        assert page is not None
+        found.append(page)
+    return found
+
+
+def rows(found: list[Page]) -> list[dict[str, Any]]:
+    return [row for page in found for batch in page.batches for row in batch.to_pylist()]
+
+
+def values(found: list[Page]) -> list[bytes]:
+    return [row["value"] for row in rows(found)]
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("P2", "P3")
+def test_pages_follow_directly_on_one_another_to_the_head(
+    world: World, reader: PageReader, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    for first in range(0, 30, 3):
+        put(conn, stream, *(b"%d" % number for number in range(first, first + 3)))
+    small = world.reader(batch_bytes=1)
+    for each in (reader, small):
+        each.prepare()
+        lent = lent_of(conn, stream, 4)
+        found = pages(each, lent)
+        assert values(found) == [b"%d" % number for number in range(4, 30)]
+        assert [(row["stream"], row["offset"]) for row in rows(found)] == [(stream, number) for number in range(4, 30)]
+        assert {batch.schema for page in found for batch in page.batches} == {DELIVERED_SCHEMA}
+        assert [page.start for page in found] == [4, *(page.position for page in found[:-1])]
+        assert (lent.read, lent.head) == (30, 30)
+        assert each.page(lent, always) == Page((), 30, 30, 30, False), "there is nothing more"
+    assert len(found) == 9, "the limit was one block"
+    small.close()
+
+
+@pytest.mark.conforms("P3")
+def test_what_does_not_match_is_passed_over(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    for number in range(12):
+        put(conn, stream, b"%d" % number, topic="a/b" if number % 4 == 0 else "c")
+    assert values(pages(reader, lent_of(conn, stream, filter="a/+"))) == [b"0", b"4", b"8"]
+    lent = lent_of(conn, stream, filter="none/#")
+    assert reader.page(lent, always) == Page((), 0, 12, 12, False)
+    assert lent.read == 12
+
+
+@pytest.mark.conforms("P2")
+def test_a_large_block_comes_whole_in_as_many_pages_as_it_takes(
+    reader: PageReader, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, *(bytes([number]) * MB for number in range(20)))
+    found = pages(reader, lent_of(conn, stream, 1))
+    assert values(found) == [bytes([number]) * MB for number in range(1, 20)]
+
+
+def test_a_message_of_twenty_megabytes_is_read(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"before", b"x" * 20 * MB, b"after")
+    found = values(pages(reader, lent_of(conn, stream)))
+    assert [(len(value), value[:1]) for value in found] == [(6, b"b"), (20 * MB, b"x"), (5, b"a")]
+
+
+@pytest.mark.conforms("E29", "P8")
+def test_a_page_that_may_not_be_taken_any_more_is_discarded(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1")
+    lent = lent_of(conn, stream)
+    assert reader.page(lent, lambda _: False) is None
+    assert (lent.read, lent.head) == (0, None)
+    assert values(pages(reader, lent)) == [b"1"]
+    lent.over = True
+    assert reader.page(lent, always) is None
+
+
+# --- what is not there ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("P3", "W4")
+def test_what_retention_has_taken_is_gone_by_name(database: str, reader: PageReader) -> None:
+    with with_a_short_lived_space(database) as conn:
+        stream, other = stream_of(conn, "eu"), stream_of(conn, "default")
+        put(conn, stream, b"1", b"2", topic="eu/1")
+        rollover(conn, "eu")
+        conn.execute("update generation set closed_at = closed_at - interval '1 day' where state = 'closed'")
+        retain(conn)
+        lent = lent_of(conn, stream, 1)
+        with pytest.raises(Gone) as gone:
+            reader.page(lent, always)
+        assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (stream, 1, None)
+        put(conn, other, b"1")
+        put(conn, other, b"2")
+        conn.execute("delete from block where stream_id = %s and end_offset = 1", (other,))
+        with pytest.raises(Gone) as gone:
+            reader.page(lent_of(conn, other), always)
+        assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (other, 0, 1)
+        assert values(pages(reader, lent_of(conn, other, 1))) == [b"2"]
+
+
+def test_a_position_beyond_the_head_is_told_as_such(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1")
+    with pytest.raises(BeyondHead, match=f"stream {stream}: offset 5 is beyond the head 1"):
+        reader.page(lent_of(conn, stream, 5), always)
+    assert values(pages(reader, lent_of(conn, stream))) == [b"1"]
+
+
+def test_heads_are_those_of_the_streams_that_exist(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1", b"2")
+    assert reader.heads([stream, 10**9]) == [(stream, 2)]
+    assert reader.heads(iter(())) == []
+
+
+# --- trouble ----------------------------------------------------------------------------------------------------------
+
+
+def read_on(reader: PageReader, lent: Lent) -> Callable[[], Page | None]:
+    return lambda: reader.page(lent, always)
+
+
+@pytest.mark.conforms("P6")
+def test_while_nobody_answers_there_is_no_page_and_then_it_goes_on_in_the_same_place(
+    world: World, reader: PageReader, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1")
+    lent = lent_of(conn, stream)
+    pages(reader, lent)
+    put(conn, stream, b"2")
+    lent.head = None
+    with caplog.at_level(logging.INFO, "borrower"):
+        world.go_away()
+        for _ in range(5):
+            assert reader.page(lent, always) is None
+            assert reader.heads([stream]) == []
+        assert lent.read == 1
+        world.come_back()
+        page = eventually(read_on(reader, lent), WAIT_S)
+    assert values([page]) == [b"2"]
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "read" in record.name]
+    assert [level for level, _ in said] == ["WARNING", "INFO"], said
+    assert "goes on when" in said[0][1]
+    assert "back" in said[1][1] or "again" in said[1][1]
+
+
+@pytest.mark.conforms("P6")
+def test_a_silent_database_holds_up_a_read_no_longer_than_it_may(
+    world: World, reader: PageReader, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1")
+    lent = lent_of(conn, stream)
+    pages(reader, lent)
+    put(conn, stream, b"2")
+    lent.head = None
+    world.proxy.hold()
+    began = time.monotonic()
+    assert reader.page(lent, always) is None
+    assert time.monotonic() - began < 10 * TIMEOUT_S
+    world.proxy.resume()
+    assert values([eventually(read_on(reader, lent), WAIT_S)]) == [b"2"]
+
+
+def test_closing_again_has_no_effect_and_a_read_afterwards_opens_what_it_needs(
+    reader: PageReader, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1")
+    for _ in range(2):
+        assert reader.heads([stream]) == [(stream, 1)]
+        reader.close()
+        reader.close()
+
+
+# --- nodes alone ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nodes(database: str) -> Iterator[NodeWorld]:
+    with PostgresProxy(database) as proxy:
+        world = NodeWorld(database, proxy)
+        yield world
+        proxy.resume()
+        world.close()
+
+
+@pytest.mark.conforms("X4")
+def test_a_page_of_a_node_is_bounded_and_a_message_that_it_cannot_send_is_a_clear_error(
+    nodes: NodeWorld, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leader.feed_read.LARGEST_PAGE_BYTES", 10 * MB)
+    stream = stream_of(conn, "default")
+    put(conn, stream, *(bytes([number]) * MB for number in range(20)))
+    put(conn, stream, b"x" * 11 * MB)
+    reader, lent = nodes.reader(1 << 40), lent_of(conn, stream)
+    sizes: list[int] = []
+    while lent.read < 20:
+        page = reader.page(lent, always)
+        assert page is not None
+        sizes.append(pa.Table.from_batches(page.batches).nbytes)
+    assert len(sizes) > 2
+    assert max(sizes) <= feed_lent.PAGE_BYTES
+    with pytest.raises(ValueTooLarge, match=f"stream {stream}, offset 20 has 110.* bytes, and a node sends 10000000"):
+        reader.page(lent, always)
+    assert lent.read == 20
+    reader.close()
+
+
+@pytest.mark.conforms("P6")
+def test_a_node_without_its_database_is_one_that_does_not_answer(
+    nodes: NodeWorld, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1")
+    reader, lent = nodes.reader(), lent_of(conn, stream)
+    nodes.proxy.go_away()
+    assert reader.page(lent, always) is None
+    nodes.proxy.resume()
+    assert values([eventually(read_on(reader, lent), WAIT_S)]) == [b"1"]
+    reader.close()
+
+
+@pytest.mark.conforms("P6")
+def test_of_two_nodes_the_other_goes_on_at_once(
+    nodes: NodeWorld, database: str, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"1")
+    other = NodeWorld(database, nodes.proxy)
+    reader = NodeReader([nodes.address, other.address], 1, TIMEOUT_S)
+    lent = lent_of(conn, stream)
+    assert values(pages(reader, lent)) == [b"1"]
+    put(conn, stream, b"2")
+    lent.head = None
+    with caplog.at_level(logging.WARNING, "borrower"):
+        nodes.go_away()
+        assert values(pages(reader, lent)) == [b"2"]
+    assert caplog.records == [], "nobody has waited"
+    nodes.come_back()
+    reader.close()
+    other.close()
+
+
+@pytest.mark.conforms("E30")
+def test_epochs_of_sessions_grow_whoever_draws_them(nodes: NodeWorld, database: str) -> None:
+    reader = NodeReader([nodes.address], 1, TIMEOUT_S)
+    with connect(database) as connection:
+        drawn = [reader.session_epoch(), draw_session_epoch(connection), reader.session_epoch()]
+    assert drawn == sorted(set(drawn))
+    reader.close()

@@ -1,0 +1,154 @@
+"""`sublet consume --node`: a member of a group where no database can be reached, and none can be started."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from protocol.messages import PROTOCOL_VERSION
+from tests.integration.cli_kit import Answer, Running, Shell, a_shell
+from tests.kit import eventually
+
+GROUP = "$share/g/#"
+
+
+@pytest.fixture
+def near(database: str) -> Iterator[Shell]:
+    """Commands beside the database."""
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        yield shell
+
+
+@pytest.fixture
+def node(near: Shell) -> Running:
+    return near.leader("n1")
+
+
+@pytest.fixture
+def away(near: Shell) -> Iterator[Shell]:
+    """Commands of somebody who has no database, and cannot start one."""
+    with a_shell(SUBLET_DATA_DIR="/proc/nowhere/data", SUBLET_READ_TIMEOUT_S="2") as shell:
+        assert "SUBLET_DATABASE_URL" not in shell.environment
+        yield shell
+
+
+def address(node: Running) -> str:
+    found = re.search(r"serves on (\S+)", node.out + node.err)
+    assert found is not None
+    return found[1]
+
+
+def values(text: str) -> list[str]:
+    return [line.rpartition("\t")[2] for line in text.splitlines()]
+
+
+def refused(answer: Answer, code: int, *told: str) -> None:
+    assert answer.code == code, answer.err
+    assert "Traceback" not in answer.err
+    for text in told:
+        assert text in answer.err, answer.err
+
+
+@pytest.mark.conforms("A9")
+def test_a_member_without_a_database_goes_on_where_its_group_is_and_hands_over_on_ctrl_c(
+    node: Running, near: Shell, away: Shell
+) -> None:
+    through = ("--node", address(node))
+    away.run("publish", "orders/eu", "--key", "k", *through, stdin="one\ntwo\nthree\n")
+    first = away.run("consume", GROUP, "--start", "earliest", "--max", "2", "--json", *through)
+    assert [row["value"] for row in first.lines] == ["one", "two"], first.err
+    assert first.code == 0
+    consumer = away.start("consume", GROUP, "--name", "worker-1", *through)
+    eventually(lambda: values(consumer.out) == ["three"], 30, lambda: consumer.err)
+    near.run("publish", "orders/eu", "--key", "k", stdin="four\n")
+    eventually(lambda: values(consumer.out) == ["three", "four"], 30)
+    answer = consumer.ask(signal.SIGINT)
+    assert answer.code == 130
+    assert "2 messages consumed." in answer.err
+    assert "Traceback" not in answer.err
+    group = near.run("groups", "describe", GROUP, "--json").object
+    assert (group["streams_by_status"], group["lag"], group["state"]) == ({"free": 16}, 0, "no member")
+
+
+@pytest.mark.conforms("A9", "P6")
+def test_it_goes_on_at_the_other_node(near: Shell, away: Shell) -> None:
+    nodes = {name: near.leader(name) for name in ("n1", "n2")}
+    through = [word for node in nodes.values() for word in ("--node", address(node))]
+    near.run("publish", "a", stdin="1\n")
+    consumer = away.start("consume", GROUP, "--start", "earliest", *through)
+    eventually(lambda: values(consumer.out) == ["1"], 30, lambda: consumer.err)
+    nodes["n1"].kill()
+    near.run("publish", "a", stdin="2\n")
+    eventually(lambda: values(consumer.out) == ["1", "2"], 30, lambda: consumer.err)
+    assert consumer.ask(signal.SIGTERM).code == 143
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    """Where something else serves."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    with client:
+                        client.recv(1000)
+                        client.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.conforms("A9")
+def test_where_no_node_answers_is_an_error_of_its_own(away: Shell, web_server: str) -> None:
+    for wrong in ("127.0.0.1:1", web_server):
+        answer = away.run("consume", GROUP, "--node", wrong)
+        refused(answer, 5, f"no node answers at {wrong}", "sublet leader")
+    refused(away.run("consume", GROUP, "--node", "nowhere"), 2, "node 'nowhere'", "HOST:PORT")
+    for option in (("--database-url", "postgresql://x/y"), ("--data-dir", "/tmp/x")):
+        refused(away.run("consume", GROUP, "--node", "127.0.0.1:1", *option), 2, "one way is enough")
+
+
+def test_what_a_leader_refuses_is_told_in_its_words(node: Running, near: Shell, away: Shell) -> None:
+    queue, through = "$queue/mail/#", ("--node", address(node))
+    refused(away.run("consume", queue, *through), 1, "denied", f"Run: sublet groups create '{queue}'")
+    assert near.run("groups", "create", queue).code == 0
+    near.run("publish", "a", stdin="kept\n")
+    answer = away.run("consume", queue, "--max", "1", *through)
+    assert (answer.code, values(answer.out)) == (0, ["kept"])
+
+
+@pytest.mark.conforms("E20")
+def test_one_to_whom_nothing_is_lent_is_told_why_and_ends_with_its_nodes(
+    node: Running, near: Shell, away: Shell
+) -> None:
+    assert near.run("spaces", "reshard", "default", "1").code == 0
+    near.run("publish", "a", stdin="1\n")
+    holder = near.start("consume", GROUP, "--start", "earliest")
+    eventually(lambda: values(holder.out) == ["1"], 30, lambda: holder.err)
+    standby = away.start("consume", GROUP, "--node", address(node), "--idle-exit", "5")
+    standby.says("Waiting for streams: a leader is being chosen, or others hold them all. Or the leader's own address")
+    node.kill()
+    answer = standby.end()
+    refused(answer, 5, "nobody has lent anything for 5 s", f"no node answers at {address(node)}")
+    holder.kill()
+
+
+@pytest.mark.conforms("E30")
+def test_nodes_of_another_protocol_version_are_named_with_both_numbers(near: Shell, away: Shell) -> None:
+    program = (
+        "import protocol.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
+        "from sublet.cli import main\nmain()"
+    )
+    node = near.start("leader", "--name", "n1", "--listen", "127.0.0.1:0", program=program)
+    node.says("serves on")
+    answer = away.run("consume", GROUP, "--node", address(node))
+    refused(answer, 4, f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release")

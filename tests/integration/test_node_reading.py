@@ -1,0 +1,381 @@
+"""Members of a group without access to the database: real nodes, some killed, and a real Postgres behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from borrower.async_session import AsyncSession
+from borrower.node_reader import NodeReader
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from leader.feed import FeedLimits
+from protocol import sublet_pb2 as pb
+from protocol.errors import ProtocolMismatch, SubscriptionEnded, Unavailable, UsageError
+from protocol.feed import ERROR, RETRY_AFTER
+from protocol.feed_lent import Wanted, encode_heads_wanted, encode_wanted
+from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Filter
+from storage.connect import connect
+from storage.publish import Publisher
+from storage.retention import retain
+from storage.spaces import rollover
+from tests.integration.feed_kit import address_of, serving, stub
+from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, environment
+from tests.postgres_proxy import PostgresProxy
+
+SETTINGS = BorrowerSettings().scaled(SPEED)
+HASTY = replace(SETTINGS, read_timeout_s=1.5)
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(database, tmp_path)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Whoever looks for a database finds none, and whoever starts one does it there."""
+    monkeypatch.setenv("SUBLET_DATABASE_URL", "postgresql://nowhere.invalid/db")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def addresses(stage: Stage) -> list[str]:
+    return [address_of(node) for node in stage.fleet.nodes.values()]
+
+
+def member(nodes: list[str], subscription: str = ALL, **settings: Any) -> Session:
+    wanted = {"start": "earliest", "settings": SETTINGS, **settings}
+    return Session(subscription, nodes=nodes, through_nodes=True, **wanted)
+
+
+class Member:
+    """A member of a group on a thread of its own; `seen`: (stream, offset) of all that it was given."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        self.session = member(nodes)
+        self.seen: list[tuple[int, int]] = []
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Hand over, and end."""
+        self.session.drain()
+        self._thread.join(WAIT_S)
+        self.session.close()
+        if self.failure is not None:
+            raise self.failure
+
+    def _work(self) -> None:
+        try:
+            for batch in self.session:
+                self.seen += [(batch.stream_id, offset) for offset in batch.table.column("offset").to_pylist()]
+        except BaseException as error:  # noqa: BLE001 told by `stop`
+            self.failure = error
+
+
+# --- a group ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E16", "E29", "P6")
+def test_two_share_a_group_and_go_on_when_the_node_they_read_from_is_killed(stage: Stage, nowhere: Path) -> None:
+    stage.serve("n1", "n2")
+    nodes = addresses(stage)
+    members = [Member(nodes) for _ in range(2)]
+    try:
+        eventually(lambda: stage.scene.shares() == [8, 8], WAIT_S, stage.said)
+        with stage.scene.load(every_s=0.05):
+            eventually(lambda: all(len(one.seen) > 100 for one in members), WAIT_S, stage.said)
+            stage.fleet.nodes["n1"].kill()
+            before = [len(one.seen) for one in members]
+            eventually(
+                lambda: all(len(one.seen) > had + 200 for one, had in zip(members, before, strict=True)),
+                WAIT_S,
+                stage.said,
+            )
+        eventually(stage.scene.consumed, WAIT_S, stage.said)
+    finally:
+        for one in members:
+            one.stop()
+    heads = stage.scene.heads()
+    times = Counter(place for one in members for place in one.seen)
+    assert set(times) == {(stream, offset) for stream, head in heads.items() for offset in range(head)}, "lost"
+    assert set(times.values()) == {1}
+    assert stage.scene.shares() == []
+    assert not (nowhere / ".sublet").exists()
+
+
+@pytest.mark.conforms("P6")
+def test_a_frozen_node_is_left_for_another_when_a_read_has_lasted_as_long_as_it_may(stage: Stage) -> None:
+    stage.serve("n1", "n2")
+    reader = NodeReader(addresses(stage), 1, 1.0)
+    reader.prepare()
+    stage.scene.publish(100)
+    stage.fleet.nodes["n1"].signal(signal.SIGSTOP)
+    (stream, head), *_ = [each for each in stage.scene.heads().items() if each[1]]
+    began = time.monotonic()
+    assert reader.heads([stream]) == []
+    assert eventually(lambda: reader.heads([stream]), WAIT_S) == [(stream, head)]
+    assert time.monotonic() - began < 10.0
+    reader.close()
+
+
+def test_only_what_matches_is_given(stage: Stage) -> None:
+    stage.serve("n1")
+    stage.scene.publish(100)
+    with member(addresses(stage), "$share/g/t/3") as session:
+        found: list[bytes] = []
+        while len(found) < 20 and (batch := session.next_batch(WAIT_S)) is not None:
+            assert set(batch.table.column("topic").to_pylist()) == {"t/3"}
+            found += batch.table.column("value").to_pylist()
+        assert sorted(map(int, found)) == list(range(3, 100, 5))
+        assert session.next_batch(0.3) is None
+    assert stage.scene.ask("select sum(position)::int from lending where status = 'free'") == [(100,)], "passed over"
+
+
+@pytest.mark.conforms("E30")
+def test_of_a_name_the_newer_session_fences_the_older_without_a_database(stage: Stage, nowhere: Path) -> None:
+    stage.serve("n1")
+    nodes = addresses(stage)
+    with member(nodes, name="worker") as older:
+        assert older.next_batch(1.0) is None
+        eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
+        with member(nodes, name="worker") as newer:
+            with pytest.raises(SubscriptionEnded, match="fenced"):
+                eventually(lambda: older.next_batch(0.1), WAIT_S)
+            assert newer.next_batch(0.1) is None
+            assert not newer.closed
+
+
+@pytest.mark.conforms("W4")
+def test_a_stream_that_is_gone_is_said_once_and_the_others_go_on(
+    database: str, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads from a feed, and its leader is a node that is frozen: else that takes the stream back first."""
+    with with_a_short_lived_space(database) as conn, serving(database) as feed:
+        doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
+        stage.serve("n1")
+        node = stage.fleet.nodes["n1"]
+        with member([feed.address, address_of(node)]) as session:
+            seen: list[tuple[int, int]] = []
+
+            def look() -> set[tuple[int, int]]:
+                if (batch := session.next_batch(0.1)) is not None:
+                    seen.append((batch.stream_id, batch.first))
+                return set(seen)
+
+            eventually(lambda: look() or len(session.held()) == 2, WAIT_S, stage.said)
+            put(conn, doomed, b"0", topic="eu/1")
+            eventually(lambda: (doomed, 0) in look(), WAIT_S, stage.said)
+            node.signal(signal.SIGSTOP)
+            put(conn, doomed, b"1", topic="eu/1")
+            rollover(conn, "eu")
+            conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
+            assert retain(conn)
+            with caplog.at_level(logging.WARNING, "borrower.session"):
+                eventually(lambda: look() and "is gone" in caplog.text, WAIT_S)
+            (said,) = [record.getMessage() for record in caplog.records if record.name == "borrower.session"]
+            assert f"stream {doomed}: offset 1 is gone" in said
+            node.signal(signal.SIGCONT)
+            put(conn, other, b"0", topic="us")
+            eventually(lambda: (other, 0) in look(), WAIT_S, stage.said)
+
+
+def test_an_async_session_goes_through_nodes_too(stage: Stage, nowhere: Path) -> None:
+    stage.serve("n1")
+    stage.scene.publish(10)
+    wanted: dict[str, Any] = {"nodes": addresses(stage), "through_nodes": True, "start": "earliest"}
+
+    async def work() -> list[bytes]:
+        found: list[bytes] = []
+        async with AsyncSession(ALL, settings=SETTINGS, **wanted) as session:
+            async for batch in session:
+                found += batch.table.column("value").to_pylist()
+                if len(found) == 10:
+                    with pytest.raises(UsageError, match="without through_nodes"):
+                        await session.transact(lambda connection: None, batch)
+                    return found
+        return found
+
+    assert sorted(map(int, asyncio.run(work()))) == list(range(10))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_takes_the_database_and_the_batch_stays_what_it_was(stage: Stage, nowhere: Path) -> None:
+    stage.serve("n1")
+    stage.scene.publish(1)
+    with member(addresses(stage)) as session:
+        batch = session.next_batch(WAIT_S)
+        assert batch is not None
+        for transaction in (batch.transaction(), session.transaction(batch)):
+            with pytest.raises(UsageError, match=r"without through_nodes.*batch\.grant_id"), transaction:
+                pytest.fail("there is no connection")
+        assert session.next_batch(0.1) is None, "asking has acknowledged the batch"
+        eventually(stage.scene.consumed, WAIT_S, stage.said)
+
+
+@contextlib.contextmanager
+def a_port(greeting: bytes | None) -> Iterator[str]:
+    """Somebody who listens there and is no node. Without a greeting nothing is accepted."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    client.sendall(greeting or b"")
+
+        if greeting is not None:
+            threading.Thread(target=greet, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail.example ESMTP\r\n", None])
+def test_where_no_node_answers_it_is_said_who_was_asked(greeting: bytes | None, nowhere: Path) -> None:
+    with a_port(greeting) as wrong, pytest.raises(Unavailable, match=f"no node answers at {wrong}, 127.0.0.1:1"):
+        member([wrong, "127.0.0.1:1"], settings=HASTY)
+    assert not (nowhere / ".sublet").exists()
+
+
+def test_one_who_is_no_node_does_not_keep_the_session_from_one_who_is(database: str) -> None:
+    with a_port(None) as silent, serving(database) as feed:
+        session = member([silent, "127.0.0.1:1", feed.address], settings=HASTY)
+        session.close()
+
+
+@pytest.mark.conforms("X4")
+def test_malformed_requests_are_refused_by_name_and_disturb_nobody(database: str) -> None:
+    good: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "stream_id": 1,
+        "filter": "#",
+        "generation_id": 1,
+        "limit_bytes": 1,
+    }
+    cases: list[tuple[str, Any, str, str]] = [
+        ("Read", pb.ReadRequest(**good | {"stream_id": -1}), "stream_id -1", "UsageError"),
+        ("Read", pb.ReadRequest(**good | {"filter": "a/#/b"}), "filter 'a/#/b'", "InvalidFilter"),
+        ("Read", pb.ReadRequest(**good | {"position": 5, "stream_id": 10**9}), "no such stream", "NotFound"),
+        ("Read", pb.ReadRequest(**good | {"position": 5}), "beyond the head", "BeyondHead"),
+        ("Heads", pb.HeadsRequest(protocol_version=9, stream_ids=[1]), "protocol version 9", "ProtocolMismatch"),
+        ("SessionEpoch", pb.SessionEpochRequest(), "protocol version 0", "ProtocolMismatch"),
+    ]
+    with serving(database) as server, stub(server.address) as service:
+        for method, request, story, name in cases:
+            with pytest.raises(grpc.RpcError) as refused:
+                getattr(service, method)(request, timeout=20)
+            assert story in refused.value.details()
+            assert dict(refused.value.trailing_metadata())[ERROR] == name
+        assert len(service.Heads(encode_heads_wanted(range(1, 17)), timeout=20).heads) == 16
+
+
+@pytest.mark.conforms("X4")
+def test_reads_are_bounded_and_those_beyond_are_told_to_come_again(database: str) -> None:
+    with connect(database) as conn:
+        stream = stream_of(conn, "default")
+    request = encode_wanted(Wanted(stream, 0, Filter("#"), 1, 1))
+    with contextlib.ExitStack() as stack:
+        proxy = stack.enter_context(PostgresProxy(database))
+        server = stack.enter_context(serving(proxy.url, FeedLimits(reads=2)))
+        service = stack.enter_context(stub(server.address))
+        assert service.Read(request, timeout=20).head == 0
+        proxy.hold()
+        under_way = [service.Read.future(request, timeout=20) for _ in range(2)]
+        eventually(lambda: server.feed._reads.inside == 2)
+        under_way[0].cancel()  # it counts until its work is over
+        for method, asked in [("Read", request), ("Heads", encode_heads_wanted([stream]))] * 20:
+            with pytest.raises(grpc.RpcError) as refused:
+                getattr(service, method)(asked, timeout=2)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert int(dict(refused.value.trailing_metadata())[RETRY_AFTER]) > 0
+        proxy.resume()
+        assert under_way[1].result().head == 0
+        eventually(lambda: server.feed._reads.inside == 0)
+
+
+@pytest.mark.conforms("E30")
+def test_nodes_of_another_protocol_version_are_told_before_anything_is_joined(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocol.feed_lent.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    with (
+        serving(database) as server,
+        pytest.raises(ProtocolMismatch, match=rf"version {PROTOCOL_VERSION + 1}: this node"),
+    ):
+        member([server.address])
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+FORKS = """
+import multiprocessing, os, sys, sublet
+from protocol.errors import UsageError
+
+session = sublet.Session("$share/g/#", nodes=sys.argv[1:], through_nodes=True, start="earliest", auto_ack=False)
+batch = session.next_batch(30)
+assert batch is not None
+
+def work():
+    for use in (lambda: session.next_batch(1), batch.ack, session.held):
+        try:
+            use()
+        except UsageError as error:
+            print("UsageError" if f"process {os.getpid()}" in str(error) else error)
+    session.close()
+
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join(60)
+print("child ended", child.exitcode)
+batch.ack()
+rest = len(batch)
+while rest < 40:
+    batch = session.next_batch(30)
+    batch.ack()
+    rest += len(batch)
+session.close()
+print("parent went on")
+"""
+
+
+def test_a_forked_child_may_not_use_it_and_the_parent_goes_on(stage: Stage) -> None:
+    stage.serve("n1")
+    with Publisher(stage.scene.url) as publisher:
+        for number in range(40):
+            publisher.publish(f"a/{number}", b"1")
+    settings = environment() | {"SUBLET_DATABASE_URL": "postgresql://nowhere.invalid/db"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, *addresses(stage)],
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [*["UsageError"] * 3, "child ended 0", "parent went on"]

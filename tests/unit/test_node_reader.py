@@ -1,0 +1,295 @@
+"""Asking one node after the other: who is asked when, what is waited for, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from borrower import node_reader as module
+from borrower.feed_calls import Again
+from borrower.handler import Lent
+from borrower.node_reader import NodeReader
+from protocol import sublet_pb2 as pb
+from protocol.errors import BeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
+from protocol.feed_lent import Found, encode_epoch, encode_found, encode_heads
+from protocol.words import Filter
+from storage.log import Page
+
+
+class Calls:
+    """In the place of the nodes: each answers by a script, and what it is asked is remembered."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.nodes = list(nodes)
+        self.asked: list[tuple[str, str]] = []
+        self.timeouts: list[float] = []
+        self.script: dict[str, list[Any]] = {node: [] for node in nodes}
+        self.closed = self.turned = 0
+
+    @property
+    def address(self) -> str:
+        return self.nodes[0]
+
+    def turn(self) -> None:
+        self.turned += 1
+        self.nodes.append(self.nodes.pop(0))
+
+    def ask(self, method: str, request: Any, timeout_s: float) -> Any:
+        self.asked.append((self.address, method))
+        self.timeouts.append(timeout_s)
+        answer = self.script[self.address].pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Clock:
+    """In the place of `time`: it goes on when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    return clock
+
+
+def reader_of(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> tuple[NodeReader, Calls]:
+    monkeypatch.setattr(module, "Calls", Calls)
+    reader = NodeReader(nodes, 100, 30.0)
+    calls: Any = reader._calls
+    return reader, calls
+
+
+def lost(node: str, after_s: float = 0.0) -> Again:
+    return Again(node, "connection refused", after_s)
+
+
+def found(start: int, end: int) -> Any:
+    return encode_found(Found(start, end, 100, closed=False))
+
+
+def lent(position: int = 5) -> Lent:
+    return Lent(7, 1, 3, Filter("a/#"), position)
+
+
+def always(_: Lent) -> bool:
+    return True
+
+
+def heads(head: int) -> Any:
+    return encode_heads({7: (head, False)})
+
+
+# --- the next node ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("P6")
+def test_a_node_that_is_lost_is_left_for_the_next_in_the_same_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, calls = reader_of(monkeypatch, "a", "b")
+    calls.script = {"a": [heads(9), lost("a")], "b": [found(5, 8), heads(10)]}
+    stream = lent()
+    assert reader.heads([7]) == [(7, 9)]
+    assert reader.page(stream, always) == Page((), 5, 8, 100, False)
+    assert reader.heads([7]) == [(7, 10)]
+    assert calls.asked == [("a", "Heads"), ("a", "Read"), ("b", "Read"), ("b", "Heads")], "it stays with the next"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("refusal", [ProtocolMismatch("versions"), SubletError("the node failed")])
+def test_a_node_that_refuses_is_left_for_the_next_and_where_all_do_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, refusal: SubletError
+) -> None:
+    reader, calls = reader_of(monkeypatch, "a", "b")
+    calls.script = {"a": [refusal, refusal], "b": [heads(9), refusal]}
+    assert reader.heads([7]) == [(7, 9)]
+    with pytest.raises(type(refusal), match=str(refusal)):
+        reader.heads([7])
+
+
+def test_where_one_refuses_and_the_other_is_away_it_waits_for_that(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    reader, calls = reader_of(monkeypatch, "a", "b")
+    calls.script = {"a": [ProtocolMismatch("versions")] * 2, "b": [lost("b"), heads(9)]}
+    assert reader.heads([7]) == []
+    clock.sleep(1.0)
+    assert reader.heads([7]) == [(7, 9)]
+
+
+@pytest.mark.parametrize("error", [BeyondHead("beyond"), UsageError("no such filter")])
+def test_what_is_wrong_with_the_request_is_asked_of_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, error: SubletError
+) -> None:
+    reader, calls = reader_of(monkeypatch, "a", "b")
+    calls.script["a"] = [error]
+    with pytest.raises(type(error)):
+        reader.page(lent(), always)
+    assert calls.asked == [("a", "Read")]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pb.ReadReply(start=5, position=4, head=9),
+        pb.ReadReply(start=5, position=9, head=8),
+        pb.ReadReply(start=5, position=6, head=9, messages=b"no arrow"),
+        pb.ReadReply(start=-1, position=6, head=9),
+    ],
+)
+@pytest.mark.conforms("X4")
+def test_an_answer_that_cannot_be_is_a_node_lost(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    reader, calls = reader_of(monkeypatch, "a", "b")
+    calls.script = {"a": [answer], "b": [found(5, 8)]}
+    stream = lent()
+    assert reader.page(stream, always) is not None
+    assert stream.read == 8
+
+
+@pytest.mark.conforms("P2")
+@pytest.mark.parametrize("answer", [(0, 5), (3, 7), (6, 9), (40, 50)])
+def test_a_repeat_and_a_page_of_the_future_are_discarded(
+    monkeypatch: pytest.MonkeyPatch, answer: tuple[int, int]
+) -> None:
+    reader, calls = reader_of(monkeypatch, "a")
+    calls.script["a"] = [found(*answer), found(5, 8)]
+    stream = lent()
+    assert reader.page(stream, always) is None
+    assert (stream.read, stream.head) == (5, None)
+    assert reader.page(stream, always) is not None
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_is_said_once_and_so_is_going_on(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    reader, calls = reader_of(monkeypatch, "a", "b")
+    calls.script = {"a": [lost("a")] * 3 + [found(5, 6), lost("a")], "b": [lost("b")] * 4}
+    stream = lent()
+    for _ in range(3):
+        assert reader.page(stream, always) is None
+        clock.sleep(5.0)
+    assert reader.page(stream, always) is not None
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "reading waits for a node, and goes on when one answers: node b: connection refused",
+        "a node answers again, reading goes on",
+    ]
+    assert reader.page(stream, always) is None
+    assert len(caplog.records) == 3, "it waits again"
+
+
+@pytest.mark.conforms("X4")
+def test_nodes_are_not_asked_again_before_the_time_that_they_have_said(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    reader, calls = reader_of(monkeypatch, "a")
+    calls.script["a"] = [lost("a", after_s=2.0), heads(9)]
+    assert reader.heads([7]) == []
+    clock.sleep(1.9)
+    assert reader.heads([7]) == []
+    assert len(calls.asked) == 1
+    clock.sleep(0.2)
+    assert reader.heads([7]) == [(7, 9)]
+    assert calls.turned == 0, "over the same connection"
+
+
+def test_the_pauses_grow_and_begin_again_when_a_node_has_answered(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    reader, calls = reader_of(monkeypatch, "a")
+    calls.script["a"] = [lost("a")] * 7 + [heads(9), lost("a"), heads(9)]
+    waited: list[float] = []
+    for _ in range(10):
+        began, before = clock.now, len(calls.asked)
+        while len(calls.asked) == before:
+            reader.heads([7])
+            clock.sleep(0.01)
+        waited.append(clock.now - 0.01 - began)
+    assert waited == pytest.approx([0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0, 0.05], abs=0.025)
+
+
+@pytest.mark.conforms("P6")
+def test_a_round_takes_no_longer_than_a_read_may_and_the_next_begins_with_the_next_node(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    reader, calls = reader_of(monkeypatch, "frozen", "good")
+    calls.script = {"frozen": [lost("frozen")], "good": [heads(9)]}
+    ask = calls.ask
+
+    def slowly(method: str, request: Any, timeout_s: float) -> Any:
+        clock.sleep(timeout_s if calls.address == "frozen" else 0.0)
+        return ask(method, request, timeout_s)
+
+    monkeypatch.setattr(calls, "ask", slowly)
+    began = clock.now
+    assert reader.heads([7]) == []
+    assert clock.now == began + 30.0
+    clock.sleep(0.1)
+    assert reader.heads([7]) == [(7, 9)]
+    assert calls.timeouts == [30.0, 30.0]
+
+
+# --- the beginning ----------------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_begins_waits_for_a_node_and_then_says_whom_it_asked(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    reader, calls = reader_of(monkeypatch, "a:1", "b:2")
+    calls.script = {"a:1": [lost("a:1")] * 100, "b:2": [lost("b:2")] * 2 + [heads(1), *[lost("b:2")] * 100]}
+    reader.prepare()
+    assert max(calls.timeouts) <= module.PATIENCE_S / 2, "one that is silent must not take the other's time"
+    began = clock.now
+    with pytest.raises(Unavailable, match=r"no node answers at a:1, b:2\. .* connection refused\. Given up after 10 s"):
+        reader.prepare()
+    assert clock.now - began == pytest.approx(module.PATIENCE_S, abs=1.1)
+
+
+def test_a_cluster_of_another_release_is_told_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    reader, calls = reader_of(monkeypatch, "a", "b")
+    calls.script = {"a": [ProtocolMismatch("versions 1 and 2")], "b": [ProtocolMismatch("versions 1 and 2")]}
+    with pytest.raises(ProtocolMismatch, match="versions 1 and 2"):
+        reader.prepare()
+    assert clock.now == 1000.0
+
+
+def test_an_epoch_is_drawn_from_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, calls = reader_of(monkeypatch, "a", "b")
+    calls.script = {"a": [lost("a")], "b": [encode_epoch(17)]}
+    assert reader.session_epoch() == 17
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_in_another_process_it_asks_nobody_and_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, calls = reader_of(monkeypatch, "a")
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for use in (lambda: reader.page(lent(), always), lambda: reader.heads([7]), reader.prepare, reader.session_epoch):
+        with pytest.raises(UsageError, match="a session does not survive a fork"):
+            use()
+    reader.close()
+    assert (calls.asked, calls.closed) == ([], 0)
