@@ -1,17 +1,22 @@
 """The session's own view of what it was lent: how far each stream is read, how far acknowledged, and what comes next.
 
 Plain bookkeeping, no I/O. A stream may have batches outstanding: given out and not acknowledged. Progress stops before
-the first of them, whatever is acknowledged behind it, and the last word can only be given when there is none.
+the first of them, whatever is acknowledged behind it, and the last word can only be given when there is none, or when
+they are given up: then it says what may be seen again.
+
+What the agent says is heard on the agent's thread, at once: while the session's own thread works on a batch, its other
+streams come and go. What one of the two does with a stream, the other sees whole.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from borrower.machine.events import Install, Progressed, Remove, Saved, Stop, Tell
-from protocol.messages import RevokedReason
+from protocol.messages import Grant, RevokedReason
 from protocol.words import Filter
 
 
@@ -20,7 +25,8 @@ class Lent:
     """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
 
     `outstanding`: {first offset of a batch: how far it is done}. `given_up`: nobody will acknowledge these any more.
-    `unreadable`: what comes next cannot be had, its messages are gone. `size`: bytes given out so far.
+    `reading`: what follows is being read, and may be taken. `unreadable`: what comes next cannot be had, its messages
+    are gone. `size`: bytes given out so far.
     """
 
     stream_id: int
@@ -31,6 +37,7 @@ class Lent:
     head: int | None = None
     outstanding: dict[int, int] = field(default_factory=dict)
     given_up: bool = False
+    reading: bool = False
     stopping: bool = False
     over: bool = False
     lost: bool = False
@@ -52,117 +59,142 @@ class Lent:
         """Move on behind what lies at [start, end) of a stream that ends at `head`.
 
         Only the direct successor of what was taken last is accepted. A repeat, and what lies further on, is to be
-        discarded: False, and nothing has changed.
+        discarded: False, and nothing has changed. What was taken is outstanding before anything else: whatever breaks
+        off the session's thread here, nothing is lost.
         """
         if self.over or start != self.read or not start <= end <= head:
             return False
-        self.read, self.head = end, head
+        if end > start:
+            self.outstanding[start] = start
+        self.read, self.head, self.reading = end, head, False
         return True
 
     @property
     def is_settled(self) -> bool:
-        """Nothing outstanding will be acknowledged any more."""
-        return self.given_up or not self.outstanding
+        """Nothing will be acknowledged any more."""
+        return self.given_up or not (self.outstanding or self.reading)
 
     def progress(self) -> Progressed:
-        """What to report; final once it was told to stop and nothing is outstanding."""
+        """What to report; final once it was told to stop and nothing is outstanding but what was given up."""
         final, position = self.stopping and self.is_settled, self.acknowledged
         lag = None if self.head is None else max(self.head - position, 0)
-        return Progressed(self.stream_id, self.grant_id, position, final, self.size, lag)
+        until = self.read if final and self.outstanding else 0
+        return Progressed(self.stream_id, self.grant_id, position, final, self.size, lag, until)
 
 
 class Handler:
-    """All streams of one session."""
+    """All streams of one session. `take` is for the agent's thread, the rest for the session's; `report` for both."""
 
     def __init__(self, report: Callable[[Progressed], None]) -> None:
         self._report = report
+        self._lock = threading.RLock()
         self._lent: dict[int, Lent] = {}
         self._turn: list[int] = []
 
     def take(self, tell: Tell) -> None:
         """Act on what the agent says."""
-        match tell:
-            case Install(grant):
-                self._remove(grant.stream_id, RevokedReason.LOST)
-                self._lent[grant.stream_id] = Lent(
-                    grant.stream_id,
-                    grant.grant_id,
-                    grant.generation_id,
-                    Filter.parse(grant.filter),
-                    grant.position,
-                )
-                self._turn.append(grant.stream_id)
-            case Stop(stream_id, grant_id):
-                lent = self._under(stream_id, grant_id)
-                if lent is not None:
-                    lent.stopping = True
-                    if lent.is_settled:
-                        self._report(lent.progress())
-            case Remove(stream_id, grant_id, reason):
-                if self._under(stream_id, grant_id) is not None:
-                    self._remove(stream_id, reason)
-            case Saved():
-                pass
-            case _:
-                assert_never(tell)
+        with self._lock:
+            match tell:
+                case Install(grant):
+                    self._install(grant)
+                case Stop(stream_id, grant_id):
+                    lent = self._under(stream_id, grant_id)
+                    if lent is not None:
+                        lent.stopping = True
+                        if lent.is_settled:
+                            self._report(lent.progress())
+                case Remove(stream_id, grant_id, reason):
+                    if self._under(stream_id, grant_id) is not None:
+                        self._remove(stream_id, reason)
+                case Saved():
+                    pass
+                case _:
+                    assert_never(tell)
 
     def next_to_read(self, allowed: Callable[[Lent], bool]) -> Lent | None:
-        """The next stream worth reading, each in its turn."""
-        for _ in range(len(self._turn)):
-            stream_id = self._turn.pop(0)
-            self._turn.append(stream_id)
-            lent = self._lent[stream_id]
-            if lent.may_have_more and allowed(lent):
-                return lent
+        """The next stream worth reading, each in its turn; it is being read until `Lent.take` or `not_read`."""
+        with self._lock:
+            for _ in range(len(self._turn)):
+                stream_id = self._turn.pop(0)
+                self._turn.append(stream_id)
+                lent = self._lent[stream_id]
+                if lent.may_have_more and allowed(lent):
+                    lent.reading = True
+                    return lent
         return None
 
     def ends(self) -> dict[int, tuple[int, int]]:
         """{stream: (grant id, head)} of those read to where they ended when last looked at."""
-        return {
-            stream_id: (lent.grant_id, lent.read)
-            for stream_id, lent in self._lent.items()
-            if not (lent.stopping or lent.unreadable or lent.may_have_more)
-        }
+        with self._lock:
+            return {
+                stream_id: (lent.grant_id, lent.read)
+                for stream_id, lent in self._lent.items()
+                if not (lent.stopping or lent.unreadable or lent.may_have_more)
+            }
 
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
         """(stream, head), as the log says or somebody who pushes."""
-        for stream_id, head in heads:
-            lent = self._lent.get(stream_id)
-            if lent is not None:
-                lent.head = max(head, lent.read)
+        with self._lock:
+            for stream_id, head in heads:
+                lent = self._lent.get(stream_id)
+                if lent is not None:
+                    lent.head = max(head, lent.read)
 
-    def skipped(self, lent: Lent) -> None:
-        """What was taken last has nothing for this subscription."""
-        if not lent.outstanding:
-            self._report(lent.progress())
+    def not_read(self, lent: Lent) -> None:
+        """It is not being read any more."""
+        with self._lock:
+            lent.reading = False
+            if lent.stopping and lent.is_settled and not lent.over:
+                self._report(lent.progress())
 
-    def given(self, lent: Lent, first: int, size: int = 0) -> None:
-        """A batch of `size` bytes that begins at `first`, of what was taken last, was given to the user."""
-        lent.outstanding[first] = first
-        lent.size += size
+    def skipped(self, lent: Lent, first: int) -> None:
+        """What was taken from `first` on has nothing for this subscription."""
+        with self._lock:
+            is_news = lent.outstanding.pop(first, None) is not None
+            if is_news and not (lent.outstanding or lent.over):
+                self._report(lent.progress())
+
+    def given(self, lent: Lent, size: int) -> None:
+        """What was taken last, of `size` bytes, is a batch in the user's hands."""
+        with self._lock:
+            lent.size += size
 
     def acknowledged(self, lent: Lent, first: int) -> None:
         """The batch that begins at `first` is done."""
-        lent.outstanding.pop(first, None)
-        if not lent.over:
-            self._report(lent.progress())
+        with self._lock:
+            lent.outstanding.pop(first, None)
+            if not lent.over:
+                self._report(lent.progress())
 
     def progressed(self, lent: Lent, first: int, position: int) -> None:
         """The batch that begins at `first` is done up to `position`, and still outstanding."""
-        lent.outstanding[first] = max(lent.outstanding[first], position)
-        if not lent.over:
-            self._report(lent.progress())
+        with self._lock:
+            lent.outstanding[first] = max(lent.outstanding[first], position)
+            if not lent.over:
+                self._report(lent.progress())
 
     def give_up(self) -> None:
         """Nothing outstanding will be acknowledged any more."""
-        for lent in self._lent.values():
-            awaited, lent.given_up = lent.stopping and not lent.is_settled, True
-            if awaited:
-                self._report(lent.progress())
+        with self._lock:
+            for lent in self._lent.values():
+                awaited, lent.given_up = lent.stopping and not lent.is_settled, True
+                if awaited:
+                    self._report(lent.progress())
 
     def streams(self) -> dict[int, int]:
         """{stream: next offset to deliver} of everything held; from any thread."""
         return {s: lent.acknowledged for s, lent in tuple(self._lent.items())}
+
+    def _install(self, grant: Grant) -> None:
+        self._remove(grant.stream_id, RevokedReason.LOST)
+        self._lent[grant.stream_id] = Lent(
+            grant.stream_id,
+            grant.grant_id,
+            grant.generation_id,
+            Filter.parse(grant.filter),
+            grant.position,
+        )
+        self._turn.append(grant.stream_id)
 
     def _under(self, stream_id: int, grant_id: int) -> Lent | None:
         lent = self._lent.get(stream_id)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from borrower.machine.agent import Closed
-from borrower.machine.events import Tell
+from borrower.machine.events import Saved, Tell
 from borrower.machine.following import Pushed
 
 News = Tell | Closed | Pushed
@@ -15,17 +16,24 @@ News = Tell | Closed | Pushed
 class Inbox:
     """A queue whose reader can wait, and can be woken without news.
 
-    Of what is pushed about one stream it keeps the newest, so that it stays small however long its reader is busy.
+    Of what is pushed about one stream it keeps the newest, so that it stays small however long its reader is busy. What
+    is told of streams does not wait for the reader if there is somebody to `hear` it, on the agent's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hear: Callable[[Tell], None] | None = None) -> None:
+        self._hear = hear
         self._news: deque[Tell | Closed] = deque()
         self._pushed: dict[int, Pushed] = {}
         self._condition = threading.Condition()
         self._woken = False
 
     def put(self, news: News) -> None:
-        """Leave news."""
+        """Leave news, or have it heard."""
+        if self._hear is not None and not isinstance(news, Pushed | Closed):
+            self._hear(news)
+            if not isinstance(news, Saved):
+                self.wake()
+            return
         with self._condition:
             if isinstance(news, Pushed):
                 self._pushed[news.follow.stream_id] = news

@@ -98,7 +98,8 @@ class Session:
         self._last: Batch | None = None
         self._group: int | None = None
         self._draining = self._leaving = self._over = self._interrupted = False
-        self._inbox = Inbox()
+        self._handler = Handler(self._report)
+        self._inbox = Inbox(self._handler.take)
         with contextlib.ExitStack() as opened:
             timeout_s = self.settings.read_timeout_s
             if through_nodes:
@@ -110,7 +111,6 @@ class Session:
             opened.callback(self._agent.close)
             epoch = way.draw_epoch() if name is not None and stable else 0
             self._resources = opened.pop_all()
-        self._handler = Handler(self._report)
         self._lookout = Lookout(self._handler, self._reader.heads, self._follow, self._unfollow)
         self._handle = self._agent.subscribe(
             self.subscription, self._inbox, weight=weight, session=name, start=start, session_epoch=epoch
@@ -275,9 +275,7 @@ class Session:
             if isinstance(news, Pushed):
                 self._lookout.pushed(news)
                 continue
-            if not isinstance(news, Closed):
-                self._handler.take(news)
-                continue
+            assert isinstance(news, Closed), "what is told of streams the handler has heard"
             self._over = True
             if news.reason is not EndReason.DONE:
                 raise SubscriptionEnded(self.subscription, news.reason.value, news.detail)
@@ -297,16 +295,19 @@ class Session:
         lent = self._handler.next_to_read(self._may_start)
         if lent is None:
             return None, False
-        first, page = lent.read, self._page(lent)
+        first = lent.read
+        try:
+            page = self._page(lent)
+        finally:
+            self._handler.not_read(lent)
         if page is None:
             return None, lent.unreadable
         if not page.batches:
-            if page.position > first:
-                self._handler.skipped(lent)
+            self._handler.skipped(lent, first)
             return None, True
         self._group = self._agent.group_id(self._handle) or self._group
         table = pa.Table.from_batches(page.batches)
-        self._handler.given(lent, first, table.nbytes)
+        self._handler.given(lent, table.nbytes)
         handler = self._handler
         acknowledged, progressed = handler.acknowledged, handler.progressed
         return Batch(table, first, page.position, lent, acknowledged, progressed, self.transaction), True

@@ -116,6 +116,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             final=one.final,
             size=one.size,
             lag=one.lag,
+            until=one.until,
         )
         for one in streams
     ]
@@ -170,7 +171,7 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
     _check_number("streams", len(streams), MAX_STREAMS)
     return tuple(
         StreamProgress(
-            **_naturals(one, "stream_id", "grant_id", "position", "size"),
+            **_naturals(one, "stream_id", "grant_id", "position", "size", "until"),
             final=one.final,
             lag=_natural("lag", one.lag) if one.HasField("lag") else None,
         )

@@ -54,7 +54,8 @@ class StreamProgress:
     """The next offset to deliver of one stream. `final`: the last word under this grant.
 
     `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
-    has not looked yet.
+    has not looked yet. `until`: with the last word, what lies in [position, until) was given out and is given up, and
+    may be seen again; 0: nothing.
     """
 
     stream_id: int
@@ -63,6 +64,7 @@ class StreamProgress:
     final: bool = False
     size: int = 0
     lag: int | None = None
+    until: int = 0
 
 
 MAX_WEIGHT = 1e6

@@ -350,7 +350,7 @@ class Borrower:
         if stream is None or event.position < stream.position:
             return None
         stream.position, stream.final = event.position, stream.final or event.final
-        stream.size, stream.lag = event.size, event.lag
+        stream.size, stream.lag, stream.until = event.size, event.lag, event.until
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:

@@ -28,7 +28,7 @@ class NodeLost:
 class Progressed:
     """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again.
 
-    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load.
+    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; so is `until` with the last word.
     """
 
     stream_id: int
@@ -37,6 +37,7 @@ class Progressed:
     final: bool = False
     size: int = 0
     lag: int | None = None
+    until: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class Stream:
     sent_at: float | None = None
     size: int = 0
     lag: int | None = None
+    until: int = 0
 
     @property
     def settled(self) -> bool:
@@ -33,7 +34,7 @@ class Stream:
 
     def progress(self) -> StreamProgress:
         """What to report."""
-        return StreamProgress(self.stream_id, self.grant_id, self.position, self.final, self.size, self.lag)
+        return StreamProgress(self.stream_id, self.grant_id, self.position, self.final, self.size, self.lag, self.until)
 
 
 class Streams:
@@ -97,6 +98,7 @@ class Streams:
                 final=s.final,
                 size=s.size,
                 lag=s.lag,
+                until=s.until,
             )
             for s in self._held.values()
         )

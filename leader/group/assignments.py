@@ -139,6 +139,7 @@ class Assignments:
             if said is None:
                 self.happen(assignment, Kind.REVOKE_FINISHED, now)
             else:
+                assignment.until = said.until
                 self.happen(assignment, Kind.FINAL if said.final else Kind.BROKEN_OFF, now, said.position)
 
     # --- answers of the database ------------------------------------------------------------------------------------
@@ -309,8 +310,10 @@ class Assignments:
             member = self._members.get(assignment.borrower_id)
             goes = member is None or member.departing
             kept_s = self._keep_s(self._slot(assignment)) if goes else 0.0
-            why = assignment.reason or ("its borrower left" if goes else "handed back by its borrower")
-            self._slots.write(Release(assignment.stream_id, assignment.grant_id, position, why, kept_s))
+            left = "left in the middle of a batch" if assignment.until > position else "its borrower left"
+            why = assignment.reason or (left if goes else "handed back by its borrower")
+            final = Release(assignment.stream_id, assignment.grant_id, position, why, kept_s, assignment.until)
+            self._slots.write(final)
 
     def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:

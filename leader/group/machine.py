@@ -195,6 +195,7 @@ class GroupLeader:
         if slot is not None and slot.assignment is found:
             slot.meter.note(progress.grant_id, progress.size, progress.lag, now)
         kind = Kind.FINAL if progress.final else Kind.PROGRESS
+        found.until = progress.until
         self._assignments.happen(found, kind, now, progress.position)
 
     def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:

@@ -17,7 +17,7 @@ BUSY_RETRY_S = 0.1
 @dataclass(slots=True)
 class Assignment:
     """A stream lent, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason` says why it is
-    to end, once that is decided."""
+    to end, once that is decided; `until`: up to where it was given out and given up, as its holder's last word said."""
 
     stream_id: int
     borrower_id: str
@@ -29,6 +29,7 @@ class Assignment:
     deadline: float = float("inf")
     reason: str = ""
     final_queued: bool = False
+    until: int = 0
     broken_off: bool = False
     revoked: RevokedReason = RevokedReason.LOST
 

@@ -134,6 +134,7 @@ class Release:
     """The final progress of a grant: position, then free (or finished), under the next grant id.
 
     With `keep_s` above 0 a row that is free afterwards is kept for so long for its holder's session, if it has a name.
+    With `until` behind the position, what lies between them was given out and given up: it may be seen twice.
     """
 
     stream_id: int
@@ -141,6 +142,7 @@ class Release:
     position: int
     reason: str
     keep_s: float = 0.0
+    until: int = 0
 
 
 @dataclass(frozen=True, slots=True)

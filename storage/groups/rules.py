@@ -248,7 +248,9 @@ def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruli
     if _consumed(position, stream):
         return _finish(row, position, entry.reason, now_us)
     after = _freed(row, position, now_us, entry.keep_s)
-    return Ruling(Verdict.APPLIED, after, _event("release", replace(row, position=position), entry.reason))
+    given_up = min(entry.until, stream.head)
+    until = given_up if given_up > position else None
+    return Ruling(Verdict.APPLIED, after, _event("release", replace(row, position=position), entry.reason, until))
 
 
 def _seize(entry: Seize, row: Row, stream: StreamFacts, now_us: int) -> Ruling:

@@ -323,6 +323,22 @@ def test_a_release_frees_at_the_exact_position(world: World) -> None:
 
 
 @pytest.mark.conforms("E11")
+@pytest.mark.parametrize(("until", "announced"), [(0, None), (7, None), (9, 9), (99, 10)])
+def test_a_release_says_what_was_given_out_and_given_up(world: World, until: int, announced: int | None) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = lent(world, group, term, stream)
+    world.append(stream, 10)
+    for _ in range(LOSSES_BEFORE_BLOCKED + 1):
+        released = world.apply(group, term, Release(stream, held.grant_id, 7, "leave", 0.0, until))
+        assert outcome(released) == (Verdict.APPLIED, FREE, 7), "to give up is no reason to block"
+        line = world.store.history(group.group_id)[-1]
+        assert (line.event, line.position, line.until, line.forced) == ("release", 7, announced, announced is not None)
+        held = lent(world, group, term, stream)
+
+
+@pytest.mark.conforms("E11")
 def test_a_seizure_names_from_where_messages_may_be_seen_twice(world: World) -> None:
     (stream,) = world.add_space()
     group = world.group()

@@ -41,7 +41,9 @@ ID = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TIME = st.floats(allow_nan=False, allow_infinity=False)
 HELD = st.builds(Held, NATURAL, NATURAL, NATURAL)
-ONE_PROGRESS = st.builds(StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL)
+ONE_PROGRESS = st.builds(
+    StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL
+)
 PROGRESS = st.lists(ONE_PROGRESS, max_size=5).map(tuple)
 RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
 

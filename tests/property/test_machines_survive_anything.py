@@ -78,7 +78,11 @@ class Ids:
 
     def progress(self, draw: Draw) -> StreamProgress:
         return StreamProgress(
-            draw(STREAMS), self.grant(draw), draw(st.one_of(ABSURD, st.integers(0, 100))), draw(st.booleans())
+            draw(STREAMS),
+            self.grant(draw),
+            draw(st.one_of(ABSURD, st.integers(0, 100))),
+            draw(st.booleans()),
+            until=draw(st.one_of(ABSURD, st.integers(0, 100))),
         )
 
     def grant(self, draw: Draw) -> int:

@@ -247,7 +247,7 @@ class Twins(RuleBasedStateMachine):
             case "advance":
                 return Advance(stream, grant_id, position)
             case "release":
-                return Release(stream, grant_id, position, "leave", keep_s)
+                return Release(stream, grant_id, position, "leave", keep_s, position + which % 3)
             case "seize":
                 return Seize(stream, grant_id, "silent", keep_s)
             case "mark":

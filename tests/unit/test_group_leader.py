@@ -702,6 +702,24 @@ def test_words_under_an_old_grant_write_nothing() -> None:
     assert bench.entries == [Release(1, bench.grant_id(), 0, "its borrower does not have it")], "what it does not name"
 
 
+@pytest.mark.conforms("E11")
+def test_what_was_given_up_is_written_with_the_last_word() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    bench.hear(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, bench.grant_id(), 50, True, until=60),)))
+    assert bench.entries == [Release(1, bench.grant_id(), 50, "handed back by its borrower", 0.0, 60)]
+
+
+@pytest.mark.conforms("E11")
+def test_a_leaver_says_what_it_gave_up() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    bench.leave(StreamProgress(1, bench.grant_id(), 50, True, until=60))
+    assert bench.entries == [Release(1, bench.grant_id(), 50, "left in the middle of a batch", 0.0, 60)]
+
+
 @pytest.mark.conforms("E10")
 @pytest.mark.parametrize("last", [False, True])
 def test_nobody_can_speak_of_a_grant_that_is_not_written_yet(last: bool) -> None:

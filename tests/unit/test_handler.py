@@ -27,13 +27,14 @@ class Play:
         self.handler.take(Install(Grant("b", 1, 7, grant_id, FROM, 1, 0, 1, "#")))
         found = self.handler.next_to_read(lambda _: True)
         assert found is not None
+        self.handler.not_read(found)
         return found
 
     def give(self, count: int) -> int:
         """A batch of so many messages; its first offset."""
         first = self.lent.read
         assert self.lent.take(first, first + count, 1_000)
-        self.handler.given(self.lent, first)
+        self.handler.given(self.lent, 0)
         return first
 
     def last(self) -> tuple[int, bool]:
@@ -69,7 +70,7 @@ def test_what_is_skipped_counts_when_all_before_it_is_done() -> None:
     play = Play()
     first = play.give(3)
     assert play.lent.take(FROM + 3, FROM + 9, 1_000)
-    play.handler.skipped(play.lent)
+    play.handler.skipped(play.lent, FROM + 3)
     assert play.reports == []
     play.handler.acknowledged(play.lent, first)
     assert play.last() == (FROM + 9, False)
@@ -101,6 +102,39 @@ def test_what_is_given_up_is_not_waited_for_and_does_not_count() -> None:
     play.handler.give_up()
     play.handler.take(Stop(7, 1))
     assert play.last() == (FROM + 5, True)
+
+
+@pytest.mark.conforms("E8", "E11")
+def test_the_last_word_says_what_was_given_out_and_is_given_up() -> None:
+    play = Play()
+    first = play.give(5)
+    play.handler.progressed(play.lent, first, FROM + 2)
+    play.handler.give_up()
+    play.handler.take(Stop(7, 1))
+    assert (play.last(), play.reports[-1].until) == ((FROM + 2, True), FROM + 5)
+
+
+@pytest.mark.conforms("E8")
+def test_who_was_told_to_stop_while_it_reads_has_its_last_word_when_that_is_over() -> None:
+    play = Play()
+    lent = play.handler.next_to_read(lambda _: True)
+    assert lent is play.lent
+    play.handler.take(Stop(7, 1))
+    assert play.reports == [], "what is being read may yet become a batch"
+    play.handler.not_read(lent)
+    assert play.last() == (FROM, True)
+
+
+@pytest.mark.conforms("E8", "E29")
+def test_what_was_taken_is_outstanding_whatever_breaks_off_the_session_then() -> None:
+    play = Play()
+    lent = play.handler.next_to_read(lambda _: True)
+    assert lent is play.lent
+    assert lent.take(FROM, FROM + 3, 1_000)
+    play.handler.not_read(lent)
+    play.handler.give_up()
+    play.handler.take(Stop(7, 1))
+    assert (play.last(), play.reports[-1].until) == ((FROM, True), FROM + 3)
 
 
 @pytest.mark.conforms("E8")

@@ -1,0 +1,75 @@
+"""A session whose user is in the middle of a batch: its other streams move, and what it gives up is told exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from borrower.batch import Batch
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from storage.publish import Publisher
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
+from tests.kit import eventually
+from tests.kit_nodes import SPEED
+
+SETTINGS = BorrowerSettings().scaled(SPEED)
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(database, tmp_path)
+    stage.serve("n1")
+    with Publisher(database) as publisher:
+        for number in range(2000):
+            publisher.publish("t", b"%d" % number, key=b"%d" % number)
+    yield stage
+    stage.close()
+
+
+def first_batch(session: Session) -> Batch:
+    batch = session.next_batch(WAIT_S)
+    assert batch is not None
+    return batch
+
+
+@pytest.mark.conforms("E8")
+def test_what_its_user_is_not_at_work_on_is_handed_over_while_a_call_runs(stage: Stage, database: str) -> None:
+    with Session(ALL, database, start="earliest", auto_ack=False, settings=SETTINGS) as session:
+        batch = first_batch(session)
+        stage.fleet.consumer("other", ALL)
+        eventually(lambda: stage.scene.shares() == [8, 8], WAIT_S, lambda: f"{stage.scene.rows()}{stage.said()}")
+        assert len(session.held()) == 8
+        batch.ack()
+    eventually(stage.scene.consumed, WAIT_S, stage.said)
+    assert not any(line.forced for line in stage.scene.history())
+
+
+@pytest.mark.conforms("E8", "E11")
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_an_error_leaves_undone_is_announced_to_the_offset(
+    stage: Stage, database: str, error: type[BaseException]
+) -> None:
+    batch: Batch | None = None
+    try:
+        with Session(ALL, database, start="earliest", settings=SETTINGS) as session:
+            batch = first_batch(session)
+            batch.ack(batch.first + 3)
+            raise error
+    except error:
+        pass
+    assert batch is not None
+    (forced,) = [line for line in stage.scene.history() if line.forced]
+    assert (forced.event, forced.stream_id, forced.grant_id) == ("release", batch.stream_id, batch.grant_id)
+    assert (forced.position, forced.until) == (batch.first + 3, batch.end)
+    assert forced.reason == "left in the middle of a batch"
+
+
+@pytest.mark.conforms("E8")
+def test_a_break_after_the_last_message_repeats_that_batch_and_says_so(stage: Stage, database: str) -> None:
+    with Session(ALL, database, start="earliest", settings=SETTINGS) as session:
+        batch = next(iter(session))
+    (forced,) = [line for line in stage.scene.history() if line.forced]
+    assert (forced.stream_id, forced.position, forced.until) == (batch.stream_id, batch.first, batch.end)
