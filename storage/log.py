@@ -21,7 +21,7 @@ import pyarrow as pa
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
-from protocol.errors import BeyondHead, Gone, NotFound, ProducerFenced, SubletError
+from protocol.errors import BeyondHead, Gone, NotFound, ProducerFenced, SubletError, Unavailable
 from protocol.words import Filter
 from storage.block import Packed, decode, deliver, from_offset, matching
 from storage.connect import UnknownOutcome
@@ -197,7 +197,23 @@ def position_at(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -
 
 
 def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
-    """Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on."""
+    """Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on.
+
+    What older ones are writing at this moment comes first: it is waited for, as long as the connection's lock_timeout
+    says, and `Unavailable` is raised if it takes longer.
+    """
+    try:
+        with conn.transaction():
+            conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
+            return _register(conn, producer_id)
+    except psycopg.errors.LockNotAvailable:
+        raise Unavailable(
+            f"producer {producer_id!r}: an earlier incarnation of it is still writing, and a new one begins only after "
+            "that. Try again; if it goes on, end the process that publishes under this name."
+        ) from None
+
+
+def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
     row = conn.execute(
         "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
         " values (%s, 0, (extract(epoch from clock_timestamp()) * 1e6)::bigint, 0, 0)"

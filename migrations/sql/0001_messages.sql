@@ -116,6 +116,13 @@ create table node (
   notify text                                          -- where publishers' notifications reach it; null: it looks by itself
 ) with (fillfactor = 50);
 
+-- The advisory lock of a producer; negative, which is not so of our others. Who registers it holds the lock alone, and who
+-- appends under its name shares it until the end of the transaction, before any other lock: so registering waits for what
+-- is being written, and what is written later sees that it is fenced.
+create function producer_lock(p_producer text) returns bigint language sql immutable as $$
+  select hashtextextended(p_producer, 0) | (1::bigint << 63)
+$$;
+
 -- One block in one round trip, in the caller's transaction. `outcome` is exactly one of
 --   appended   it lies at [end_offset - p_count, end_offset)
 --   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
@@ -133,6 +140,7 @@ declare
   place record;
 begin
   if p_producer is not null then
+    perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
     select p.incarnation, p.sequence, p.end_offset into known from producer p
      where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
     if not found then

@@ -33,12 +33,15 @@ from storage.publish.columns import (
 from storage.publish.delivery import BatchDelivery, Delivery
 from storage.publish.fork import check_process
 from storage.publish.routes import Routes
-from storage.publish.sender import ATTEMPT_TIMEOUT_S, Producer, Sender
+from storage.publish.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Producer, Sender
 from storage.publish.settings import LARGEST_BYTES, LONGEST_LINGER_MS, duration, producer_name, text, whole
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
 RETRY_TIMEOUT_S = 120.0
+
+REGISTER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 5.0
+"""For so long a named producer waits for what its predecessor is writing: a frozen one is cut off before that."""
 
 GIVE_UP_S = 0.5
 """What `close` grants the sender, and the leaving of an embedded server, once its own time is over."""
@@ -191,7 +194,12 @@ class Publisher:
 
 def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer]:
     try:
-        with connect(url, application_name="sublet publisher", silence_s=ATTEMPT_TIMEOUT_S) as conn:
+        with connect(
+            url,
+            application_name="sublet publisher",
+            lock_timeout_s=REGISTER_TIMEOUT_S,
+            silence_s=ATTEMPT_TIMEOUT_S,
+        ) as conn:
             if space is not None:
                 find_space(conn, space)
             routes = Routes.load(conn, space)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 
 def main(as_json: bool = False, keep: str | None = None) -> int:
-    """Run it; the exit code: 1 if anything was lost, or repeated without an explanation. `keep`: a directory for the
-    records, kept afterwards."""
+    """Run it; the exit code: 1 if anything was lost, or repeated without an explanation, or if a kill was not in the
+    middle of the work. `keep`: a directory for the records, kept afterwards."""
     from sublet.demo.stage import run
 
     return run(as_json, keep)

@@ -1,10 +1,11 @@
-"""The demo's checker: compares what the tasks recorded with the source, and repeats with the history of lendings."""
+"""The demo's checker: compares what the tasks recorded with the source, repeats with the history of lendings, and the
+moments of the kills with those that were promised."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,23 @@ from typing import Any
 import pyarrow as pa
 
 from storage.groups.model import HistoryRecord
+
+KILLS_BETWEEN = 0.3, 0.7
+"""A kill before or after that would not be in the middle of the work, and would show little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What was killed, and the share of all messages that was durably consumed right before."""
+
+    what: str
+    share: float
+
+    @property
+    def timely(self) -> bool:
+        """It was in the middle of the work."""
+        least, most = KILLS_BETWEEN
+        return least <= self.share <= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +57,18 @@ class Findings:
     duplicate_ranges: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """carrier: flights in the file, flights consumed, miles consumed."""
+    kills: tuple[Kill, ...] = ()
 
     @property
     def sound(self) -> bool:
-        """Nothing lost, nothing out of place, every repeat explained, totals as in the file."""
-        whole = all(wanted == found for wanted, found, _ in self.totals.values())
+        """Nothing lost, nothing out of place, every repeat explained, totals as in the file, kills when promised."""
+        whole = all(wanted == found for wanted, found, _ in self.totals.values()) and not self.untimely
         return not (self.lost or self.misplaced or self.duplicated - self.explained_duplicates) and whole
+
+    @property
+    def untimely(self) -> list[Kill]:
+        """Kills that were not in the middle of the work."""
+        return [kill for kill in self.kills if not kill.timely]
 
 
 def read_attempts(directory: Path) -> list[Attempt]:
@@ -60,9 +84,15 @@ def read_attempts(directory: Path) -> list[Attempt]:
     return attempts
 
 
-def judge(source: pa.Table, heads: dict[int, int], attempts: list[Attempt], history: list[HistoryRecord]) -> Findings:
+def judge(
+    source: pa.Table,
+    heads: dict[int, int],
+    attempts: list[Attempt],
+    history: list[HistoryRecord],
+    kills: Sequence[Kill] = (),
+) -> Findings:
     """Compare as a multiset, by (stream, offset) and by source row."""
-    findings = Findings(source.num_rows)
+    findings = Findings(source.num_rows, kills=tuple(kills))
     grants, row_at = _deliveries(attempts)
     wanted = {(stream, offset) for stream, head in heads.items() for offset in range(head)}
     findings.consumed = len(grants.keys() & wanted)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sublet.demo.check import Findings
+from sublet.demo.check import KILLS_BETWEEN, Findings
 
 _PLAIN_EVERY_S = 5.0
 
@@ -94,11 +94,14 @@ def _wrong(findings: Findings) -> str:
     """What keeps the findings from being sound."""
     unexplained = findings.duplicated - findings.explained_duplicates
     carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
+    least, most = KILLS_BETWEEN
+    late = [f"the {kill.what} was killed when {kill.share:.1%} was consumed" for kill in findings.untimely]
     told = (
         (findings.lost, f"{findings.lost:,} messages are lost"),
         (unexplained, f"{unexplained:,} repeats are not explained"),
         (findings.misplaced, f"{findings.misplaced:,} messages are not where they were published"),
         (carriers, f"totals differ for {', '.join(carriers)}"),
+        (late, f"{' and '.join(late)}, not between {least:.0%} and {most:.0%}"),
     )
     return "; ".join(text for wrong, text in told if wrong)
 

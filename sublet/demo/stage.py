@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ PUBLISH_S = 30.0
 SECONDS_PER_MESSAGE = 0.0004
 """What the tasks pretend that a message takes: four of them need about 35 s for all."""
 KILL_WORKER_AT, KILL_LEADER_AT = 0.33, 0.5
+"""Not before that share is consumed, and as soon as there is somebody to kill; `check.KILLS_BETWEEN` is what counts."""
 LIMIT_S = 170.0
 
 
@@ -96,6 +97,7 @@ class _Stage:
     story: Story
     published: int = 0
     failure: BaseException | None = None
+    kills: list[check.Kill] = field(default_factory=list)
 
     def play(self, as_json: bool) -> int:
         records = self.home / "records"
@@ -115,7 +117,7 @@ class _Stage:
             self.show.say("everything is consumed; draining the application")
             application.communicate(timeout=60)
             heads, history = {line.stream_id: line.head for line in sight.look().streams}, sight.history()
-        findings = check.judge(source, heads, check.read_attempts(records), history)
+        findings = check.judge(source, heads, check.read_attempts(records), history, self.kills)
         self._report(findings, history, as_json)
         return 0 if findings.sound else 1
 
@@ -152,9 +154,9 @@ class _Stage:
 
     def _watch(self, sight: Sight, total: int) -> None:
         """Show how far it is, and kill at the right moments."""
-        acts: list[tuple[float, Callable[[Overview], bool]]] = [
-            (KILL_WORKER_AT, self._kill_worker),
-            (KILL_LEADER_AT, self._kill_leader),
+        acts: list[tuple[float, str, Callable[[Overview], bool]]] = [
+            (KILL_WORKER_AT, "worker", self._kill_worker),
+            (KILL_LEADER_AT, "leader", self._kill_leader),
         ]
 
         def done() -> bool:
@@ -162,8 +164,8 @@ class _Stage:
             done_so_far = consumed(seen)
             self.show.update(self.published, done_so_far)
             self.story.saw(seen)
-            if acts and done_so_far >= acts[0][0] * total and acts[0][1](seen):
-                acts.pop(0)
+            if acts and done_so_far >= acts[0][0] * total and acts[0][2](seen):
+                self.kills.append(check.Kill(acts.pop(0)[1], done_so_far / total))
             return done_so_far == total
 
         self._until(done, "everything to be consumed")
@@ -222,5 +224,6 @@ class _Stage:
             "totals_match": all(wanted == found for wanted, found, _ in findings.totals.values()),
             "move_list": moves,
             "duplicate_ranges": findings.duplicate_ranges,
+            "kills": [asdict(kill) for kill in findings.kills],
         }
         sys.stdout.write(json.dumps(said) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import BeyondHead, Gone, NotFound
+from protocol.errors import BeyondHead, Gone, NotFound, Unavailable
 from protocol.words import Filter
 from storage.catalogue import open_streams
 from storage.connect import UnknownOutcome, connect
@@ -75,6 +76,39 @@ def test_a_registered_incarnation_fences_older_ones_also_where_it_has_not_writte
     assert second > first
     assert append(conn, [stamped(stream, Stamp("p", first, 1), b"a")]) == [Appended(Outcome.FENCED, None)]
     assert append(conn, [stamped(stream, Stamp("p", second, 1), b"b")]) == [Appended(Outcome.APPENDED, 1)]
+
+
+@pytest.mark.conforms("W2")
+def test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later(
+    database: str, conn: psycopg.Connection[Any], stream: int
+) -> None:
+    other_stream = open_streams(conn)[1].stream_id
+    older = register_producer(conn, "p")
+    with connect(database) as second, connect(database) as third, ThreadPoolExecutor(2) as pool:
+        with conn.transaction():
+            append(conn, [stamped(stream, Stamp("p", older, 1), b"a")])
+            registering = pool.submit(lambda: (register_producer(second, "p"), heads(second, [stream])[stream].head))
+            eventually(lambda: _waiting(database))
+            late = pool.submit(append, third, [stamped(other_stream, Stamp("p", older, 1), b"x")])
+            eventually(lambda: _waiting(database) == 2)
+            assert append(conn, [stamped(stream, Stamp("p", older, 2), b"b")]) == [Appended(Outcome.APPENDED, 2)]
+            assert not registering.done()
+        newer, seen = registering.result(10)
+        assert (newer > older, seen) == (True, 2)
+        assert late.result(10) == [Appended(Outcome.FENCED, None)]
+    assert append(conn, [stamped(stream, Stamp("p", older, 3), b"c")]) == [Appended(Outcome.FENCED, None)]
+    assert values(read(conn, stream)) == [b"a", b"b"]
+
+
+def test_a_producer_whose_older_incarnation_does_not_end_its_writing_is_told_so_and_others_are_not_disturbed(
+    database: str, conn: psycopg.Connection[Any], stream: int
+) -> None:
+    with connect(database, lock_timeout_s=0.2) as second, conn.transaction():
+        append(conn, [stamped(stream, Stamp("p", 1, 1), b"a")])
+        with pytest.raises(Unavailable, match="producer 'p': an earlier incarnation of it is still writing"):
+            register_producer(second, "p")
+        assert register_producer(second, "q")
+    assert append(conn, [stamped(stream, Stamp("p", 1, 2), b"b")]) == [Appended(Outcome.APPENDED, 2)]
 
 
 def test_several_streams_in_one_transaction_answer_in_the_given_order(conn: psycopg.Connection[Any]) -> None:
@@ -284,9 +318,10 @@ class _Regret(Exception):
     """The writer rolls back."""
 
 
-def _waiting(database: str) -> bool:
+def _waiting(database: str) -> int:
+    """How many wait for a lock."""
     with connect(database) as conn:
         row = conn.execute(
             "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         ).fetchone()
-    return row is not None and row[0] > 0
+    return int(row[0]) if row else 0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +30,7 @@ from protocol.errors import (
 from storage.catalogue import find_space, open_streams
 from storage.connect import connect
 from storage.embedded import EmbeddedPostgres
+from storage.log import Append, Appended, Outcome, append
 from storage.migrate import migrate
 from storage.publish import AsyncPublisher, Publisher
 from storage.publish.pieces import Load
@@ -162,20 +163,25 @@ def test_what_waits_while_an_append_is_under_way_is_the_next_block(
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("untold")
 def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
-    database: str, conn: psycopg.Connection[Any]
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answered = _answers(monkeypatch)
     reshard(conn, "default", 1)
     with PostgresProxy(database) as cutter, Publisher(cutter.url, block_messages=4, blocks_per_commit=3) as publisher:
         publisher.publish("t", b"first").result(20)
-        with conn.transaction():
-            conn.execute("select from stream where state = 'open' for update")
-            deliveries = [publisher.publish("t", b"%d" % index) for index in range(30)]
-            eventually(lambda: _waiting(database))
-            cutter.cut()
+        cutter.cut_commit(resume=False)
+        delivery = publisher.publish_batch({"topic": "t", "value": [b"%d" % row for row in range(30)]})
         assert cutter.was_cut.wait(20)
-        cutter.resume()
-        assert [each.result(20).offset for each in deliveries] == list(range(1, 31))
-    assert [row["value"] for row in stored(conn)[1:]] == [b"%d" % index for index in range(30)]
+        try:
+            eventually(lambda: _heads(conn) == 13, 20)
+            assert not delivery.done, "three blocks are committed, and nobody knows"
+        finally:
+            cutter.resume()
+        places = [span.offset_of(row) for span in delivery.result(20) for row in span.rows]
+    retried = [Appended(Outcome.DUPLICATE, None)] * 2 + [Appended(Outcome.DUPLICATE, 13)]
+    assert retried in answered, "the log remembers the end of the last block only"
+    assert places == list(range(1, 31))
+    assert [row["value"] for row in stored(conn)[1:]] == [b"%d" % row for row in range(30)]
 
 
 def test_lingering_gathers_and_a_flush_does_not_wait_for_it(database: str, conn: psycopg.Connection[Any]) -> None:
@@ -517,6 +523,18 @@ def _reshard_twice(database: str) -> None:
     with connect(database) as conn:
         reshard(conn, "default", 4)
         reshard(conn, "default", 2)
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch) -> list[list[Appended]]:
+    """What the log answers to publishers of this process from now on, one list for each transaction."""
+    heard: list[list[Appended]] = []
+
+    def listening(conn: psycopg.Connection[Any], appends: Sequence[Append]) -> list[Appended]:
+        heard.append(append(conn, appends))
+        return heard[-1]
+
+    monkeypatch.setattr("storage.publish.sender.append", listening)
+    return heard
 
 
 def _heads(conn: psycopg.Connection[Any]) -> int:

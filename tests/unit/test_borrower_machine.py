@@ -326,6 +326,14 @@ def test_what_counts_is_when_the_ping_was_sent_not_when_its_answer_came() -> Non
     assert play.last.ended is not None
 
 
+@pytest.mark.conforms("E7", "E14")
+def test_a_leaders_word_is_good_from_when_its_ping_was_sent_not_from_when_its_answer_came() -> None:
+    play = connected(GRANT)
+    play.hear(PingResponse(ME, TERM, 2.0, GOOD_S), 5.5)
+    assert play.machine.may_start(5, 50, 2.0 + GOOD_S - 0.01)
+    assert not play.machine.may_start(5, 50, 2.0 + GOOD_S)
+
+
 @pytest.mark.conforms("E5")
 @pytest.mark.parametrize("sent_at", [1e308, math.inf, math.nan, -math.inf])
 def test_an_absurd_time_in_an_answer_is_trusted_no_longer_than_an_honest_one(sent_at: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from storage.groups.model import HistoryRecord
 from storage.groups.overview import Overview
 from sublet.demo import check, flights, stage
-from sublet.demo.check import Attempt, Findings, judge, read_attempts
+from sublet.demo.check import Attempt, Findings, Kill, judge, read_attempts
 from sublet.demo.holdings import holdings
 from sublet.demo.show import Show
 from sublet.demo.story import Story
@@ -82,6 +83,12 @@ def test_totals_that_differ_from_the_file_are_not_sound() -> None:
     assert not findings.sound
 
 
+@pytest.mark.parametrize(("share", "sound"), [(0.29, False), (0.3, True), (0.7, True), (0.71, False)])
+def test_a_kill_outside_of_the_middle_of_the_work_is_not_sound(share: float, sound: bool) -> None:
+    findings = judge(SOURCE, HEADS, WHOLE, [], [Kill("worker", 0.5), Kill("leader", share)])
+    assert findings.sound is sound
+
+
 def test_the_torn_last_line_of_a_killed_worker_is_no_delivery(tmp_path: Path) -> None:
     line = json.dumps({"stream": 1, "grant": 7, "offsets": [0, 1], "rows": [0, 1]})
     (tmp_path / "41.jsonl").write_text(f"{line}\n{line[:-9]}")
@@ -92,7 +99,9 @@ def test_the_torn_last_line_of_a_killed_worker_is_no_delivery(tmp_path: Path) ->
 # --- the exit code and what is said ---------------------------------------------------------------------------------
 
 
-def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Attempt], as_json: bool) -> tuple[int, str]:
+def played(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Attempt], as_json: bool, kill_at: float = 0.5
+) -> tuple[int, str]:
     """The demo with its processes left out: what its end makes of these deliveries."""
     nothing = SimpleNamespace(streams=[SimpleNamespace(stream_id=s, head=h) for s, h in HEADS.items()])
     sight = SimpleNamespace(look=lambda: nothing, history=list)
@@ -104,30 +113,62 @@ def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Attem
     for name in ("_until", "_publish", "_watch"):
         monkeypatch.setattr(stage._Stage, name, lambda *_: None)
     with contextlib.redirect_stdout(said):
-        play = stage._Stage("url", tmp_path, Show(), cast("Any", processes), Story(lambda text: None)).play
+        kills = [Kill("worker", 0.4), Kill("leader", kill_at)]
+        show, story = Show(), Story(lambda text: None)
+        play = stage._Stage("url", tmp_path, show, cast("Any", processes), story, kills=kills).play
         return play(as_json), said.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("attempts", "code", "told"),
+    ("attempts", "kill_at", "code", "told"),
     [
-        (WHOLE, 0, "sound: nothing lost, every repeat explained"),
-        (WHOLE[:1], 1, "NOT SOUND: 2 messages are lost; totals differ for DL, UA"),
-        ([*WHOLE, AGAIN], 1, "NOT SOUND: 2 repeats are not explained"),
+        (WHOLE, 0.5, 0, "sound: nothing lost, every repeat explained"),
+        (WHOLE[:1], 0.5, 1, "NOT SOUND: 2 messages are lost; totals differ for DL, UA"),
+        ([*WHOLE, AGAIN], 0.5, 1, "NOT SOUND: 2 repeats are not explained"),
+        (WHOLE, 0.97, 1, "NOT SOUND: the leader was killed when 97.0% was consumed, not between 30% and 70%"),
     ],
 )
-def test_the_exit_code_is_1_if_anything_is_lost_or_unexplained(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Attempt], code: int, told: str
+def test_the_exit_code_is_1_if_anything_is_lost_or_unexplained_or_was_killed_at_the_wrong_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[Attempt], kill_at: float, code: int, told: str
 ) -> None:
-    ended, said = played(monkeypatch, tmp_path, attempts, as_json=False)
+    ended, said = played(monkeypatch, tmp_path, attempts, as_json=False, kill_at=kill_at)
     assert ended == code
     assert told in said
     (tmp_path / "records").rmdir()
-    ended, said = played(monkeypatch, tmp_path, attempts, as_json=True)
+    ended, said = played(monkeypatch, tmp_path, attempts, as_json=True, kill_at=kill_at)
     answer = json.loads(said)
+    assert answer["kills"] == [{"what": "worker", "share": 0.4}, {"what": "leader", "share": kill_at}]
     assert ended == code
     assert answer.keys() >= {"published", "consumed", "lost", "duplicated", "explained_duplicates", "moves", "seconds"}
     assert {type(answer[name]) for name in ("published", "lost", "moves", "seconds")} == {int}
+
+
+def test_a_worker_and_the_leader_are_killed_in_the_middle_of_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The looks at 50 and 52 % show no leader: the second kill has to wait for one."""
+    looks = iter([_half_done(percent, led=percent not in (50, 52)) for percent in range(0, 101, 2)])
+    sight = SimpleNamespace(look=lambda: next(looks))
+    killed: list[str] = []
+    node = SimpleNamespace(kill=lambda: killed.append("n1"))
+    acting = stage._Stage("url", tmp_path, Show(), cast("Any", {"n1": node}), Story(lambda text: None))
+    monkeypatch.setattr(stage._Stage, "_until", lambda _, fact, what: any(fact() for _ in range(51)))
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        monkeypatch.setattr(stage, "process_of", lambda agent: worker.pid if agent == "h:1:x" else None)
+        acting._watch(cast("Any", sight), 100)
+        assert worker.wait(10) == -9
+    assert killed == ["n1"]
+    assert acting.kills == [Kill("worker", 0.34), Kill("leader", 0.54)]
+    assert all(kill.timely for kill in acting.kills)
+
+
+def _half_done(percent: int, led: bool) -> SimpleNamespace:
+    """Two workers with a stream each, of which the second is a little further."""
+    lines = [
+        SimpleNamespace(stream_id=1, agent="h:1:x", status="held", position=percent // 2 - 2, lag=52 - percent // 2),
+        SimpleNamespace(stream_id=2, agent="h:2:x", status="held", position=percent // 2 + 2, lag=48 - percent // 2),
+    ]
+    return SimpleNamespace(leader=SimpleNamespace(node="n1"), led=led, streams=lines)
 
 
 def test_lines_are_not_broken_where_nobody_looks_at_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,32 @@ def test_unchanged_membership_moves_nothing() -> None:
     assert bench.heard(Revoke) == []
 
 
+@pytest.mark.conforms("E18")
+def test_what_is_set_free_goes_back_to_who_had_it_last() -> None:
+    bench = Bench(shards=4)
+    bench.joined()
+    bench.confirm()
+    bench.join("b/1")
+    bench.pass_time(bench.settings.min_hold_s + 1.0, BORROWER, "b/1")
+    taken = {r.stream_id for r in bench.heard(Revoke)}
+    _hand_over(bench, *taken)
+    shared = {stream_id: "b/1" if stream_id in taken else BORROWER for stream_id in (1, 2, 3, 4)}
+    assert bench.holders() == shared
+    bench.revoke(1, 2, 3, 4)
+    _hand_over(bench, 1, 2, 3, 4)
+    assert bench.holders() == shared, "shared out afresh they would have changed hands"
+
+
+def _hand_over(bench: Bench, *streams: int) -> None:
+    """Their holders say their last word, and they are granted anew."""
+    holders = bench.holders()
+    for stream_id in streams:
+        bench.progress(0, stream_id, final=True, borrower_id=str(holders[stream_id]))
+    bench.settle()
+    bench.pass_time(1.0, BORROWER, "b/1")
+    bench.confirm()
+
+
 @pytest.mark.conforms("E20")
 def test_standby_takes_over_at_once_when_an_owner_leaves() -> None:
     bench = Bench(shards=2)
@@ -525,6 +551,25 @@ def test_what_was_certainly_not_written_is_written_again() -> None:
     bench.progress(9)
     bench.pass_time(bench.settings.resend_s + 0.1, BORROWER)
     assert bench.row().position == 9
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.conforms("E11")
+def test_what_was_not_written_comes_before_what_waited_for_it(busy: bool) -> None:
+    """The holder is put out while its progress is not written yet: what it reported is not announced as repeated."""
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    bench.progress(50)
+    bench.tick(bench.settings.eviction_s + 1)
+    if busy:
+        bench.store.locked.add((1, 1))
+        bench.commit()
+        bench.store.locked.clear()
+    else:
+        bench.fail()
+    bench.pass_time(bench.settings.resend_s + 1.0)
+    assert [h.position for h in bench.store.history(1) if h.forced] == [50]
 
 
 def test_a_refused_grant_is_tried_again_even_while_others_join() -> None:
