@@ -18,8 +18,8 @@ venv: $(READY) ## make .venv and install sublet into it, with all it takes to wo
 demo: $(READY) ## see groups share work, move it and lose nothing, on a Postgres and a Spark of their own
 	$(BIN)/sublet demo $(ARGS)
 
-test: $(READY) ## run the tests, two at a time (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(READY) ## run the tests, three at a time (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) ## ruff, mypy --strict, the import contracts, and whether the generated pages are current
 	$(BIN)/ruff check .

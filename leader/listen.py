@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from protocol.address import split_address
 from protocol.errors import InvalidSetting
@@ -36,6 +37,17 @@ class Listen:
             )
         return cls(host, port)
 
+    def is_free(self) -> bool:
+        """Whether the system would let somebody listen there now.
+
+        gRPC finds that out as well, but tells it on stderr in words of its own.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return False
+        return any(_can_bind(family, address) for family, _, _, _, address in found)
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
@@ -47,3 +59,13 @@ def _is_loopback(host: str) -> bool:
     except (OSError, UnicodeError) as error:
         raise InvalidSetting(f"host {host!r} cannot be resolved ({error}). Give an address of this machine.") from None
     return all(ipaddress.ip_address(str(info[4][0]).split("%")[0]).is_loopback for info in found)
+
+
+def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: what has just ended is no hindrance
+            probe.bind(address)
+    except OSError:
+        return False
+    return True

@@ -144,7 +144,7 @@ class NodeServer:
 
     def _bind(self, server: grpc.aio.Server) -> NodeRef:
         try:
-            port = server.add_insecure_port(str(self._listen))
+            port = server.add_insecure_port(str(self._listen)) if self._listen.is_free() else 0
         except RuntimeError:
             port = 0
         if port == 0:

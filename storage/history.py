@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -15,19 +16,17 @@ STEP = 10_000
 LATELY_S, LATELY = 86_400.0, 20
 """A forced move was lately if it was within that time, and is among the group's newest of that number."""
 
-_READ = f"""
-select {RECORD} from (
-  select * from lending_history
-   where group_id = %(group)s and (%(stream)s::bigint is null or stream_id = %(stream)s)
-   order by history_id desc limit %(limit)s) as newest
+_NEWEST = f"""
+with wanted as not materialized (select * from lending_history where {{}})
+select {RECORD}, (select count(*) from wanted)
+  from (select * from wanted order by history_id desc limit %(limit)s) as newest
  order by history_id"""
 
-_FORCED = f"""
-select {RECORD} from (
-  select * from lending_history
-   where group_id = %(group)s and forced and at > clock_timestamp() - make_interval(secs => %(lately)s)
-   order by history_id desc limit %(limit)s) as newest
- order by history_id"""
+_READ = _NEWEST.format("group_id = %(group)s and (%(stream)s::bigint is null or stream_id = %(stream)s)")
+
+_FORCED = _NEWEST.format(
+    "group_id = %(group)s and forced and at > clock_timestamp() - make_interval(secs => %(lately)s)"
+)
 
 # Why a stream is blocked is told as long as it is.
 _FORGET = """
@@ -39,19 +38,29 @@ delete from lending_history where history_id in (
    order by h.at limit %(limit)s)"""
 
 
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest lines, oldest first, of `total` that there are of their kind."""
+
+    lines: tuple[HistoryRecord, ...] = ()
+    total: int = 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether there are older ones."""
+        return self.total > len(self.lines)
+
+
 def read_history(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
-) -> tuple[HistoryRecord, ...]:
-    """The newest `limit` lines of a group, or of one of its streams, oldest first. Stream 0 is the group itself."""
-    found = conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit})
-    return tuple(HistoryRecord(*row) for row in found)
+) -> Newest:
+    """The newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
+    return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
 
-def forced_lately(conn: psycopg.Connection[Any], group_id: int) -> tuple[HistoryRecord, ...]:
-    """The moves of late after which messages in [position, until) may have been seen twice, oldest first."""
-    return tuple(
-        HistoryRecord(*row) for row in conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY})
-    )
+def forced_lately(conn: psycopg.Connection[Any], group_id: int) -> Newest:
+    """The moves of late after which messages in [position, until) may have been seen twice."""
+    return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
 
 def forget_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
@@ -65,3 +74,8 @@ def forget_history(conn: psycopg.Connection[Any], older_than_s: float, limit: in
         forgotten += deleted
         if deleted < limit:
             return forgotten
+
+
+def _newest(found: psycopg.Cursor[Any]) -> Newest:
+    rows = found.fetchall()
+    return Newest(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)

@@ -286,7 +286,16 @@ class Assignments:
 
     def _tell_lost(self, assignment: Assignment, now: float, position: int) -> None:
         self._forget(assignment, now, position)
-        self._say_revoked(assignment, now)
+        if not self._is_ending(assignment):
+            self._say_revoked(assignment, now)
+
+    def _is_ending(self, assignment: Assignment) -> bool:
+        """The grant's end is being written. Until it is, nobody may be told: he would drop the stream and with it the
+        progress that he has not reported, and the next leader, to whom the grant is in force, would not hear of it."""
+        slot = self._slots.get(assignment.stream_id)
+        if slot is None or slot.lending.grant_id != assignment.grant_id:
+            return False
+        return any(isinstance(entry, Release | Seize) for entry in (slot.in_flight, *slot.queue))
 
     def _tell_saved(self, assignment: Assignment, now: float, position: int) -> None:
         self._send(
@@ -329,8 +338,9 @@ class Assignments:
         self._write_final(assignment, now, self._slot(assignment).lending.position)
 
     def _write_seizure(self, assignment: Assignment, now: float, position: int) -> None:
-        self.seize(self._slot(assignment), f"deadline: {assignment.reason}", keep_s=0.0)
-        self._say_revoked(assignment, now)
+        assignment.final_queued = assignment.broken_off = True
+        why = f"deadline: {assignment.reason}"
+        self._slots.write(Seize(assignment.stream_id, assignment.grant_id, why, 0.0))
 
 
 def _give_back(slot: Slot, entry: Grant | Reclaim, keep_s: float) -> Release | Seize:

@@ -1,7 +1,7 @@
 """Stable session names: of two processes under one name the newer stays, and has what the older held.
 
-Which of them is the newer says its epoch. Epochs are known from the members and from the rows, so that the successor of
-a leader goes on to turn the older away.
+Which of them is the newer says its epoch. A leader remembers the newest that it has let in, also when that has left.
+Its successor knows epochs from the members and from the rows, and goes on to turn the older away where there are any.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from leader.group.slots import Slots
 from leader.settings import LeaderSettings
 from protocol.messages import EndReason, Invalidate, LeaderWanted, ToBorrower
 from storage.groups.model import Group, LendingStatus
+
+REMEMBERED = 10_000
+"""Names whose newest process is remembered; of more, the one that was let in the longest time ago is forgotten."""
 
 
 class Names:
@@ -29,6 +32,7 @@ class Names:
         send: Callable[[str, ToBorrower], None],
     ) -> None:
         self._slots, self._members, self._assignments, self._send = slots, members, assignments, send
+        self._let_in: dict[str, int] = {}
         # Long enough for the newer process to be given what the older is deprived of.
         self._keep_s = max(group.options.session_expiry_s, settings.eviction_s)
 
@@ -42,13 +46,20 @@ class Names:
             return False
         if wanted.session_epoch > newest:
             self._fence(wanted.session, wanted.session_epoch, term)
+        self._remember(wanted.session, wanted.session_epoch)
         return True
+
+    def _remember(self, session: str, epoch: int) -> None:
+        self._let_in.pop(session, None)
+        self._let_in[session] = epoch
+        if len(self._let_in) > REMEMBERED:
+            del self._let_in[next(iter(self._let_in))]
 
     def _newest(self, session: str) -> int:
         """The highest epoch that is known of the name; 0: none is."""
         bearer = self._members.named(session)
         held = [slot.lending.session_epoch or 0 for slot in self._slots.of_session(session)]
-        return max([bearer.session_epoch if bearer else 0, *held])
+        return max([self._let_in.get(session, 0), bearer.session_epoch if bearer else 0, *held])
 
     def _fence(self, session: str, epoch: int, term: int) -> None:
         why = "fenced by a newer process of its session"

@@ -103,7 +103,7 @@ TABLE: dict[Status, dict[Kind, Step]] = {
         REVOKE=(Status.REVOKING, Action.IGNORE),
         REVOKE_FINISHED=(Status.REVOKING, Action.WRITE_UNHELD),
         RESEND=(Status.REVOKING, Action.TELL_REVOKE),
-        DEADLINE=(Status.ABSENT, Action.WRITE_SEIZURE),
+        DEADLINE=(Status.REVOKING, Action.WRITE_SEIZURE),
     ),
     Status.REVOKED: _row(
         PROGRESS=(Status.REVOKED, Action.TELL_REVOKED),

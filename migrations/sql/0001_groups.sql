@@ -58,7 +58,7 @@ create table lending_history (
   at timestamptz not null,
   group_id bigint not null,
   stream_id bigint not null,                           -- 0: of the group itself
-  event text not null,                                 -- grant, reclaim, revoke, release, finish, seize, block, skip, takeover
+  event text not null,                                 -- grant, reclaim, revoke, release, finish, seize, block, skip, takeover, delete
   reason text not null,
   grant_id bigint not null,                            -- the grant that began or ended
   borrower_id text,

@@ -12,9 +12,10 @@ from typing import Any
 
 from protocol.words import Filter, Subscription
 from storage.catalogue import filled
-from storage.groups import leadership
+from storage.groups import leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Group, GroupOptions, Start
+from storage.groups.rules import deletion
 from storage.groups.sql import NOW
 
 _COLUMNS = "group_id, kind, name, filter, start, options"
@@ -50,6 +51,8 @@ select %(group)s, stream_id, position, {NOW} from (
      and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
   ) as begun
  where not (%(policy)s = 'time' and state = 'closed' and position = head)"""
+
+_DROP = f"delete from lending l where l.group_id = %(group)s returning {rows.ROW}"
 
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
@@ -87,11 +90,18 @@ def create(
 
 
 def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
-    """Mark it deleted, drop its rows and end its leader's lease; False where somebody else was faster."""
-    leadership.lock(connection, (group_id,), now_us)
+    """Mark it deleted, drop its rows and end its leader's lease; False where somebody else was faster.
+
+    History says of each grant that it is over, by the row as it was dropped. What nobody ever led has no grants.
+    """
+    locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
-    connection.execute("delete from lending where group_id = %(group)s", {"group": group_id})
-    leadership.expire(connection, (group_id,), now_us)
+    dropping = connection.execute(_DROP, {"group": group_id})
+    leadership.expire(connection, (group_id,))
+    leader = leadership.locked(locking).get(group_id)
+    if leader is not None:
+        lines = deletion(rows.read_rows(dropping), leader.term, leader.now_us)
+        rows.write_history(connection, lines, leader.now_us)
     return deleted.fetchone() is not None
 
 

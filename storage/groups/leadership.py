@@ -59,7 +59,8 @@ _RENEW = f"""
 update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecond'
  where leadership_id = any(%(ids)s::bigint[])"""
 
-_EXPIRE = f"update leadership set expires_at = least(expires_at, {NOW}) where leadership_id = any(%(ids)s::bigint[])"
+# Not only at this moment: a clock that is set back must not bring back to life what was ended.
+_EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +118,13 @@ def renew(
 def release(connection: Connection, node: NodeRef, terms: Mapping[int, int], now_us: int | None) -> frozenset[int]:
     """Expire what is still this incarnation's at its term."""
     own = [i for i, row in locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
-    expire(connection, own, now_us)
+    expire(connection, own)
     return frozenset(own)
 
 
-def expire(connection: Connection, ids: Sequence[int], now_us: int | None) -> None:
-    """End the leases of rows that this transaction has locked."""
-    connection.execute(_EXPIRE, {"ids": list(ids), "now_us": now_us})
+def expire(connection: Connection, ids: Sequence[int]) -> None:
+    """End the leases of rows that this transaction has locked, for good."""
+    connection.execute(_EXPIRE, {"ids": list(ids)})
 
 
 def guard(connection: Connection, leadership_id: int, term: int, now_us: int | None = None) -> None:

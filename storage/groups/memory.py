@@ -31,7 +31,7 @@ from storage.groups.model import (
 )
 from storage.groups.options import DEFAULTS
 from storage.groups.refusals import check_batch, lost, same_options, undeclared
-from storage.groups.rules import MICROSECONDS, Row, Ruling, judge, lending, next_id, record, takeover, tidy
+from storage.groups.rules import MICROSECONDS, Row, Ruling, deletion, judge, lending, next_id, record, takeover, tidy
 
 
 @dataclass(slots=True)
@@ -90,11 +90,12 @@ class MemoryGroups:
         life, now = self._live(subscription), self._clock()
         if life is None:
             return None
-        life.deleted = True
-        life.rows.clear()
         leadership = self._leaderships.get(life.group.group_id)
         if leadership:
-            leadership.expires_us = min(leadership.expires_us, now)
+            self._history += deletion(life.rows.values(), leadership.term, now)
+            leadership.expires_us = 0
+        life.deleted = True
+        life.rows.clear()
         return life.group.group_id
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
@@ -129,11 +130,9 @@ class MemoryGroups:
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
         """See `GroupStore`."""
-        now = self._clock()
         own = self._own(node, terms)
         for leadership_id in own:
-            leadership = self._leaderships[leadership_id]
-            leadership.expires_us = min(leadership.expires_us, now)
+            self._leaderships[leadership_id].expires_us = 0
         return frozenset(own)
 
     # --- a leader's reads and writes ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -23,10 +23,9 @@ from protocol.words import Filter, Subscription
 from storage.catalogue import filled
 from storage.groups import births
 from storage.groups.channel import Connection
-from storage.groups.model import HistoryRecord
 from storage.groups.options import GroupOptions
 from storage.groups.refusals import no_such_group
-from storage.history import forced_lately
+from storage.history import Newest, forced_lately
 
 STATEMENT_TIMEOUT_S = 10.0
 
@@ -138,7 +137,7 @@ class Overview:
     leader: Leader | None
     counts: tuple[Counts, ...]
     streams: tuple[StreamLine, ...] = ()
-    forced: tuple[HistoryRecord, ...] = ()
+    forced: Newest = field(default_factory=Newest)
 
     @property
     def led(self) -> bool:

@@ -11,11 +11,13 @@ The rules, in one place:
 - a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
 - a position past the stream's head blocks the row: nobody guesses;
 - so does one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted;
-- a closed stream consumed to its head is finished, and never granted again.
+- a closed stream consumed to its head is finished, and never granted again;
+- a deleted group has no rows, and history says of each that was held that its grant is over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -189,6 +191,12 @@ def takeover(leadership_id: int, node: str, before: str | None, term: int, now_u
     return HistoryRecord(
         now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, forced=False
     )
+
+
+def deletion(rows: Iterable[Row], term: int, now_us: int) -> list[HistoryRecord]:
+    """A line for each grant that ends because its group is deleted. Nothing is seen twice in a group that is gone."""
+    held = sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
+    return [record(row, _event("delete", row, "its group was deleted"), term, now_us) for row in held]
 
 
 def next_id(last: int, now_us: int) -> int:

@@ -39,7 +39,10 @@ class GroupStore(Protocol):
         """The group of that id, None once it is deleted or if it never was."""
 
     def delete_group(self, subscription: Subscription) -> int | None:
-        """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none."""
+        """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
+
+        Each grant that ends by it is an event `delete` of the group's history, in the same transaction.
+        """
 
     def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
         """Who leads, without a lock; ids never claimed are absent."""

@@ -51,7 +51,13 @@ def consume(
     ] = "latest",
     nodes: Nodes = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A name for this consumer, shown by `groups describe`.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A stable name. Of two consumers of the group under one name the one started last stays and gets the "
+            "other's streams; the other ends as fenced, with exit code 4. What the group keeps for a name (groups "
+            "create --session-expiry) waits for its return.",
+        ),
     ] = None,
     idle_exit: Annotated[
         str | None, typer.Option(metavar="SECONDS", help="End when no message has come for so long.")

@@ -19,12 +19,13 @@ def history(
     cli: Cli,
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
-    limit: Annotated[str, typer.Option(metavar="N", help="The newest so many lines.")] = "50",
+    limit: Annotated[str, typer.Option(metavar="N", help="The newest so many lines; more are told of.")] = "50",
 ) -> None:
     """Show what happened to a group's streams, and why.
 
     A line each for who led, who got which stream, who had to give it back, and how that ended. The newest is the last.
-    Where a stream was taken by force, TWICE is the range of offsets that may have been seen twice, without its end.
+    Where a stream was taken by force, TWICE is the range of offsets that may have been seen twice: in [from, to), to is
+    the first offset that is not in doubt.
 
     Examples:
 
@@ -43,12 +44,12 @@ def history(
         group = births.find_live(connection, wanted)
         if group is None:
             raise no_such_group(wanted)
-        lines = read_history(connection, group.group_id, stream_id, most)
+        found = read_history(connection, group.group_id, stream_id, most)
     if cli.json:
         told = {"subscription": str(wanted), "group_id": group.group_id}
-        cli.emit({**told, "history": [as_json(line) for line in lines]})
+        cli.emit({**told, "history": [as_json(line) for line in found.lines], "total": found.total})
         return
-    if not lines:
+    if not found.lines:
         cli.say("Nothing has happened to it that is still known.")
         return
     cli.table(
@@ -63,9 +64,11 @@ def history(
                 line.session or line.agent,
                 line.reason,
             )
-            for line in lines
+            for line in found.lines
         ],
     )
+    if found.cut:
+        cli.say(f"{len(found.lines)} newest of {found.total} lines: --limit {found.total} shows more.")
 
 
 def _twice(line: HistoryRecord) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     that holds no stream (a standby) is known to the leader only, and not shown. A blocked stream is lent to nobody, for
     the reason shown: see docs/guarantees.md. A free stream may be kept for the return of a named session that has left.
     Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
-    twice.
+    twice; of many such moves the 20 newest are shown, and their number is told.
 
     Example:
 
@@ -89,14 +90,19 @@ def describe(cli: Cli, subscription: GroupName) -> None:
             for line in overview.streams
         ],
     )
-    if overview.forced:
+    if overview.forced.lines:
         cli.write(["", "Moves by force within the last day, and the offsets that may have been seen twice:", ""])
         cli.table(
             ("AT", "STREAM>", "FROM>", "UNTIL>", "OWNER", "REASON"),
             [
                 (utc(line.at_us), line.stream_id, line.position, line.until, line.session or line.agent, line.reason)
-                for line in overview.forced
+                for line in overview.forced.lines
             ],
+        )
+    if overview.forced.cut:
+        cli.say(
+            f"{len(overview.forced.lines)} newest of {overview.forced.total} forced moves: "
+            f"`sublet groups history {shlex.quote(str(wanted))} --limit M` shows more, among all that happened."
         )
 
 
@@ -130,7 +136,8 @@ def _details(overview: Overview) -> dict[str, Any]:
         "standby_members": None,
         "kept_for_sessions": [asdict(kept) for kept in overview.kept],
         "streams": lines,
-        "forced_moves": [group_history.as_json(line) for line in overview.forced],
+        "forced_moves": [group_history.as_json(line) for line in overview.forced.lines],
+        "forced_total": overview.forced.total,
     }
 
 

@@ -11,8 +11,8 @@ from protocol.errors import GrantLost
 from storage import fence
 from storage.connect import connect
 from storage.groups.model import Advance, Release, Seize
-from storage.history import forget_history, read_history
-from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, events, lent
+from storage.history import Newest, forget_history, read_history
+from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, lent
 from tests.contract.test_group_postgres import waiting_for_locks
 from tests.kit import eventually
 
@@ -80,6 +80,22 @@ def test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it(postgres
         assert answer.result(30) == 3
 
 
+@pytest.mark.conforms("E25", "A7")
+def test_how_far_a_grant_came_is_known_when_its_group_is_deleted(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = lent(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    ours = (group.group_id, stream, held.grant_id)
+    with connect(postgres.url) as user, ThreadPoolExecutor(1) as pool:
+        with user.transaction():
+            fence.advance(user, *ours, 3)
+            deleted = pool.submit(postgres.store.delete_group, SHARE)
+            eventually(waiting_for_locks(postgres))
+        assert deleted.result(30) == group.group_id
+        assert fence.position(user, *ours) == 3
+
+
 def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: PostgresWorld) -> None:
     def draw(_: int) -> list[int]:
         with connect(postgres.url) as connection:
@@ -131,14 +147,15 @@ def test_history_is_read_from_its_end_for_a_group_or_one_stream(postgres: Postgr
         held = lent(postgres, group, term, stream)
         postgres.apply(group, term, Release(stream, held.grant_id, 0, "leave"))
     everything = postgres.store.history(group.group_id)
-    assert read_history(postgres.connection, group.group_id) == everything
-    assert read_history(postgres.connection, group.group_id, limit=2) == everything[-2:]
+    assert len(everything) == 7
+    assert read_history(postgres.connection, group.group_id) == Newest(everything, 7)
+    assert read_history(postgres.connection, group.group_id, limit=2) == Newest(everything[-2:], 7)
     ours = tuple(line for line in everything if line.stream_id == first)
     assert len(ours) == 4
-    assert read_history(postgres.connection, group.group_id, first) == ours
-    assert read_history(postgres.connection, group.group_id, first, 1) == ours[-1:]
-    assert [line.event for line in read_history(postgres.connection, group.group_id, 0)] == ["takeover"]
-    assert read_history(postgres.connection, group.group_id + 1) == ()
+    assert read_history(postgres.connection, group.group_id, first) == Newest(ours, 4)
+    assert read_history(postgres.connection, group.group_id, first, 1) == Newest(ours[-1:], 4)
+    assert [line.event for line in read_history(postgres.connection, group.group_id, 0).lines] == ["takeover"]
+    assert read_history(postgres.connection, group.group_id + 1) == Newest()
 
 
 def test_old_history_is_forgotten_in_steps_but_for_why_a_stream_is_blocked(postgres: PostgresWorld) -> None:

@@ -108,6 +108,53 @@ def test_a_deleted_group_is_gone_and_its_second_life_is_another(world: World) ->
     assert world.store.load(group.group_id, ghost) == ()
 
 
+@pytest.mark.conforms("A7", "E23")
+def test_history_tells_the_end_of_each_grant_of_a_deleted_group(world: World) -> None:
+    free, first, second = world.add_space(shards=3)
+    group = world.group()
+    term = world.lead(group)
+    grants = {stream: lent(world, group, term, stream).grant_id for stream in (second, first)}
+    world.append(first, 10)
+    world.apply(group, term, Advance(first, grants[first], 4))
+    world.clock.advance(LEASE_S)
+    newest = world.lead(group, TWO)
+    before = world.store.history(group.group_id)
+    world.store.delete_group(SHARE)
+    lines = world.store.history(group.group_id)[len(before) :]
+    assert [(line.stream_id, line.grant_id, line.position) for line in lines] == [
+        (first, grants[first], 4), (second, grants[second], 0),
+    ]  # fmt: skip
+    for line in lines:
+        assert (line.event, line.reason, line.forced) == ("delete", "its group was deleted", False)
+        assert (line.borrower_id, line.agent, line.session) == ("b1", "a1", "session")
+        assert (line.term, line.at_us) == (newest, world.clock.now_us)
+    assert free not in grants
+    world.store.delete_group(SHARE)
+    assert len(world.store.history(group.group_id)) == len(before) + 2
+
+
+@pytest.mark.conforms("E23", "W4")
+def test_a_group_with_blocked_streams_begins_again_when_it_is_deleted_and_created(world: World) -> None:
+    beyond, gone = world.add_space("orders", "orders/#")[0], world.add_space("others", "orders/eu")[0]
+    group = world.group()
+    term = world.lead(group)
+    for stream in (beyond, gone):
+        world.append(stream, 3)
+    assert (
+        outcome(world.apply(group, term, Advance(beyond, lent(world, group, term, beyond).grant_id, 9)))[1] is BLOCKED
+    )
+    world.rollover(2)
+    world.retire(2)
+    world.write(group, term, renew=True)
+    assert world.row(group, term, gone).status is BLOCKED
+    world.store.delete_group(SHARE)
+    again = world.declare(start=Start.EARLIEST)
+    rows = world.store.load(again.group_id, world.lead(again))
+    assert {row.status for row in rows} == {FREE}
+    assert {row.stream_id: row.position for row in rows}[beyond] == 0
+    assert gone not in {row.stream_id for row in rows}
+
+
 @pytest.mark.conforms("E24")
 def test_names_and_filters_never_collide(world: World) -> None:
     (stream,) = world.add_space()
@@ -150,6 +197,19 @@ def test_fifty_racing_for_the_first_claim_give_one_leader_known_to_all(world: Wo
         assert claims[0].node in nodes
         assert world.store.look([7]) == {7: claims[0]}
         world.clock.advance(LEASE_S)
+
+
+@pytest.mark.conforms("E14", "E23")
+@pytest.mark.parametrize("ended", ["deleted", "released"])
+def test_a_clock_that_is_set_back_does_not_revive_what_was_ended(world: World, ended: str) -> None:
+    group = world.group()
+    terms = {group.group_id: world.lead(group)}
+    if ended == "deleted":
+        world.store.delete_group(group.subscription)
+    else:
+        world.store.release(ONE, terms)
+    world.clock.now_us -= 3_600_000_000
+    assert world.store.renew(ONE, terms, LEASE_S) == frozenset()
 
 
 def test_a_claim_is_refused_while_the_lease_lives_and_terms_only_grow(world: World) -> None:

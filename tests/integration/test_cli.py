@@ -257,6 +257,14 @@ def test_help_is_complete_and_needs_no_database(shell: Shell, command: str) -> N
     assert "\x1b[" not in answer.out
 
 
+def test_help_says_what_a_name_does_and_where_a_range_of_doubt_ends(shell: Shell) -> None:
+    told = " ".join(shell.run("consume", "--help").out.split())
+    assert "the one started last stays" in told
+    assert "the other ends as fenced, with exit code 4" in told
+    told = " ".join(shell.run("groups", "history", "--help").out.split())
+    assert "in [from, to), to is the first offset that is not in doubt" in told
+
+
 def test_the_list_of_commands_names_them_all_each_in_a_line(shell: Shell) -> None:
     groups = {group: shell.run(*group.split(), "--help").out for group in ("", "groups", "spaces")}
     for command in COMMANDS:

@@ -17,6 +17,7 @@ from storage.connect import connect
 from storage.groups.model import NodeRef
 from storage.nodes import register
 from tests.integration.cli_kit import Answer, Shell, a_shell
+from tests.kit import eventually
 from tests.readme import environment
 
 USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
@@ -310,15 +311,32 @@ def test_a_consumer_without_a_leader_says_what_it_waits_for_and_leaves_at_once(s
     assert "0 messages consumed" in answer.err
 
 
-def test_a_port_that_is_taken_is_refused(shell: Shell) -> None:
+@pytest.mark.conforms("E30", "A9")
+def test_of_two_consumers_under_one_name_the_older_ends_as_fenced(shell: Shell) -> None:
+    shell.leader("n1")
+    older = shell.start("consume", "$share/g/#", "--name", "etl")
+    eventually(lambda: members(shell), 30)
+    newer = shell.start("consume", "$share/g/#", "--name", "etl")
+    answer = older.end()
+    assert (answer.code, answer.out) == (CONFLICT, ""), answer.err
+    assert "fenced" in answer.err
+    assert newer.ask(signal.SIGINT).code == 130
+
+
+def members(shell: Shell) -> list[str]:
+    """The names of those who hold streams of the group, if there is one."""
+    answer = shell.run("groups", "describe", "$share/g/#", "--json")
+    return [member["session"] for member in answer.object["members"]] if answer.code == 0 else []
+
+
+@pytest.mark.conforms("A9")
+def test_a_port_that_is_taken_is_refused_in_one_sentence(shell: Shell) -> None:
     node = shell.leader("n1", "--json")
     address = node.out.split()[-1].rstrip('"}')
-    refused(
-        shell.run("leader", "--name", "n2", "--listen", address),
-        USAGE,
-        f"cannot listen on {address}",
-        "`sublet leader --name n2 --listen 127.0.0.1:7412`",
-    )
+    answer = shell.run("leader", "--name", "n2", "--listen", address)
+    refused(answer, USAGE, f"cannot listen on {address}", "`sublet leader --name n2 --listen 127.0.0.1:7412`")
+    assert answer.err.startswith("sublet: "), answer.err
+    assert len(answer.err.splitlines()) == 1, answer.err
 
 
 @pytest.mark.conforms("A9")

@@ -26,6 +26,7 @@ from storage.groups.model import (
     Verdict,
 )
 from storage.groups.postgres import PostgresGroups
+from storage.history import LATELY
 from storage.publish import Publisher
 from tests.integration.cli_kit import Answer, Shell, a_shell
 from tests.kit import eventually
@@ -233,7 +234,27 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, writer: Writer
     assert (seize["forced"], seize["position"], seize["until"]) == (True, 0, first.head)
     one = done(shell.run("groups", "history", GROUP, "--stream", str(first.stream_id), "--limit", "2", "--json"))
     assert [line["event"] for line in one["history"]] == ["revoke", "seize"]
+    assert (told["total"], one["total"]) == (5, 3)
+    cut, whole = (shell.run("groups", "history", GROUP, "--limit", limit) for limit in ("4", "5"))
+    assert (len(cut.out.splitlines()), cut.err) == (5, "4 newest of 5 lines: --limit 5 shows more.\n")
+    assert (len(whole.out.splitlines()), whole.err) == (6, "")
     table = shell.run("groups", "history", GROUP).out.splitlines()
     assert table[0].split() == ["AT", "EVENT", "STREAM", "POSITION", "TWICE", "OWNER", "REASON"]
     assert table[4].split()[1:] == ["seize", str(first.stream_id), "0", "[0,", f"{first.head})", "etl", "deadline"]
     assert len(table) == 6
+
+
+@pytest.mark.conforms("A2", "E11", "A9")
+def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, writer: Writer) -> None:
+    first, _ = writer.store.load(writer.group_id, writer.term)
+    for position in range(LATELY + 1):
+        with_it = writer.write(Grant(first.stream_id, "b1", "host:1:x", None, "allocated"))
+        writer.write(Advance(first.stream_id, with_it.grant_id, min(position // 2, first.head)))
+        writer.write(Seize(first.stream_id, with_it.grant_id, "evicted: unheard of"))
+        if position == LATELY - 1:
+            assert shell.run("groups", "describe", GROUP).err == ""
+    told = done(shell.run("groups", "describe", GROUP, "--json"))
+    assert (len(told["forced_moves"]), told["forced_total"]) == (LATELY, LATELY + 1)
+    answer = shell.run("groups", "describe", GROUP)
+    assert answer.out.count("evicted") == LATELY
+    assert f"20 newest of 21 forced moves: `sublet groups history '{GROUP}' --limit M` shows more" in answer.err

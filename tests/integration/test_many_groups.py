@@ -14,11 +14,8 @@ from tests.kit import eventually
 from tests.takeover import takeover
 
 SPEED = 2.0
-PROMISED_S = 5.0 / SPEED
-"""After the end of the lease, by which every group is to be led again."""
-
-SLACK_S = 10.0
-"""More, for a machine that is busy with other things: `bench` measures, this looks whether it happens at all."""
+PROMISED_S = 5.0
+"""After the end of the lease, by which every group is to be led again; in real seconds, though the lease is scaled."""
 
 TRANSACTIONS = 60.0
 """Per group moved: many times what is needed, and a small part of what all asking all the time would be."""
@@ -29,7 +26,7 @@ def test_all_groups_of_a_killed_node_are_led_again_soon_and_without_a_stampede(d
     found = takeover(database, tmp_path, speed=SPEED)
     print(json.dumps(asdict(found)))  # noqa: T201 - for whoever wants to know
     assert found.moved >= found.groups / found.nodes
-    assert found.led_s < found.lease_s + PROMISED_S + SLACK_S
+    assert found.led_s < found.lease_s + PROMISED_S
     assert found.per_group < TRANSACTIONS
     assert found.granted_anew == 0, "streams have changed hands, and messages may be seen twice"
 

@@ -23,7 +23,7 @@ from protocol.messages import (
     StreamProgress,
     UpdateProgress,
 )
-from storage.groups.model import Advance, GroupOptions, LendingStatus, Release, Start, WhenGone
+from storage.groups.model import Advance, GroupOptions, LendingStatus, Release, Seize, Start, WhenGone
 from storage.groups.model import Grant as GrantEntry
 from tests.unit.leader_bench import BORROWER, HEAD, Bench
 
@@ -754,6 +754,39 @@ def test_what_was_given_up_is_written_with_the_last_word() -> None:
     bench.confirm()
     bench.hear(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, bench.grant_id(), 50, True, until=60),)))
     assert bench.entries == [Release(1, bench.grant_id(), 50, "handed back by its borrower", 0.0, 60)]
+
+
+@pytest.mark.conforms("E11", "E16")
+def test_nobody_is_told_of_a_loss_before_it_is_written() -> None:
+    """Else he drops the stream with what he has not reported, and a leader who never wrote it is followed by one to
+    whom the grant is in force."""
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    held, word = bench.held(position=5), StreamProgress(1, bench.grant_id(), 5)
+    bench.tick(bench.settings.eviction_s + 1)
+    bench.sent.clear()
+    bench.join("a/2", predecessor=BORROWER, reclaim=(held,))
+    bench.hear(UpdateProgress("a/2", bench.term, (word,)))
+    assert bench.heard(Revoked) == []
+    bench.settle()
+    bench.hear(UpdateProgress("a/2", bench.term, (word,)))
+    assert [m.reason for m in bench.heard(Revoked)] == [RevokedReason.LOST]
+
+
+@pytest.mark.conforms("E11")
+def test_a_forced_revoke_is_told_when_it_is_written() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    bench.revoke()
+    bench.settle()
+    while not any(isinstance(entry, Seize) for entry in bench.entries):
+        bench.leader.members.get(BORROWER).heard_at = bench.now  # type: ignore[union-attr]
+        bench.tick(1.0)
+        assert bench.heard(Revoked) == []
+    bench.settle()
+    assert [m.reason for m in bench.heard(Revoked)] == [RevokedReason.LOST]
 
 
 @pytest.mark.conforms("E11")

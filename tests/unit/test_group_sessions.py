@@ -158,6 +158,35 @@ def test_the_older_process_of_a_name_never_comes_back() -> None:
     assert bench.leader.members.get("b/2") is not None
 
 
+@pytest.mark.conforms("E30")
+def test_the_older_does_not_come_back_when_the_newer_has_left_and_others_have_its_streams() -> None:
+    bench = Bench(2)
+    named(bench, "a/1", epoch=1)
+    named(bench, "b/1", epoch=2)
+    leave(bench, "b/1")
+    named(bench, "c/1", "another", epoch=3)
+    assert bench.holders() == {1: "c/1", 2: "c/1"}
+    bench.sent.clear()
+    bench.join("a/2", session="worker", session_epoch=1)
+    assert [end.reason for end in bench.heard(Invalidate)] == [EndReason.FENCED]
+    named(bench, "b/2", epoch=2)
+    assert bench.leader.members.get("b/2") is not None, "the newer itself may"
+
+
+@pytest.mark.conforms("X4")
+def test_of_too_many_names_the_one_let_in_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leader.group.names.REMEMBERED", 2)
+    bench = Bench()
+    for name in ("one", "two", "one", "three"):
+        bench.join(f"{name}/1", session=name, session_epoch=5)
+        leave(bench, f"{name}/1")
+    bench.sent.clear()
+    for name in ("one", "two", "three"):
+        bench.join(f"{name}/2", session=name, session_epoch=4)
+    fenced = [(end.borrower_id, end.reason) for end in bench.heard(Invalidate)]
+    assert fenced == [("one/2", EndReason.FENCED), ("three/2", EndReason.FENCED)]
+
+
 @pytest.mark.conforms("E30", "E10")
 def test_what_a_fenced_process_says_changes_nothing() -> None:
     bench = Bench()

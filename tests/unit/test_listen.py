@@ -128,3 +128,13 @@ def test_a_host_that_cannot_be_looked_up_is_not_taken_for_loopback(host: str) ->
 @pytest.mark.parametrize("text", [text for text, _ in LOOPBACK])
 def test_an_address_is_shown_as_it_is_given(text: str) -> None:
     assert str(Listen.parse(text, insecure=False)) == text
+
+
+def test_a_port_is_free_until_somebody_listens_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = Listen("127.0.0.1", taken.getsockname()[1])
+        assert not where.is_free()
+    assert where.is_free()
+    assert Listen("127.0.0.1", 0).is_free()
+    assert not Listen("192.0.2.1", 0).is_free(), "not an address of this machine"
+    assert not Listen("no-such-host.invalid", 0).is_free()

@@ -48,6 +48,7 @@ class Checkers:
     def deleted(self, group_id: int) -> None:
         """An operator deleted it."""
         self.lives.deleted(group_id)
+        self.record.deleted(group_id)
 
     def live_groups(self) -> list[Group]:
         """Those that are not deleted."""

@@ -12,7 +12,7 @@ from tests.simulation.world import EPOCH_US
 if TYPE_CHECKING:
     from tests.simulation.database import WatchedGroups
 
-_ENDS = ("release", "seize", "finish", "skip", "block")
+_ENDS = ("release", "seize", "finish", "skip", "block", "delete")
 _REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
 
 
@@ -53,6 +53,13 @@ class Record:
             self._take(lines[self._read])
             self._read += 1
 
+    def deleted(self, group_id: int) -> None:
+        """An operator has deleted the group: history has told the end of each of its grants."""
+        self.read_on()
+        left = [line for (group, _), line in self._in_force.items() if group == group_id]
+        if left:
+            raise Violation(f"group {group_id} is deleted, but history says that these are in force: {left}")
+
     def compare(self, group_id: int, rows: Iterable[Lending]) -> None:
         """Rows that a transaction has just answered are as history says."""
         for row in rows:
@@ -90,7 +97,7 @@ class Record:
             raise Violation(f"nobody knows this event: {line}")
 
     def _end(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
-        if (before is not None or line.event in ("release", "seize")) and (
+        if (before is not None or line.event in ("release", "seize", "delete")) and (
             before is None or before.grant_id != line.grant_id or before.borrower_id != line.borrower_id
         ):
             raise Violation(f"the end of a grant that is not in force: {line}, but {before}")
