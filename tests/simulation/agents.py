@@ -106,12 +106,12 @@ class SimulatedAgent(Process):
         """The connection to a node broke."""
         self._happens(NodeLost(node))
 
-    def report(self, handle: int, work: Work, final: bool) -> None:
-        """The session says how far it is."""
+    def report(self, handle: int, work: Work, final: bool, until: int = 0) -> None:
+        """The session says how far it is, and up to where it gives up what its user had in hand."""
         self.simulation.checkers.reported(work)
         lag = self.simulation.streams.streams[work.stream_id].head - work.position
         size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
-        told = Progressed(work.stream_id, work.grant_id, work.position, final=final, size=size, lag=lag)
+        told = Progressed(work.stream_id, work.grant_id, work.position, final=final, size=size, lag=lag, until=until)
         self.handle(Consumed(handle, told))
 
     def _happens(self, event: AgentEvent) -> None:

@@ -15,7 +15,7 @@ class Process:
 
     Its clock is monotonic, begins anywhere and runs a little too fast or too slow, in all its lives alike: whoever
     compares the times of two processes is wrong at once. There is no wall clock that could jump, since no machine has
-    one; the only dates there are the database's own, and its clock never jumps here.
+    one; the only dates there are the database's own, whose clock may jump.
     """
 
     def __init__(self, world: World, name: str, drift: float) -> None:

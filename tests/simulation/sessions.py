@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from borrower.machine.events import Install, Remove, Saved, Stop, Tell
@@ -21,6 +22,7 @@ class Work:
     grant_id: int
     position: int
     begun: int
+    in_hand: int = 0
     busy: bool = False
     stopping: bool = False
     over: bool = False
@@ -33,6 +35,8 @@ class Session:
         self._agent, self._handle = agent, handle
         self._simulation, self._world = agent.simulation, agent.world
         self._work: dict[int, Work] = {}
+        # Chances of its own, so that all else is as if no user gave anything up.
+        self._whims = Random(f"{agent.simulation.seed} {agent.name} {handle}")
 
     def told(self, tell: Tell, group_id: int | None) -> None:
         """By the borrower, in order."""
@@ -49,6 +53,8 @@ class Session:
                 work.stopping = True
                 if not work.busy:
                     self._report(work)
+                elif self._whims.random() < 0.1:
+                    self._give_up(work)
             case Remove(reason=reason):
                 work = self._work.pop(tell.stream_id)
                 work.over = True
@@ -65,6 +71,12 @@ class Session:
         for work in self._work.values():
             work.over = True
 
+    def _give_up(self, work: Work) -> None:
+        """The user breaks off in the middle of a call, which may happen whenever he is told to stop."""
+        self._world.say(self._agent.name, f"gives up {work}")
+        work.busy, work.over = False, True
+        self._agent.report(self._handle, work, final=True, until=work.position + work.in_hand)
+
     def _next(self, work: Work) -> None:
         """Begin a user call if there is something to do and it is allowed, else look again later."""
         agent, rnd = self._agent, self._world.random
@@ -76,15 +88,15 @@ class Session:
             self._later(rnd.uniform(0.2, 0.8), lambda: self._next(work))
             return
         count = rnd.randint(1, ready)
-        work.busy = True
+        work.busy, work.in_hand = True, count
         counts = self._simulation.checkers.call_started(agent.name, work, count)
         slow = rnd.uniform(5, 18) if self._world.chance(0.03) else rnd.uniform(0.05, 0.6)
         self._later(slow, lambda: self._finish(work, count, counts))
 
     def _finish(self, work: Work, count: int, counts: bool) -> None:
-        work.busy = False
-        if not self._agent.alive:
+        if not self._agent.alive or (work.over and not work.busy):
             return
+        work.busy = False
         work.position += count
         if counts:
             self._simulation.checkers.call_finished(work)

@@ -38,6 +38,9 @@ class World:
         self.lines: list[str] | None = [] if trace else None
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
+        self._clock_off_us = 0
+        self.set_ahead_at = float("-inf")
+        """When the database's clock was last set ahead."""
 
     @property
     def calm(self) -> bool:
@@ -46,7 +49,14 @@ class World:
 
     def clock_us(self) -> int:
         """The database's clock, which is the measure of all others."""
-        return EPOCH_US + round(self.now * 1_000_000)
+        return EPOCH_US + round(self.now * 1_000_000) + self._clock_off_us
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the database's clock ahead by so much, or back."""
+        self._clock_off_us += round(seconds * 1_000_000)
+        if seconds > 0:
+            self.set_ahead_at = self.now
+        self.say("database", f"its clock jumps by {seconds:+.1f} s")
 
     def after(self, delay_s: float, happening: Callable[[], object]) -> None:
         """Let something happen later."""

@@ -34,7 +34,7 @@ class Checkers:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self.lives = Lives(simulation.world, simulation.streams)
-        self.record = Record(simulation.store, self.lives)
+        self.record = Record(simulation.world, simulation.store, self.lives)
         self.authority = Authority(simulation, self.lives)
         self.deliveries = Deliveries(simulation, self.lives, self.record)
         self.names = Names(simulation, self.lives)

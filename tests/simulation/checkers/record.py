@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from storage.groups.model import MAINTENANCE, TAKEOVER, Claim, HistoryRecord, Lending, LendingStatus
 from tests.simulation.checkers.lives import Key, Lives, Violation
-from tests.simulation.world import EPOCH_US
 
 if TYPE_CHECKING:
     from tests.simulation.database import WatchedGroups
+    from tests.simulation.world import World
 
 _ENDS = ("release", "seize", "finish", "skip", "block", "delete")
 _REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
@@ -24,8 +24,8 @@ class Record:
     retention took what nobody had read.
     """
 
-    def __init__(self, store: WatchedGroups, lives: Lives) -> None:
-        self._store, self._lives = store, lives
+    def __init__(self, world: World, store: WatchedGroups, lives: Lives) -> None:
+        self._world, self._store, self._lives = world, store, lives
         self._read = 0
         self._in_force: dict[Key, HistoryRecord] = {}
         self._terms: dict[int, int] = {}
@@ -112,6 +112,6 @@ class Record:
         if line.until is not None:
             self.twice[(*key, line.grant_id)] = (line.position, line.until)
         if line.event == "skip" or line.reason.startswith("fenced"):
-            self.unheard[(*key, line.grant_id)] = (line.at_us - EPOCH_US) / 1e6
+            self.unheard[(*key, line.grant_id)] = self._world.now
         if line.event == "skip":
             self.skipped[key] = self._store.streams.streams[line.stream_id].head
