@@ -18,7 +18,7 @@ from leader.settings import LeaderSettings
 from protocol.errors import InvalidSetting, Unavailable, UserFunctionFailed
 from tests.kit import eventually
 from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
-from tests.spark.work import Recorder
+from tests.spark.work import AttemptRecord, Recorder
 
 pytestmark = pytest.mark.spark
 
@@ -83,12 +83,17 @@ def test_a_killed_worker_is_tried_again_and_only_the_living_attempts_progress_co
     taken = {s: row for s, row in stage.rows().items() if row[3] == victim.session}
     killed_at = time.time()
     os.kill(victim.pid, signal.SIGKILL)
-    retried = eventually(
-        lambda: [a for a in stage.attempts() if a.partition == victim.partition and a.pid != victim.pid and a.lines],
-        WAIT_S,
-    )
+    published = 6_000
+
+    def retried_at_work() -> list[AttemptRecord]:
+        """Messages come in all the time, or the other task may have consumed them all before this one is back."""
+        nonlocal published
+        stage.publish(100, published)
+        published += 100
+        return [a for a in stage.attempts() if a.partition == victim.partition and a.pid != victim.pid and a.lines]
+
+    retried = eventually(retried_at_work, WAIT_S, every_s=0.2)
     assert victim.session not in {attempt.session for attempt in retried}
-    stage.publish(1_000, 6_000)
     eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
     running.drain()
 
