@@ -41,6 +41,8 @@ class World:
         self._clock_off_us = 0
         self.set_ahead_at = float("-inf")
         """When the database's clock was last set ahead."""
+        self.set_ahead_s = 0.0
+        """And by how much in all."""
 
     @property
     def calm(self) -> bool:
@@ -56,6 +58,7 @@ class World:
         self._clock_off_us += round(seconds * 1_000_000)
         if seconds > 0:
             self.set_ahead_at = self.now
+            self.set_ahead_s += seconds
         self.say("database", f"its clock jumps by {seconds:+.1f} s")
 
     def after(self, delay_s: float, happening: Callable[[], object]) -> None:
