@@ -11,7 +11,7 @@ them.
 parted, one way or both; each has a clock that runs up to 8 % too fast or too slow and begins anywhere (`process`);
 nodes and consumers crash, pause past their leases, come back, leave, restart one after the other; the database is slow,
 hangs, is down, is cut off from one node, leaves it unknown whether it has committed (`database`), and its clock, by
-which leases are judged, is set ahead and back; streams roll over, are resharded and taken by retention; operators
+which leases are judged, is set back; streams roll over, are resharded and taken by retention; operators
 revoke, seize by hand, delete groups and declare them anew with other options (`groups`); named processes return, or are
 started twice; users break off in the middle of a call. Each run has its own mixture. **Then the liveness phase**: the
 faults end, and everything must come to rest: all consumed, durable, shared out, led by one, nobody waiting.

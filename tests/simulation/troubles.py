@@ -24,9 +24,9 @@ _AGENT = ("crash", "crash", "pause", "part", "part", "blip", "blip", "stray", "d
 _USER = ("leave", "again", "again", "return", "twin")
 _ALWAYS = {"join", "start", "crash"}
 _MOST_STREAMS = 16
-_JUMPS = -4.0, 2.0
-"""How far the database's clock is set, in seconds: back, and ahead by more than the margin of a lease."""
-_JUMP_EVERY_S = 8.0
+_MOST_BACK_S = 4.0
+"""How far the database's clock is set back at once."""
+_BACK_EVERY_S = 8.0
 _MOST_AGENTS = 5
 
 
@@ -49,13 +49,13 @@ class Troubles:
         self._world.after(0.5, self._befall)
         clock = Random(f"the clock of {self._simulation.seed}")
         if clock.random() < 0.3:
-            self._world.after(clock.expovariate(1 / _JUMP_EVERY_S), lambda: self._set_clock(clock))
+            self._world.after(clock.expovariate(1 / _BACK_EVERY_S), lambda: self._set_clock_back(clock))
 
-    def _set_clock(self, clock: Random) -> None:
+    def _set_clock_back(self, clock: Random) -> None:
         """By chances of its own, so that all else befalls a run as if its clock was right."""
         if self._world.now < self._until:
-            self._world.set_clock(clock.uniform(*_JUMPS))
-            self._world.after(clock.expovariate(1 / _JUMP_EVERY_S), lambda: self._set_clock(clock))
+            self._world.set_clock_back(clock.uniform(0.0, _MOST_BACK_S))
+            self._world.after(clock.expovariate(1 / _BACK_EVERY_S), lambda: self._set_clock_back(clock))
 
     def asked(self, node: SimulatedNode, request: object) -> None:
         """A node has asked its database for something, which is on its way there."""

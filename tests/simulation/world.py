@@ -39,10 +39,6 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
         self._clock_off_us = 0
-        self.set_ahead_at = float("-inf")
-        """When the database's clock was last set ahead."""
-        self.set_ahead_s = 0.0
-        """And by how much in all."""
 
     @property
     def calm(self) -> bool:
@@ -53,13 +49,10 @@ class World:
         """The database's clock, which is the measure of all others."""
         return EPOCH_US + round(self.now * 1_000_000) + self._clock_off_us
 
-    def set_clock(self, seconds: float) -> None:
-        """Set the database's clock ahead by so much, or back."""
-        self._clock_off_us += round(seconds * 1_000_000)
-        if seconds > 0:
-            self.set_ahead_at = self.now
-            self.set_ahead_s += seconds
-        self.say("database", f"its clock jumps by {seconds:+.1f} s")
+    def set_clock_back(self, seconds: float) -> None:
+        """Set the database's clock back by so much."""
+        self._clock_off_us -= round(seconds * 1_000_000)
+        self.say("database", f"its clock is set back by {seconds:.1f} s")
 
     def after(self, delay_s: float, happening: Callable[[], object]) -> None:
         """Let something happen later."""

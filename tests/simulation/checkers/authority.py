@@ -45,10 +45,7 @@ class Authority:
 
     def node_acted(self, node: SimulatedNode) -> None:
         """Who trusts itself to lead has a lease that runs, whatever its clock says. (The lease of a group that an
-        operator deletes is cut short under its leader, which can no longer write; so is every lease when the database's
-        clock is set ahead.)"""
-        if self._simulation.world.now < self._simulation.world.set_ahead_at + self._simulation.lease_s:
-            return
+        operator deletes is cut short under its leader, which can no longer write.)"""
         for group_id in node.machine.leaders:
             term = node.machine.election.trusted(group_id, node.now)
             if term is None or self._lives.is_deleted(group_id):

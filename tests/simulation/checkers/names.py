@@ -64,15 +64,11 @@ class Names:
             if rival is not None:
                 raise Violation(f"{key}: {entry}, but a newer process of that session has streams: {rival}")
         kept = self._kept.pop(key, None)
-        if kept is not None and self._waited() < kept[1]:
+        if kept is not None and self._simulation.world.now < kept[1]:
             if entry.session != kept[0]:
                 raise Violation(f"{key}: {entry}, but until {kept[1]:.3f} it is kept for {kept[0]!r}")
             self.returned += 1
         self._holders[key] = Holder(entry.agent, entry.session, epoch)
-
-    def _waited(self) -> float:
-        """A time by which waits are over: a clock that is set ahead shortens them."""
-        return self._simulation.world.now + self._simulation.world.set_ahead_s
 
     def _rival(self, group_id: int, session: str, epoch: int) -> Holder | None:
         return next(
@@ -93,7 +89,7 @@ class Names:
         gone = fenced or (own and self._has_gone(key, holder) and not entry.reason.startswith(_WANTED_AWAY))
         if gone and expiry_s:
             # A leader counts the time by its own clock, which may be fast.
-            until = self._waited() + expiry_s / (1 + MOST_DRIFT) - 0.1
+            until = self._simulation.world.now + expiry_s / (1 + MOST_DRIFT) - 0.1
             self._kept[key] = (holder.session, until)
 
     def _has_gone(self, key: Key, holder: Holder) -> bool:
