@@ -28,7 +28,8 @@ class NodeLost:
 class Progressed:
     """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again.
 
-    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; so is `until` with the last word.
+    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `until` says what is
+    given up.
     """
 
     stream_id: int

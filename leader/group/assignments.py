@@ -293,9 +293,7 @@ class Assignments:
         """The grant's end is being written. Until it is, nobody may be told: he would drop the stream and with it the
         progress that he has not reported, and the next leader, to whom the grant is in force, would not hear of it."""
         slot = self._slots.get(assignment.stream_id)
-        if slot is None or slot.lending.grant_id != assignment.grant_id:
-            return False
-        return any(isinstance(entry, Release | Seize) for entry in (slot.in_flight, *slot.queue))
+        return slot is not None and slot.lending.grant_id == assignment.grant_id and slot.is_ending
 
     def _tell_saved(self, assignment: Assignment, now: float, position: int) -> None:
         self._send(
@@ -326,11 +324,8 @@ class Assignments:
 
     def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
-            assignment.final_queued = assignment.broken_off = True
             self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position))
-            kept_s = self._keep_s(self._slot(assignment))
-            why = "left in the middle of a batch"
-            self._slots.write(Seize(assignment.stream_id, assignment.grant_id, why, kept_s))
+            self._break_off(assignment, "left in the middle of a batch", self._keep_s(self._slot(assignment)))
 
     def _write_unheld(self, assignment: Assignment, now: float, position: int) -> None:
         """The borrower does not have it, so the row's position is exact."""
@@ -338,9 +333,11 @@ class Assignments:
         self._write_final(assignment, now, self._slot(assignment).lending.position)
 
     def _write_seizure(self, assignment: Assignment, now: float, position: int) -> None:
+        self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)
+
+    def _break_off(self, assignment: Assignment, why: str, keep_s: float) -> None:
         assignment.final_queued = assignment.broken_off = True
-        why = f"deadline: {assignment.reason}"
-        self._slots.write(Seize(assignment.stream_id, assignment.grant_id, why, 0.0))
+        self._slots.write(Seize(assignment.stream_id, assignment.grant_id, why, keep_s))
 
 
 def _give_back(slot: Slot, entry: Grant | Reclaim, keep_s: float) -> Release | Seize:

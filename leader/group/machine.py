@@ -182,8 +182,7 @@ class GroupLeader:
     @staticmethod
     def _held_by(slot: Slot, agent: str) -> bool:
         row = slot.lending
-        ending = [e for e in (slot.in_flight, *slot.queue) if isinstance(e, Release | Seize)]
-        return row.status is LendingStatus.HELD and row.agent == agent and not ending
+        return row.status is LendingStatus.HELD and row.agent == agent and not slot.is_ending
 
     def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
         if self._known(agent, borrower_id, None, now):

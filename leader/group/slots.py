@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from leader.group.meter import Meter
 from leader.group.table import Status
 from protocol.messages import RevokedReason
-from storage.groups.model import Advance, Entry, EntryResult, Grant, Lending, LendingStatus, Release, Verdict
+from storage.groups.model import Advance, Entry, EntryResult, Grant, Lending, LendingStatus, Release, Seize, Verdict
 
 BUSY_RETRY_S = 0.1
 """After which an entry is written again whose row a user's transaction held locked."""
@@ -63,6 +63,11 @@ class Slot:
     def quiet(self) -> bool:
         """Nothing is being written and nobody has it."""
         return self.assignment is None and self.in_flight is None and not self.queue
+
+    @property
+    def is_ending(self) -> bool:
+        """The end of its grant is being written, or is to be."""
+        return any(isinstance(entry, Release | Seize) for entry in (self.in_flight, *self.queue))
 
 
 class Slots:
