@@ -104,6 +104,7 @@ def _leader_wanted(message: LeaderWanted) -> Any:
         start=message.start,
         predecessor=message.predecessor,
         session_epoch=message.session_epoch,
+        number=message.number,
     )
 
 
@@ -147,6 +148,7 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
         start=_id("start", wire.start),
         predecessor=_id("predecessor", wire.predecessor) if wire.HasField("predecessor") else None,
         session_epoch=_natural("session_epoch", wire.session_epoch),
+        number=_natural("number", wire.number),
     )
 
 

@@ -82,7 +82,8 @@ class LeaderWanted:
     `weight` is how much this consumer can take, relative to others. `leaving`: hand over what `reclaim` names, want
     nothing new. `predecessor` is the invalidated borrower this one replaces: what `reclaim` does not name it never had.
     `start` applies only if this very message creates the group. `session_epoch` comes with a `session` name: of two
-    processes under one name the one with the higher epoch stays.
+    processes under one name the one with the higher epoch stays. `number` counts the borrowers of its agent: what a
+    later one has reclaimed is not an earlier one's any more, however late that one's message comes.
     """
 
     borrower_id: str
@@ -96,6 +97,7 @@ class LeaderWanted:
     start: str = "latest"
     predecessor: str | None = None
     session_epoch: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

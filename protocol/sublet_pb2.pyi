@@ -206,7 +206,7 @@ class StreamProgress(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., until: _Optional[int] = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
-    __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "start", "predecessor", "session_epoch")
+    __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "start", "predecessor", "session_epoch", "number")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class LeaderWanted(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     agent: str
     subscription: str
@@ -229,7 +230,8 @@ class LeaderWanted(_message.Message):
     start: str
     predecessor: str
     session_epoch: int
-    def __init__(self, borrower_id: _Optional[str] = ..., agent: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, borrower_id: _Optional[str] = ..., agent: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("borrower_ids", "sent_at")

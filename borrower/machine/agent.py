@@ -183,7 +183,7 @@ class Agent:
 
     def _make(self, handle: int, wants: Wants, inheritance: Inheritance | None, now: float) -> None:
         self._made += 1
-        borrower = Borrower(f"{self.agent_id}/{self._made}", wants, self.settings, inheritance)
+        borrower = Borrower(f"{self.agent_id}/{self._made}", wants, self.settings, inheritance, self._made)
         self.borrowers[handle] = borrower
         self._handles[borrower.borrower_id] = handle
         self._carry_out(handle, borrower, borrower.begin(now), now)

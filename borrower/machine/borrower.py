@@ -97,10 +97,15 @@ class Borrower:
     """See the package's page. `begin` it once. Not thread-safe: one owner calls it."""
 
     def __init__(
-        self, borrower_id: str, wants: Wants, settings: BorrowerSettings, inheritance: Inheritance | None = None
+        self,
+        borrower_id: str,
+        wants: Wants,
+        settings: BorrowerSettings,
+        inheritance: Inheritance | None = None,
+        number: int = 0,
     ) -> None:
         inherited = inheritance or Inheritance()
-        self.borrower_id, self.wants, self.settings = borrower_id, wants, settings
+        self.borrower_id, self.wants, self.settings, self.number = borrower_id, wants, settings, number
         self.status = Status.NEW
         self.group_id = inherited.group_id
         self.term = 0
@@ -214,6 +219,7 @@ class Borrower:
                 w.start,
                 self._predecessor,
                 w.session_epoch,
+                self.number,
             )
         )
         self._ask_at = now + self.settings.leader_wanted_s

@@ -154,9 +154,14 @@ class GroupLeader:
             reason = EndReason.DONE if self.members.has_departed(wanted.borrower_id) else EndReason.RETRY
             self._send(agent, Invalidate(wanted.borrower_id, 0, reason, "this borrower is over"))
             return
+        if any(self._is_later(held, agent, wanted.number) for held in wanted.reclaim):
+            detail = "a later borrower of its agent has what it held"
+            self._send(agent, Invalidate(wanted.borrower_id, 0, EndReason.RETRY, detail))
+            return
         if member is None:
             w = wanted
-            member = Member(w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=w.session_epoch)
+            member = Member(w.borrower_id, agent, w.weight, w.session, now, w.leaving)
+            member.session_epoch, member.number = w.session_epoch, w.number
             self.members.add(member)
             self.schedule.membership_changed(now)
         member.heard_at, member.leaving = now, member.leaving or wanted.leaving
@@ -167,6 +172,14 @@ class GroupLeader:
         if predecessor is not None and predecessor.agent == agent:
             self._assignments.last_words(predecessor, (), now)
             self.members.replace(predecessor.borrower_id, now)
+
+    def _is_later(self, held: Held, agent: str, number: int) -> bool:
+        """The grant has gone on to a later borrower of that agent: this message is older than the one that said so."""
+        slot = self.slots.get(held.stream_id)
+        if slot is None or slot.assignment is None or slot.lending.grant_id != held.grant_id:
+            return False
+        holder = self._member(agent, slot.assignment.borrower_id)
+        return holder is not None and holder.number > number
 
     def _reclaim(self, member: Member, held: Held, now: float) -> None:
         """Confirm what the borrower's predecessor held, if it still is its agent's: same stream, same grant id."""

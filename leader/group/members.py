@@ -11,7 +11,8 @@ from leader.group.slots import Assignment
 @dataclass(slots=True)
 class Member:
     """A connected borrower. `leaving`: wants nothing new. `departing`: has said its last word, its rows are being
-    written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for people."""
+    written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for people.
+    `number`: counts the borrowers of its agent."""
 
     borrower_id: str
     agent: str
@@ -21,6 +22,7 @@ class Member:
     leaving: bool = False
     departing: bool = False
     session_epoch: int = 0
+    number: int = 0
     streams: set[int] = field(default_factory=set)
 
     @property

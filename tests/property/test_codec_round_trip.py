@@ -61,6 +61,7 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
         ID,
         st.none() | ID,
         NATURAL,
+        NATURAL,
     ),
     st.builds(Ping, st.lists(ID, max_size=5).map(tuple), TIME),
     st.builds(UpdateProgress, ID, NATURAL, PROGRESS),

@@ -228,7 +228,7 @@ def test_after_a_doubt_a_successor_with_a_new_id_inherits_at_once() -> None:
     play.do(Consumed(1, Progressed(5, 50, 30)), 0.5)
     play.do(FromNode("n1:1", Invalidate("a/1", TERM, EndReason.RETRY)), 0.6)
     [(_, wanted)] = play.wanted()
-    assert (wanted.borrower_id, wanted.predecessor, wanted.group_id) == ("a/2", "a/1", GROUP)
+    assert (wanted.borrower_id, wanted.predecessor, wanted.group_id, wanted.number) == ("a/2", "a/1", GROUP, 2)
     assert wanted.reclaim == (Held(5, 50, 30),)
     assert not play.last.tells, "the session's running call goes on"
     assert play.machine.may_start(1, 5, 50, 1.0)

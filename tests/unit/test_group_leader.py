@@ -658,6 +658,31 @@ def test_a_reclaim_overtaken_by_another_is_not_taken_back() -> None:
     assert not any(line.forced for line in bench.store.history(1))
 
 
+@pytest.mark.conforms("E16")
+@pytest.mark.parametrize("written", [True, False])
+def test_a_late_word_of_an_earlier_borrower_takes_nothing_from_a_later_one(written: bool) -> None:
+    """Neither the one that the later replaced, nor one before, of which this leader never heard."""
+    bench = Bench()
+    bench.join(number=1)
+    bench.pass_time(bench.settings.debounce_s + 0.001)
+    bench.confirm()
+    bench.lead()
+    held = (bench.held(),)
+    bench.join("a/4", predecessor="a/3", reclaim=held, number=4)
+    if written:
+        bench.settle()
+    for number in (3, 2):
+        bench.sent.clear()
+        bench.join(f"a/{number}", predecessor=f"a/{number - 1}", reclaim=held, number=number)
+        detail = "a later borrower of its agent has what it held"
+        assert bench.sent == [("a", Invalidate(f"a/{number}", 0, EndReason.RETRY, detail))]
+    bench.settle()
+    assert bench.holders() == {1: "a/4"}
+    bench.join("a/6", predecessor="a/5", reclaim=held, number=6)
+    bench.settle()
+    assert bench.holders() == {1: "a/6"}
+
+
 @pytest.mark.conforms("E9")
 def test_what_a_successor_does_not_name_goes_back_exactly() -> None:
     bench = Bench(shards=2)
