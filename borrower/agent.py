@@ -39,6 +39,7 @@ from borrower.settings import BorrowerSettings
 from protocol.events import StreamHead
 from protocol.messages import EndReason, Invalidate, LeaderWanted, ToLeader
 from protocol.session.client import NodeConnection, shortened
+from protocol.session.counters import SubscriberCounters
 from protocol.session.steps import Lost, LostReason, Status
 from protocol.session.values import Channel, Command, Delivery, Gap, Send
 
@@ -126,6 +127,10 @@ class AgentThread:
     def group_id(self, handle: int) -> int | None:
         """The group that lends to this subscription; None before a leader has answered."""
         return self._machine.group_id(handle)
+
+    def connections(self) -> dict[str, SubscriberCounters]:
+        """{node address: what has happened between it and this agent}."""
+        return {address: connection.counters for address, connection in self._connections.copy().items()}
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End; what was queued to nodes is given that long to leave. Closing again has no effect."""

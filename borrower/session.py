@@ -36,6 +36,7 @@ from borrower.settings import BorrowerSettings
 from borrower.ways import by_database, by_nodes
 from protocol.errors import BeyondHead, Gone, SubscriptionEnded, UsageError
 from protocol.messages import EndReason
+from protocol.session.counters import SubscriberCounters
 from protocol.words import Subscription
 from storage.log import Page
 
@@ -249,6 +250,11 @@ class Session:
     def news(self) -> NewsCounters:
         """How this session has learned of new messages so far: by push, or by looking for them itself."""
         return self._lookout.counters
+
+    @property
+    def connections(self) -> dict[str, SubscriberCounters]:
+        """{node address: what has happened between it and this session's agent}, of the nodes it talks to."""
+        return self._agent.connections()
 
     @property
     def closed(self) -> bool:

@@ -71,6 +71,11 @@ class Hub:
         else:
             self._ears.ask(STREAM)
 
+    def heads(self) -> dict[int, int]:
+        """{stream: head} of those that are followed, as far as they are known."""
+        known = {key: self._ears.get(STREAM, key) for key in map(str, self._wanted())}
+        return {int(key): change.version // 2 for key, change in known.items() if change is not None}
+
     def close(self) -> None:
         """Listen no more; blocks for a moment."""
         self._ears.close()

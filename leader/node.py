@@ -25,6 +25,7 @@ from leader.listen import Listen
 from leader.maintenance import Housekeeper
 from leader.node_events import Begin, Heard, NodeEvent, Opened, Shutdown, StreamsChanged, Tick
 from leader.node_machine import Node
+from leader.node_state import NodeState
 from leader.relay import Relay
 from leader.settings import LeaderSettings
 from protocol.errors import InvalidSetting, UsageError
@@ -137,6 +138,12 @@ class NodeServer:
     def stop(self) -> None:
         """Hand over what is led, then end `run`; a second call changes nothing."""
         self._handle(Shutdown(clock() + SHUTDOWN_S))
+
+    def state(self) -> NodeState:
+        """What there is and what has happened so far; on the node's loop, while it serves."""
+        agents, sessions = len(self._publisher.subscriber_ids), self._sessions
+        news, heads = ({}, {}) if self._hub is None else (self._hub.ears.counters(), self._hub.heads())
+        return NodeState(agents, sessions.held_polls, sessions.counters, sessions.leaks(), news, heads)
 
     def _signalled(self, number: signal.Signals) -> None:
         self.stopped_by = number

@@ -99,8 +99,18 @@ class Fleet:
     def node(self, name: str, url: str | None = None) -> Process:
         """A leader node; it may not be serving yet. `url`: another way to the same database."""
         log = self.directory / f"node-{name}.log"
-        self.nodes[name] = self._start("node", url or self.url, name, log=log)
+        self.nodes[name] = self._start("node", url or self.url, name, str(self._state(name)), log=log)
         return self.nodes[name]
+
+    def state(self, name: str) -> dict[str, Any]:
+        """What a node says of itself, a moment ago: a `NodeState`. An AssertionError before it serves."""
+        try:
+            return dict(json.loads(self._state(name).read_text()))
+        except FileNotFoundError:
+            raise AssertionError(f"node {name} does not serve yet") from None
+
+    def _state(self, name: str) -> Path:
+        return self.directory / f"node-{name}.json"
 
     def consumer(
         self, name: str, subscription: str, pause_s: float = 0.0, url: str | None = None, session: str = ""
@@ -135,7 +145,14 @@ class Fleet:
 
     def news(self, name: str) -> dict[str, int]:
         """How a consumer has heard of new messages so far; empty before its first batch."""
-        found = [line["news"] for line in _lines(self._record(name)) if "news" in line]
+        return dict(self._last(name, "news"))
+
+    def connections(self, name: str) -> dict[str, dict[str, Any]]:
+        """{node address: what has happened between it and a consumer}, at its last batch or its end."""
+        return dict(self._last(name, "connections"))
+
+    def _last(self, name: str, what: str) -> dict[str, Any]:
+        found = [line[what] for line in _lines(self._record(name)) if what in line]
         return found[-1] if found else {}
 
     def ended(self, name: str) -> str | None:

@@ -78,27 +78,51 @@ def test_without_push_consumers_find_all_by_looking(staged: Staged) -> None:
     assert news["found"] > 0
 
 
-@pytest.mark.conforms("D1", "D2", "P4", "P6", "E16")
+@pytest.mark.conforms("D1", "D2", "D4", "D6", "P4", "P6", "R1", "R12", "E16")
 @pytest.mark.usefixtures("plugged")
 @pytest.mark.parametrize("loss", [0, 50, 100])
 def test_leaders_die_and_news_are_lost_and_nothing_else_is(staged: Staged, loss: int) -> None:
-    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": str(loss)})
-    stage.serve("n1", "n2")
+    """Two leaders in turn. In the end the last node holds one poll of each agent and knows of the streams what is
+    true, nothing was missing of what it sent, and its counters say how it came by what was lost."""
+    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": str(loss), "SUBLET_NOTIFY_REVIEW_S": "2"})
+    stage.serve("n1", "n2", "n3")
     stage.share("a", "b")
     with stage.scene.load():
-        stage.more()
-        before, leader = stage.leader()
-        leader.kill()
-        stage.next_leader(before)
+        for _ in range(2):
+            stage.more()
+            before, leader = stage.leader()
+            leader.kill()
+            stage.next_leader(before)
         stage.more()
     assert stage.verdict().explained == []
     assert not any(line.forced for line in stage.scene.history())
+    last = stage.scene.claim().node
+
+    def is_whole() -> bool:
+        state = stage.fleet.state(last.name)
+        heads = {str(stream): head for stream, head in stage.scene.heads().items()}
+        return (state["held_polls"], state["agents"], state["leaks"], state["heads"]) == (2, 2, [], heads)
+
+    eventually(is_whole, WAIT_S, lambda: f"{stage.fleet.state(last.name)} {stage.scene.heads()}")
+    state = stage.fleet.state(last.name)
+    assert (state["session"]["gaps"], state["session"]["dropped"]) == (0, 0)
+    told = state["news"]
+    if loss == 0:
+        assert (told["gaps"], told["unhealed"]) == (0, 0), told
+    elif loss == 50:
+        assert told["gaps"] >= told["unhealed"] > 0, told
+        assert told["catch_ups_gap"] > 0, told
+    else:
+        assert told["received"] == 0, told
+        assert told["catch_ups_regular"] > 0, told
     for name in ("a", "b"):
         assert stage.fleet.consumers[name].stop() == 0
         news = stage.fleet.news(name)
         # Where all is lost, a node still passes on what its own catch-ups find.
         assert news["pushed"] > 0 or loss == 100, news
         assert news["found"] > 0 or loss == 0, news
+        between = stage.fleet.connections(name)[last.address]
+        assert (between["gaps"], between["lives_lost"].get("inconsistent")) == (0, None), between
 
 
 @pytest.mark.conforms("P4", "P5")

@@ -2,8 +2,8 @@
 
 Writes a line {"stream", "grant", "offsets", "at"} to FILE for every batch it is given, before the batch is
 acknowledged, works on it for PAUSE_S, and writes {"done": [stream, first offset], "news": how it has heard of new
-messages so far}. NAME is a stable session's. SIGTERM makes it leave gracefully and say once more how it heard; where it
-is told to end, it writes {"ended": reason} and fails.
+messages so far, "connections": what has happened between it and each node}. NAME is a stable session's. SIGTERM makes
+it leave gracefully and say both once more; where it is told to end, it writes {"ended": reason} and fails.
 """
 
 from __future__ import annotations
@@ -36,11 +36,16 @@ def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str =
                     offsets = batch.table.column("offset").to_pylist()
                     write({"stream": batch.stream_id, "grant": batch.grant_id, "offsets": offsets, "at": time.time()})
                     time.sleep(float(pause_s))
-                    write({"done": [batch.stream_id, offsets[0]], "news": asdict(session.news)})
+                    write({"done": [batch.stream_id, offsets[0]], **_how(session)})
             except SubscriptionEnded as end:
                 write({"ended": end.reason})
                 raise
-            write({"news": asdict(session.news)})
+            write(_how(session))
+
+
+def _how(session: Session) -> dict[str, Any]:
+    connections = {node: asdict(counters) for node, counters in session.connections.items()}
+    return {"news": asdict(session.news), "connections": connections}
 
 
 if __name__ == "__main__":

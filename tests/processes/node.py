@@ -1,26 +1,43 @@
-"""A leader node: `python -m tests.processes.node URL NAME`. Prints its address once it serves."""
+"""A leader node: `python -m tests.processes.node URL NAME [FILE]`. Prints its address once it serves.
+
+FILE is written anew about every `EVERY_S`: what the node says of itself (`NodeState`), as JSON.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 from leader.listen import Listen
 from leader.node import NodeServer
 from leader.settings import LeaderSettings
 
+EVERY_S = 0.1
 
-def main(url: str, name: str) -> None:
+
+def main(url: str, name: str, file: str = "") -> None:
     """Serve until SIGTERM."""
 
     def announce(text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
+        if file and " serves on " in text:
+            asyncio.get_running_loop().call_soon(watch)
+
+    def watch() -> None:
+        whole = Path(f"{file}.new")
+        whole.write_text(json.dumps(asdict(node.state())))
+        whole.replace(file)
+        asyncio.get_running_loop().call_later(EVERY_S, watch)
 
     notify = os.environ.get("SUBLET_NOTIFY", "poll")
     listen = Listen.parse("127.0.0.1:0", insecure=False)
-    asyncio.run(NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify).run())
+    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify)
+    asyncio.run(node.run())
 
 
 if __name__ == "__main__":
