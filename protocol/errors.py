@@ -34,6 +34,10 @@ class InvalidSetting(UsageError):
     """A setting out of range, or settings that contradict each other."""
 
 
+class InvalidEpoch(UsageError):
+    """Not an integer or a tuple of as many integers as the space's epochs have."""
+
+
 class ValueTooLarge(UsageError):
     """A message above the size limit; the limit is in the text."""
 

@@ -7,7 +7,8 @@ dropped, a new one made, and what still comes under the old one is refused.
 
 The silence is adaptive. Without push it is short and grows while nothing comes. Once anything was pushed, be it
 the answer to a subscription, streams are looked at but now and then, other than those whose news were missed and have
-not been pushed since. A stream that is never read to its end is not followed: its news would only
+not been pushed since, and those of which more was read than was told: under load news lag behind the log, and a look
+brings all of it at once. A stream that is never read to its end is not followed: its news would only
 cost.
 """
 
@@ -149,6 +150,9 @@ class Following:
                 self._drop(stream_id)
                 self._begin(stream_id, grant_id, head, now)
                 continue
+            if head > one.head:  # the log grows more quickly than we are told of it
+                one.silence_s = self._settings.first_s
+                one.look_at = min(one.look_at, now + one.silence_s)
             if not one.at_end:
                 one.at_end, one.look_at = True, now + one.silence_s
             # What the log says counts: news that were invented cost one look.

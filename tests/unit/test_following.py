@@ -78,6 +78,23 @@ def test_where_push_works_it_looks_but_now_and_then() -> None:
     assert lasted[-1] == pytest.approx(S.trusted_s)
 
 
+@pytest.mark.conforms("P4", "P5")
+def test_a_stream_that_grows_more_quickly_than_it_is_told_of_is_looked_at_soon_until_nothing_is_new() -> None:
+    play = followed()
+    play.do(Pushed(FIRST, 12), 0.001)
+    play.do(AtEnd({7: (50, 12)}))
+    assert play.silence(30)[-1] == pytest.approx(S.trusted_s)
+    play.do(Pushed(FIRST, 20))
+    play.do(AtEnd({}))
+    play.do(AtEnd({7: (50, 35)}))
+    assert play.silence(1) == pytest.approx([S.first_s]), "35 were there, and 20 told"
+    assert play.silence(30)[-1] == pytest.approx(S.trusted_s)
+    play.do(Pushed(FIRST, 40))
+    play.do(AtEnd({}))
+    play.do(AtEnd({7: (50, 40)}))
+    assert play.silence(1) == pytest.approx([S.trusted_s]), "as many were there as told"
+
+
 def test_an_answer_to_the_subscription_shows_that_somebody_listens_for_all_streams() -> None:
     play = Play()
     play.do(AtEnd({7: (50, 10), 8: (60, 3)}))

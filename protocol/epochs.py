@@ -1,0 +1,109 @@
+"""Epochs and their frontiers (Strymon's): what may still come, and what has begun.
+
+An epoch is a tuple of integers in product order: one is at or before another if each of its numbers is. With one number
+that is the order of the integers, with more some epochs are neither before nor after each other. All epochs of one
+space have the same number of them.
+
+A *lower frontier* is the antichain of the least epochs that may still be published: an epoch is *completed* once none
+of them is at or before it. An *upper frontier* is the antichain of the greatest that have begun: whatever is not at or
+before one of these begins later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import InvalidEpoch
+
+Epoch = tuple[int, ...]
+
+MAX_NUMBERS = 8
+"""Of one epoch."""
+
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
+"""Each of an epoch's numbers is a 64-bit integer."""
+
+
+def check_epoch(value: object, numbers: int | None = None) -> Epoch:
+    """The epoch that a caller means with an int, or a sequence of ints. `numbers`: how many the space's epochs have.
+
+    Raises `InvalidEpoch`.
+    """
+    parts: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
+    if not all(isinstance(part, int) and not isinstance(part, bool) for part in parts):
+        raise _refused(value, "an epoch is an integer, or a tuple of integers", "Give one")
+    if not 1 <= len(parts) <= MAX_NUMBERS:
+        raise _refused(value, f"an epoch has 1 to {MAX_NUMBERS} numbers", "Leave some out, or put some together")
+    if not all(SMALLEST <= part <= LARGEST for part in parts):
+        raise _refused(value, "each number of an epoch is a 64-bit integer", "Take smaller ones")
+    if numbers is not None and len(parts) != numbers:
+        rule = f"the epochs of this space have {numbers} number{'s' * (numbers != 1)}, and this one has {len(parts)}"
+        raise _refused(value, rule, "Use epochs of one kind in a space, or another space")
+    return tuple(parts)
+
+
+def at_or_before(one: Epoch, other: Epoch) -> bool:
+    """Product order. Not the order in which Python sorts tuples."""
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class LowerFrontier:
+    """What may still be published: anything at or after one of these. None of them is at or before another, and they
+    are sorted; empty: nothing, all is completed."""
+
+    least: tuple[Epoch, ...] = ()
+
+    @classmethod
+    def of(cls, epochs: Iterable[Epoch]) -> LowerFrontier:
+        """The frontier of all that may still be published at or after any of these."""
+        given = set(epochs)
+        return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(o, e) for o in given))))
+
+    def may_come(self, epoch: Epoch) -> bool:
+        """Whether messages of the epoch may still be published."""
+        return any(at_or_before(least, epoch) for least in self.least)
+
+    def is_at_or_before(self, other: LowerFrontier) -> bool:
+        """Whether one could become the other in time: all that may still come there may still come here."""
+        return all(self.may_come(epoch) for epoch in other.least)
+
+    def meet(self, *others: LowerFrontier) -> LowerFrontier:
+        """Of several streams, or of several publishers: what may come from any of them."""
+        return LowerFrontier.of(epoch for each in (self, *others) for epoch in each.least)
+
+
+@dataclass(frozen=True, slots=True)
+class UpperFrontier:
+    """What has begun: nothing but what is at or before one of these. None of them is at or before another, and they
+    are sorted; empty: nothing has begun, or all that had is completed."""
+
+    greatest: tuple[Epoch, ...] = ()
+
+    @classmethod
+    def of(cls, epochs: Iterable[Epoch]) -> UpperFrontier:
+        """The frontier of all these."""
+        given = set(epochs)
+        return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(e, o) for o in given))))
+
+    def covers(self, epoch: Epoch) -> bool:
+        """Whether messages of the epoch may have come already."""
+        return any(at_or_before(epoch, greatest) for greatest in self.greatest)
+
+    def join(self, *others: UpperFrontier) -> UpperFrontier:
+        """Of several streams: what has begun in any of them."""
+        return UpperFrontier.of(epoch for each in (self, *others) for epoch in each.greatest)
+
+    def without(self, completed: LowerFrontier) -> UpperFrontier:
+        """Less what filters nothing any more, as nothing at or before it may come.
+
+        An epoch in the lower frontier itself may come: it stays until the frontier is strictly past it.
+        """
+        return UpperFrontier(tuple(epoch for epoch in self.greatest if completed.may_come(epoch)))
+
+
+def _refused(value: object, rule: str, remedy: str) -> InvalidEpoch:
+    shown = repr(value)
+    return InvalidEpoch(f"epoch {shown if len(shown) <= 80 else shown[:77] + '...'}: {rule}. {remedy}.")

@@ -1,0 +1,69 @@
+"""What an epoch is, and the example of Strymon's page."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.epochs import LowerFrontier, UpperFrontier, check_epoch
+from protocol.errors import InvalidEpoch
+
+
+@pytest.mark.parametrize(
+    ("value", "epoch"), [(5, (5,)), (-1, (-1,)), ((1, 2), (1, 2)), ([3, 4], (3, 4)), (2**63 - 1, (2**63 - 1,))]
+)
+def test_an_epoch_is_an_integer_or_a_tuple_of_them(value: object, epoch: tuple[int, ...]) -> None:
+    assert check_epoch(value) == epoch
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("5", "an integer"),
+        (5.0, "an integer"),
+        (True, "an integer"),
+        (None, "an integer"),
+        ((1, "2"), "an integer"),
+        ((), "1 to 8 numbers"),
+        ((0,) * 9, "1 to 8 numbers"),
+        (2**63, "64-bit"),
+        ((0, -(2**63) - 1), "64-bit"),
+    ],
+)
+def test_anything_else_is_refused_with_the_value_and_the_rule(value: object, says: str) -> None:
+    with pytest.raises(InvalidEpoch, match=says) as refused:
+        check_epoch(value)
+    assert str(refused.value).startswith(f"epoch {value!r}"[:80])
+
+
+def test_all_epochs_of_a_space_are_of_one_kind() -> None:
+    assert check_epoch((1, 2), numbers=2) == (1, 2)
+    with pytest.raises(InvalidEpoch, match="this space have 2 numbers, and this one has 1"):
+        check_epoch(7, numbers=2)
+    with pytest.raises(InvalidEpoch, match="this space have 1 number, and this one has 2"):
+        check_epoch((7, 8), numbers=1)
+
+
+def test_a_value_without_end_is_shown_in_part() -> None:
+    with pytest.raises(InvalidEpoch) as refused:
+        check_epoch("x" * 10_000)
+    assert len(str(refused.value)) < 200
+
+
+def test_of_the_pages_example_the_fourth_epoch_is_hidden_with_those_that_have_begun() -> None:
+    """Completed 0, 1, 2; active 3 and 5; 4 would leave a hole."""
+    upper, lower = UpperFrontier.of([(3,), (5,)]), LowerFrontier.of([(3,)])
+    assert [n for n in range(9) if not upper.covers((n,))] == [6, 7, 8]
+    assert upper.without(lower) == upper
+    assert upper.without(LowerFrontier.of([(5,)])) == upper, "5 itself may still come"
+    assert upper.without(LowerFrontier.of([(6,)])) == UpperFrontier()
+
+
+def test_an_epoch_beside_the_frontier_does_not_retire_what_may_still_come() -> None:
+    """(0, 9) has left (0, 5) behind; (1, 0) has not."""
+    upper, lower = UpperFrontier.of([(1, 5)]), LowerFrontier.of([(0, 9), (1, 0)])
+    assert upper.without(lower) == upper
+
+
+def test_with_an_empty_frontier_all_is_completed() -> None:
+    assert not LowerFrontier().may_come((0,))
+    assert UpperFrontier.of([(9,)]).without(LowerFrontier()) == UpperFrontier()
