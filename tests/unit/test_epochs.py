@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.epochs import LowerFrontier, UpperFrontier, check_epoch
+from protocol.epochs import LowerFrontier, UpperFrontier, at_or_before, check_epoch
 from protocol.errors import InvalidEpoch
 
 
@@ -56,6 +56,12 @@ def test_of_the_pages_example_the_fourth_epoch_is_hidden_with_those_that_have_be
     assert upper.without(lower) == upper
     assert upper.without(LowerFrontier.of([(5,)])) == upper, "5 itself may still come"
     assert upper.without(LowerFrontier.of([(6,)])) == UpperFrontier()
+
+
+def test_an_epoch_of_two_numbers_is_before_another_only_in_both() -> None:
+    assert at_or_before((0, 5), (1, 5))
+    assert not at_or_before((0, 9), (1, 5))
+    assert not at_or_before((1, 5), (0, 9))
 
 
 def test_an_epoch_beside_the_frontier_does_not_retire_what_may_still_come() -> None:
