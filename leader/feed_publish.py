@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+import xxhash
 
 from leader.feed_batch import read_batch
 from protocol import feed
@@ -26,9 +27,11 @@ class Writer:
         self._routes: Routes | None = None
 
     def store(self, conn: psycopg.Connection[Any], request: feed.Publish) -> tuple[Stored, int]:
-        """What became of the batch, and how many messages it has. Raises what is wrong with it, `ProducerFenced`."""
+        """What became of the batch, and how many messages it has. Raises what is wrong with it, `ProducerFenced`,
+        `NumberTaken`."""
         messages = read_batch(request.messages)
-        batch = Batch(PRODUCER + request.producer, request.incarnation, request.number, messages)
+        digest = xxhash.xxh3_64_intdigest(request.messages) >> 1
+        batch = Batch(PRODUCER + request.producer, request.incarnation, request.number, messages, digest)
         for _ in range(ATTEMPTS):
             routes = self._routes = self._routes or Routes.load(conn)
             try:

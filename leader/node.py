@@ -65,7 +65,7 @@ class NodeServer:
     ) -> None:
         self.settings = (settings or LeaderSettings()).check()
         self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
-        self._driver = drivers.load(notify)(database_url, host=listen.host)
+        self._driver = drivers.make(notify, database_url, host=listen.host)
         self._hub: Hub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
         self._subscribers: dict[str, str] = {}

@@ -77,6 +77,10 @@ class NodeNameTaken(Conflict):
         )
 
 
+class NumberTaken(Conflict):
+    """A batch published through a node bears a number that its producer has used for another, or has passed."""
+
+
 class ProducerFenced(Conflict):
     """A newer incarnation of this producer is writing."""
 

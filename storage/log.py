@@ -30,6 +30,9 @@ PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
 ALL = Filter("#")
 
+LONGEST_PATTERN: Final = 16_384
+"""In characters. Postgres finds some longer ones too complex: what a longer one matches is found after reading."""
+
 _APPEND = """
 select outcome, end_offset from append_block(
   %s::text, %s::bigint, %s::bigint, %s::bigint, %s::integer,
@@ -150,7 +153,7 @@ def since(
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id)
     rows = conn.execute(
-        _SINCE_ALL if filter == ALL else _SINCE_FILTER,
+        _SINCE_ALL if filter == ALL or len(filter.regex) > LONGEST_PATTERN else _SINCE_FILTER,
         {
             "generation": Int8(generation_id),
             "stream": Int8(stream_id),

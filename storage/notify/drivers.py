@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
 
-from protocol.errors import InvalidSetting
-from storage.notify.driver import Factory
+from protocol.errors import InvalidSetting, SubletError
+from storage.notify.driver import Driver, Factory
 
 GROUP = "sublet.notify"
 OURS = "sublet"
@@ -22,16 +22,28 @@ def installed() -> list[str]:
 def load(name: str) -> Factory:
     """What makes the driver of that name.
 
-    Raises `InvalidSetting` if no installed distribution brings it, if several do, or if what it needs is not installed.
+    Raises `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
     """
     found = _entry(name)
     try:
         factory: Factory = found.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise InvalidSetting(
             f"notification driver {name!r} is installed but cannot be loaded ({error}). {_remedy(found)}."
         ) from error
     return factory
+
+
+def make(name: str, url: str, **how: str) -> Driver:
+    """The driver of that name. Raises `InvalidSetting`, or what of ours the driver raises."""
+    try:
+        return load(name)(url, **how)
+    except SubletError:
+        raise
+    except Exception as error:
+        raise InvalidSetting(
+            f"notification driver {name!r} cannot be used here ({error}). {_remedy(_entry(name))}, or use another one."
+        ) from error
 
 
 def name_of(endpoint: str) -> str:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from protocol.errors import SubletError
 from storage.groups.quiet import Quiet
 from storage.notify import drivers
 from storage.notify.driver import Driver, Factory, Outlet
@@ -49,7 +48,7 @@ class Voices:
             wanted.setdefault(drivers.name_of(endpoint), []).append(endpoint)
         opened = [self._open(name, tuple(sorted(places))) for name, places in wanted.items()]
         for name in self._voices.keys() - wanted.keys():
-            self._voices.pop(name).outlet.close()
+            self._close(name, self._voices.pop(name).outlet)
         return any(opened)
 
     def send(self, message: bytes) -> int:
@@ -70,24 +69,32 @@ class Voices:
 
     def _open(self, name: str, endpoints: tuple[str, ...]) -> bool:
         before, driver = self._voices.get(name), self._driver(name)
-        if driver is None or not driver.capabilities.pushes or (before and before.endpoints == endpoints):
+        if driver is None or (before and before.endpoints == endpoints):
             return False
         try:
-            outlet = driver.outlet(endpoints)
+            if not driver.capabilities.pushes:
+                return False
+            limit = driver.capabilities.payload_limit
+            self._voices[name] = _Voice(driver.outlet(endpoints), endpoints, None if limit is None else int(limit))
         except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
             self._complain(name, f"nobody is told of changes by {name}: %s", error)
             return False
-        self._voices[name] = _Voice(outlet, endpoints, driver.capabilities.payload_limit)
         if before:
-            before.outlet.close()
+            self._close(name, before.outlet)
         return True
+
+    def _close(self, name: str, outlet: Outlet) -> None:
+        try:
+            outlet.close()
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._complain(name, f"{name} failed to close: %s", error)
 
     def _driver(self, name: str) -> Driver | None:
         """None if this process cannot have it: it is not tried again."""
         if name not in self._drivers:
             try:
                 self._drivers[name] = self._load(name)(self._url)
-            except SubletError as error:
+            except Exception as error:  # noqa: BLE001 - it may be somebody else's, and do anything
                 self._complain(name, "some nodes cannot be told of changes: %s", error)
                 self._drivers[name] = None
         return self._drivers[name]

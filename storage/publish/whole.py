@@ -1,9 +1,9 @@
 """A batch for many streams, stored whole and once: for those who publish through somebody else.
 
 All parts are one transaction, which begins with a line in the producer's ledger (a row of `producer` that belongs to no
-stream): the number of its last batch. An attempt waits there for an earlier one whose outcome nobody knows, and then
-sees it. So a batch is stored once, whatever node tries it, also where its streams were closed meanwhile and the next
-attempt would go to others.
+stream): number and digest of its last batch. An attempt waits there for an earlier one whose outcome nobody knows, and
+then sees it. So a batch is stored once, whatever node tries it, also where its streams were closed meanwhile and the
+next attempt would go to others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from protocol.errors import UnknownSpace
+from protocol.errors import NumberTaken, UnknownSpace
 from protocol.words import Filter
 from storage.block import pack
 from storage.log import Append, Outcome, Stamp, append, fenced
@@ -28,13 +28,16 @@ LEDGER = -1
 
 _ENTER = """
 insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
-values (%(producer)s, %(ledger)s, %(incarnation)s, %(number)s, 0)
+values (%(producer)s, %(ledger)s, %(incarnation)s, %(number)s, %(digest)s)
 on conflict (producer_id, stream_id) do update
-   set incarnation = excluded.incarnation, sequence = excluded.sequence, updated_at = clock_timestamp()
+   set incarnation = excluded.incarnation, sequence = excluded.sequence, end_offset = excluded.end_offset,
+       updated_at = clock_timestamp()
  where (p.incarnation, p.sequence) < (excluded.incarnation, excluded.sequence)
 returning 1"""
 
-_NEWEST = "select incarnation from producer where producer_id = %(producer)s and stream_id = %(ledger)s"
+_NEWEST = """
+select incarnation, sequence, end_offset from producer
+ where producer_id = %(producer)s and stream_id = %(ledger)s"""
 
 _STORED = """
 select stream_id, end_offset from producer
@@ -52,12 +55,14 @@ class StreamClosed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages in `BLOCK_SCHEMA`; `number` grows by one under one incarnation of the producer."""
+    """Messages in `BLOCK_SCHEMA`; `number` grows under one incarnation of the producer. `digest` is the same for the
+    same messages: at least 0, and less than 2^63."""
 
     producer_id: str
     incarnation: int
     number: int
     messages: pa.RecordBatch
+    digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Stored:
 
 
 def store(conn: psycopg.Connection[Any], routes: Routes, batch: Batch) -> Stored:
-    """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`."""
+    """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`, `NumberTaken`."""
     with conn.transaction():
         if not _enter(conn, batch):
             return Stored(_places(conn, batch), repeated=True)
@@ -83,13 +88,22 @@ def store(conn: psycopg.Connection[Any], routes: Routes, batch: Batch) -> Stored
 
 
 def _enter(conn: psycopg.Connection[Any], batch: Batch) -> bool:
-    """Whether the batch is new to the ledger, where it stands from now on."""
+    """Whether the batch is new to the ledger, where it stands from now on; else it is the one that stands there."""
     who = _who(batch)
     if conn.execute(_ENTER, who, prepare=True).fetchone() is not None:
         return True
-    row = conn.execute(_NEWEST, who).fetchone()
-    if row is not None and row[0] > batch.incarnation:
+    newest = conn.execute(_NEWEST, who).fetchone()
+    assert newest is not None, "the row is locked since we looked, and was there"
+    incarnation, number, digest = newest
+    if incarnation > batch.incarnation:
         raise fenced(batch.producer_id, batch.incarnation)
+    if (number, digest) != (batch.number, batch.digest):
+        with_others = "and it had other messages" if number == batch.number else "and nobody knows whether this one is"
+        raise NumberTaken(
+            f"producer {batch.producer_id!r}: batch number {batch.number} is not stored now, as number {number} is "
+            f"stored already, {with_others}. Give each producer a name of its own, and each batch a higher number than "
+            "the one before."
+        )
     return False
 
 
@@ -134,5 +148,6 @@ def _who(batch: Batch) -> dict[str, object]:
         "producer": batch.producer_id,
         "incarnation": batch.incarnation,
         "number": batch.number,
+        "digest": batch.digest,
         "ledger": LEDGER,
     }

@@ -21,7 +21,7 @@ from protocol.errors import InvalidSetting
 from storage.connect import connect
 from storage.notify import drivers
 from storage.notify.driver import Inlet
-from storage.notify.drivers import installed, load
+from storage.notify.drivers import installed, load, make
 from storage.notify.postgres import PAYLOAD_LIMIT, as_payload, channel_of, from_payload
 from storage.notify.zmq_place import Place, private_directory
 from tests.contract.notify_conformance import Subject, checks, hearing, sending
@@ -172,6 +172,30 @@ def test_a_driver_without_its_library_says_what_to_install(others: Callable[...,
         load("zmq")
     with pytest.raises(InvalidSetting, match=r"'pigeon'.*Nothing.*package carrier"):
         load("pigeon")
+
+
+def test_a_driver_that_fails_in_any_way_while_it_is_loaded_is_named(
+    others: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pigeonhole.py").write_text("raise RuntimeError('no coop')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    others(entry("pigeon", "pigeonhole:Driver", "carrier"))
+    with pytest.raises(
+        InvalidSetting, match=r"'pigeon' is installed but cannot be loaded \(no coop\).*package carrier"
+    ):
+        load("pigeon")
+
+
+def test_a_driver_that_cannot_be_made_is_named(others: Callable[..., None], database: str) -> None:
+    others(entry("pigeon", "tests.contract.test_notify_drivers:coopless", "carrier"))
+    with pytest.raises(InvalidSetting, match=r"'pigeon' cannot be used here \(no coop at ::1\).*or use another one"):
+        make("pigeon", database, host="::1")
+    with pytest.raises(InvalidSetting, match="'kafka'"):
+        make("kafka", database)
+
+
+def coopless(url: str, *, host: str) -> Any:
+    raise ValueError(f"no coop at {host}")
 
 
 def test_two_that_bring_one_name_are_refused_and_ours_is_never_replaced(others: Callable[..., None]) -> None:

@@ -16,10 +16,19 @@ import pytest
 from borrower.feed import Feed
 from leader.feed import FeedLimits
 from protocol import sublet_pb2 as pb
-from protocol.errors import InvalidSetting, InvalidTopic, ProducerFenced, PublisherClosed, Unavailable, ValueTooLarge
+from protocol.errors import (
+    InvalidSetting,
+    InvalidTopic,
+    NumberTaken,
+    ProducerFenced,
+    PublisherClosed,
+    Unavailable,
+    ValueTooLarge,
+)
 from protocol.feed import ERROR, MAX_MESSAGE_BYTES, RETRY_AFTER
 from protocol.messages import PROTOCOL_VERSION
 from storage.connect import connect
+from storage.publish import Publisher
 from storage.spaces import create_space, reshard
 from tests.integration.feed_kit import Serving, address_of, batch, places, publish, serving, stub
 from tests.integration.log_kit import by_key, everything
@@ -167,6 +176,40 @@ def test_of_two_incarnations_the_older_may_publish_no_more(server: Serving) -> N
         publish(server.address, 2, *rows(1), incarnation=5)
     assert dict(refused.value.trailing_metadata())[ERROR] == ProducerFenced.__name__
     assert "newer incarnation" in refused.value.details()
+
+
+@pytest.mark.conforms("W2")
+def test_a_number_that_was_used_for_other_messages_or_passed_is_refused(
+    server: Serving, conn: psycopg.Connection[Any]
+) -> None:
+    """Two clients under one name, or one that counts from 1 again: nobody is told that something is stored which is
+    not."""
+    publish(server.address, 1, {"topic": "t", "value": b"first"})
+    publish(server.address, 100, {"topic": "t", "value": b"last"})
+    other = {"topic": "t", "value": b"other"}
+    for number, why in ((100, "had other messages"), (50, "nobody knows"), (1, "nobody knows")):
+        with pytest.raises(
+            grpc.RpcError, match=f"number {number} is not stored now, as number 100 is.*{why}"
+        ) as refused:
+            publish(server.address, number, other)
+        assert dict(refused.value.trailing_metadata())[ERROR] == NumberTaken.__name__
+    assert publish(server.address, 100, {"topic": "t", "value": b"last"}).repeated
+    assert not publish(server.address, 1, other, incarnation=2).repeated
+    assert stored(conn) == Counter([b"first", b"last", b"other"])
+
+
+def test_clients_of_nodes_and_of_the_database_do_not_fence_each_other(
+    server: Serving, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    message = {"topic": "t", "value": b"through a node"}
+    with Publisher(database, producer="p") as publisher:
+        publisher.publish("t", b"1").result(30)
+        publish(server.address, 1, message, producer="p", incarnation=2**62)
+        publisher.publish("t", b"2").result(30)
+    with Publisher(database, producer="p") as publisher:
+        publisher.publish("t", b"3").result(30)
+    publish(server.address, 2, message, producer="p", incarnation=2**62)
+    assert stored(conn) == Counter([b"1", b"2", b"3", b"through a node", b"through a node"])
 
 
 @pytest.mark.conforms("P6")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -240,6 +241,17 @@ def test_a_filter_skips_blocks_on_the_server_and_the_position_moves_on(
     assert (none.batches, none.position) == ((), 2)
 
 
+@pytest.mark.parametrize("text", ["+/" * 30_000 + "#", "/".join("+" * 30_000), "l" * 60_000])
+def test_a_filter_too_complex_for_postgres_is_applied_all_the_same(
+    conn: psycopg.Connection[Any], stream: int, text: str
+) -> None:
+    meant = text.replace("+", "a").replace("#", "b")
+    append(conn, [Append(stream, block(b"1", topic="other")), Append(stream, block(b"2", topic=meant))])
+    page = since(conn, stream, 0, filter=Filter(text))
+    assert [row["value"] for batch in page.batches for row in batch.to_pylist()] == [b"2"]
+    assert page.position == 2
+
+
 def test_heads_tell_end_state_and_whether_it_is_gone(conn: psycopg.Connection[Any], stream: int) -> None:
     put(conn, stream, b"a", b"b")
     assert heads(conn, [stream, 999]).keys() == {stream}
@@ -284,6 +296,59 @@ def test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing(
         assert [message["offset"] for message in seen] == list(range(sum(map(len, committed))))
         for number, mine in enumerate(committed):
             assert [value for value in values(seen) if value.startswith(b"%d:" % number)] == mine
+
+
+@dataclass
+class Ours:
+    """The log: an append waits for the one before it, a reader goes on from its position."""
+
+    stream: int
+
+    def write(self, conn: psycopg.Connection[Any], value: bytes) -> None:
+        append(conn, [Append(self.stream, block(value))])
+
+    def read(self, conn: psycopg.Connection[Any], position: int) -> tuple[list[bytes], int]:
+        page = since(conn, self.stream, position)
+        return values([row for batch in page.batches for row in batch.to_pylist()]), page.position
+
+
+class Naive:
+    """A table with a sequence, and a reader that goes on behind the highest number it has seen."""
+
+    def write(self, conn: psycopg.Connection[Any], value: bytes) -> None:
+        conn.execute("insert into naive (value) values (%s)", (value,))
+
+    def read(self, conn: psycopg.Connection[Any], position: int) -> tuple[list[bytes], int]:
+        rows = conn.execute("select number, value from naive where number > %s order by number", (position,)).fetchall()
+        return [value for _, value in rows], max([position, *(number for number, _ in rows)])
+
+
+def swapped(database: str, log: Ours | Naive) -> list[bytes]:
+    """What a reader sees of two writers of whom the first to write would be the last to commit."""
+    seen: list[bytes] = []
+    with connect(database) as one, connect(database) as two, connect(database) as reader:
+        with one.transaction():
+            log.write(one, b"first")
+            second = threading.Thread(target=log.write, args=(two, b"second"))
+            second.start()
+            eventually(lambda: not second.is_alive() or _waiting(database))
+            early, position = log.read(reader, 0)
+        second.join(30)
+        late, _ = log.read(reader, position)
+        seen += early + late
+    return seen
+
+
+@pytest.mark.conforms("P7")
+def test_a_transaction_that_commits_after_a_later_one_began_is_read(database: str, stream: int) -> None:
+    assert swapped(database, Ours(stream)) == [b"first", b"second"]
+
+
+@pytest.mark.conforms("P7")
+def test_a_naive_reader_in_the_order_of_a_sequence_skips_it(database: str, conn: psycopg.Connection[Any]) -> None:
+    """So the test above can fail."""
+    conn.execute("create table naive (number bigint generated always as identity, value bytea)")
+    assert swapped(database, Naive()) == [b"second"]
 
 
 def _write(database: str, stream: int, number: int, committed: list[bytes]) -> None:

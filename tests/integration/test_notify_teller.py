@@ -19,6 +19,8 @@ from storage.connect import connect
 from storage.groups.model import NodeRef
 from storage.nodes import register, remove
 from storage.notify import teller as teller_module
+from storage.notify.driver import Capabilities
+from storage.notify.drivers import load
 from storage.notify.ears import Ears
 from storage.notify.model import KINDS, Change, space_change, stream_change
 from storage.notify.teller import Teller, shared, tell_now
@@ -135,6 +137,71 @@ def test_a_driver_that_is_not_installed_here_is_said_once_and_harms_nobody(
             teller.tell([stream_change(5, head, False)])
             eventually(lambda head=head: heard.of("stream", "5")[-1:] == [stream_change(5, head, False)])  # type: ignore[misc]
     assert sum("carrier-pigeon" in record.getMessage() for record in caplog.records) == 1
+
+
+class Bad:
+    """A driver of somebody else that fails wherever it is told to."""
+
+    def __init__(self, fails_at: str) -> None:
+        self._fails_at = fails_at
+        self.tried = False
+
+    def _perhaps(self, where: str) -> None:
+        if where == self._fails_at:
+            self.tried = True
+            raise ValueError(f"no broker.toml at {where}")
+
+    def made(self, url: str) -> Bad:
+        self._perhaps("making")
+        return self
+
+    @property
+    def capabilities(self) -> Capabilities:
+        self._perhaps("capabilities")
+        limit = "long" if self._fails_at == "limit" else None
+        self.tried = True
+        return Capabilities(ordered=True, lossless=True, payload_limit=limit, pushes=True)  # type: ignore[arg-type]
+
+    def outlet(self, endpoints: object) -> Bad:
+        self._perhaps("outlet")
+        return self
+
+    def send(self, message: bytes) -> None:
+        self._perhaps("send")
+
+    def close(self) -> None:
+        self._perhaps("close")
+
+
+@pytest.mark.conforms("D2", "D9")
+@pytest.mark.parametrize("fails_at", ["loading", "making", "capabilities", "limit", "outlet", "send", "close"])
+def test_a_bad_driver_of_somebody_else_silences_nobody(
+    database: str, conn: psycopg.Connection[Any], fails_at: str
+) -> None:
+    bad = Bad(fails_at)
+
+    def found(name: str) -> Any:
+        if name == "bad":
+            bad._perhaps("loading")
+            return bad.made
+        return load(name)
+
+    register(conn, NodeRef("odd", "x", "h:1"), 60, 1, notify="bad:somewhere")
+    teller = Teller(database, settings=SETTINGS, load=found)
+    with listening(database) as heard:
+        for head in range(1, 4):
+            teller.tell([stream_change(5, head, False)])
+            eventually(lambda head=head: heard.of("stream", "5")[-1:] == [stream_change(5, head, False)])  # type: ignore[misc]
+        remove(conn, NodeRef("odd", "x", "h:1"))
+        with listening(database, node=NodeRef("new", "x", "h:2")) as late:
+
+            def told() -> list[Change]:
+                teller.tell([stream_change(6, int(time.monotonic() * 1000), False)])
+                return late.of("stream", "6")
+
+            eventually(told, every_s=0.05)
+        teller.close()
+    assert bad.tried
 
 
 def test_ten_thousand_a_second_are_heard_at_their_newest_in_few_messages(database: str, teller: Teller) -> None:
