@@ -1,6 +1,6 @@
 """What publishers pay for push: throughput with a node that is told of every append, over one that looks by itself.
 
-`python -m bench push_cost --rounds 9`. Two databases on one Postgres, each with a node; what is published to the one is
+`python -m bench push_cost --rounds 7`. Two databases on one Postgres, each with a node; what is published to the one is
 announced, and to the other not. Publishers to the two take turns.
 """
 
@@ -86,9 +86,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench push_cost", description=__doc__)
     parser.add_argument("--driver", default=DRIVER, help="how the node that is told listens")
-    parser.add_argument("--messages", type=int, default=200_000, help="by columns, per round and side")
-    parser.add_argument("--calls", type=int, default=50_000, help="one by one, per round and side")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--messages", type=int, default=1_000_000, help="by columns, per round and side")
+    parser.add_argument("--calls", type=int, default=100_000, help="one by one, per round and side")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, default=None, help="where the results go")
     parser.add_argument("--page", type=Path, default=report.PAGE)
     return parser.parse_args(arguments)

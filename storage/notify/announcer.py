@@ -28,6 +28,16 @@ NUMBERS = 44
 """Bytes that a message may grow by when its numbers do."""
 
 
+BUSY = 5.0
+"""Under load, pauses grow to so many times the shortest: who is told looks for himself by then."""
+
+GROWTH = 1.2
+"""From one pause to the next, while there is something to tell at the end of each."""
+
+SOON = 0.2
+"""What is told so early after a pause, as a part of it, belongs to a load."""
+
+
 class Status(Enum):
     """Where an announcer stands."""
 
@@ -83,6 +93,7 @@ class Announcer:
         self.ready_at = -math.inf
         """Before this, nothing that is told is sent, for the sake of the rate."""
         self._publisher, self._incarnation, self._settings = publisher, incarnation, settings
+        self._pause_s = 1 / settings.sends_per_s
         self._most_waiting = most_waiting
         self._limit = LONGEST_MESSAGE
         self._sequences: dict[str, int] = {}
@@ -150,8 +161,11 @@ class Announcer:
 
     def _due(self, now: float) -> list[bytes]:
         if self._waiting and now >= self.ready_at:
+            shortest_s = 1 / self._settings.sends_per_s
+            is_load = now <= self.ready_at + SOON * self._pause_s
+            self._pause_s = min(self._pause_s * GROWTH, BUSY * shortest_s) if is_load else shortest_s
             sends = list(self._messages())
-            self.ready_at = now + len(sends) / self._settings.sends_per_s
+            self.ready_at = now + len(sends) * self._pause_s
             return sends
         return [self._hello()] if now >= self._spoke_at + self._settings.max_idle_s else []
 
