@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from protocol.errors import LostLeadership, SubletError
-from storage import compaction, history, retention, spaces
+from storage import compaction, epochs, history, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
@@ -99,6 +99,7 @@ def _steps(
     yield "the search for fragmented streams", lambda: fragmented.extend(compaction.fragmented_streams(connection))
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
+    yield "closing of dead publishers' epochs", partial(_expire_epochs, connection, guard)
     yield "forgetting of idle producers", partial(_forget_producers, connection, guard)
     yield "forgetting of old history", partial(_forget_history, connection, history_s)
 
@@ -117,6 +118,13 @@ def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
 def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
     saved = compaction.compact_stream(connection, stream_id, guard=guard)
     log.info("stream %d: compaction saved %d blocks", stream_id, saved)
+
+
+def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
+    for space_id, producer_id in epochs.expire(connection, guard):
+        log.warning(
+            "producer %s was not heard of for its lease: its epochs in space %d are closed", producer_id, space_id
+        )
 
 
 def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:

@@ -66,6 +66,13 @@ class LowerFrontier:
         """Whether messages of the epoch may still be published."""
         return any(at_or_before(least, epoch) for least in self.least)
 
+    def beyond(self, begun: UpperFrontier) -> LowerFrontier:
+        """What is left when all that has begun is completed: the least epochs that may come and have not begun."""
+        least = set(self.least)
+        for greatest in begun.greatest:
+            least = {each for epoch in least for each in _beyond(epoch, greatest)}
+        return LowerFrontier.of(least)
+
     def is_at_or_before(self, other: LowerFrontier) -> bool:
         """Whether one could become the other in time: all that may still come there may still come here."""
         return all(self.may_come(epoch) for epoch in other.least)
@@ -102,6 +109,13 @@ class UpperFrontier:
         An epoch in the lower frontier itself may come: it stays until the frontier is strictly past it.
         """
         return UpperFrontier(tuple(epoch for epoch in self.greatest if completed.may_come(epoch)))
+
+
+def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
+    """The least epochs at or after the one and not at or before the other: in some number they lie above it."""
+    if not at_or_before(epoch, greatest):
+        return (epoch,)
+    return [(*epoch[:place], bound + 1, *epoch[place + 1 :]) for place, bound in enumerate(greatest) if bound < LARGEST]
 
 
 def _refused(value: object, rule: str, remedy: str) -> InvalidEpoch:

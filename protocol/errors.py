@@ -38,6 +38,14 @@ class InvalidEpoch(UsageError):
     """Not an integer or a tuple of as many integers as the space's epochs have."""
 
 
+class EpochCompleted(UsageError):
+    """An epoch that nobody may publish any more, or that this publisher has given up."""
+
+
+class CapabilityExpired(UsageError):
+    """A publisher was not heard of for longer than its lease, and its epochs are closed."""
+
+
 class ValueTooLarge(UsageError):
     """A message above the size limit; the limit is in the text."""
 

@@ -14,6 +14,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.epochs import Epoch, LowerFrontier, UpperFrontier
 from protocol.errors import InvalidSetting
 from protocol.words import Filter
 from storage import layout
@@ -34,6 +35,14 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 
 
 @dataclass(frozen=True, slots=True)
+class Epochs:
+    """The least and the greatest epochs in a block."""
+
+    least: tuple[Epoch, ...]
+    greatest: tuple[Epoch, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
     """A batch ready to be appended: its payload, and what the block's row says of it."""
 
@@ -43,13 +52,15 @@ class Packed:
     topics: list[str] | None
     codec: int
     payload: pa.Buffer
+    epochs: Epochs | None = None
 
 
 def pack(batch: pa.RecordBatch, compression: str = "none") -> Packed:
     """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it."""
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
-    return Packed(batch.num_rows, span["min"].as_py(), span["max"].as_py(), topics_index(batch), codec, payload)
+    first, last = span["min"].as_py(), span["max"].as_py()
+    return Packed(batch.num_rows, first, last, topics_index(batch), codec, payload, epochs_of(batch))
 
 
 def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Buffer]:
@@ -91,6 +102,20 @@ def topics_index(batch: pa.RecordBatch) -> list[str] | None:
         return None
     topics = column.unique()
     return topics.to_pylist() if len(topics) <= MAX_INDEXED_TOPICS else None
+
+
+def epochs_of(batch: pa.RecordBatch) -> Epochs | None:
+    """The bounds of the epochs of a block; None if no message has one. All that are there have as many numbers."""
+    column = batch.column("epoch")
+    with_epoch = len(column) - column.null_count
+    if not with_epoch:
+        return None
+    numbers = pc.list_flatten(column)
+    if len(numbers) == with_epoch:
+        bounds = pc.min_max(numbers)
+        return Epochs(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),))
+    distinct = {tuple(epoch) for epoch in column.drop_null().to_pylist()}
+    return Epochs(LowerFrontier.of(distinct).least, UpperFrontier.of(distinct).greatest)
 
 
 def matching(batch: pa.RecordBatch, filter: Filter, topics: Sequence[str] | None = None) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ filter skipped. It is one statement: the head, the state of the generation and t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +24,7 @@ from psycopg.types.numeric import Int2, Int4, Int8
 
 from protocol.errors import BeyondHead, Gone, NotFound, ProducerFenced, SubletError, Unavailable
 from protocol.words import Filter
-from storage.block import Packed, decode, deliver, from_offset, matching
+from storage.block import Epochs, Packed, decode, deliver, from_offset, matching
 from storage.connect import UnknownOutcome
 
 PAGE_BLOCKS: Final = 256
@@ -36,7 +37,7 @@ LONGEST_PATTERN: Final = 16_384
 _APPEND = """
 select outcome, end_offset from append_block(
   %s::text, %s::bigint, %s::bigint, %s::bigint, %s::integer,
-  %s::timestamptz, %s::timestamptz, %s::text[], %s::smallint, %s::bytea)"""
+  %s::timestamptz, %s::timestamptz, %s::text[], %s::smallint, %s::bytea, %s::jsonb)"""
 
 _SINCE = """
 select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload, b.uri
@@ -62,6 +63,8 @@ class Outcome(StrEnum):
     DUPLICATE = "duplicate"  # it was there already, from an earlier attempt
     CLOSED = "closed"  # the stream takes no more: route to its children
     FENCED = "fenced"  # a newer incarnation of the producer writes: stop
+    COMPLETED = "completed"  # it has an epoch that its producer may publish no more
+    EXPIRED = "expired"  # it has epochs, and its producer may publish none (any more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +256,12 @@ def _execute(conn: psycopg.Connection[Any], append: Append) -> psycopg.Cursor[An
     stamp, block = append.stamp, append.block
     who = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
     what = (block.first_timestamp, block.last_timestamp, block.topics, Int2(block.codec), memoryview(block.payload))
-    parameters = (*who, Int8(append.stream_id), Int4(block.count), *what)
+    parameters = (*who, Int8(append.stream_id), Int4(block.count), *what, _epochs(block.epochs))
     return conn.execute(_APPEND, parameters, prepare=True, binary=True)
+
+
+def _epochs(epochs: Epochs | None) -> str | None:
+    return None if epochs is None else json.dumps({"least": epochs.least, "greatest": epochs.greatest})
 
 
 def _stamp(stamp: Stamp) -> tuple[object, ...]:

@@ -9,6 +9,8 @@ create table space (
   retention_s bigint check (retention_s > 0),          -- null: keep for ever
   rollover_s bigint check (rollover_s > 0),            -- null: only when asked
   compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
+  epoch_numbers smallint check (epoch_numbers between 1 and 8), -- of each epoch in it; null: no epoch was ever used
+  lower_frontier jsonb,                                -- the least epochs that may still be published (0001_epochs.sql)
   created_at timestamptz not null default clock_timestamp(),
   dropped_at timestamptz
 );
@@ -36,8 +38,7 @@ create table stream (
   hash_to numeric(20) not null,
   state text not null default 'open' check (state in ('open', 'closed')),
   head bigint not null default 0,                      -- the next offset to be written
-  lower_frontier jsonb,
-  upper_frontier jsonb,
+  upper_frontier jsonb,                                -- the greatest epochs in it
   parents bigint[] not null default '{}',              -- streams closed in the same rollover with overlapping ranges
   opened_at timestamptz not null default clock_timestamp(),
   closed_at timestamptz,
@@ -55,8 +56,8 @@ create table block (
   last_timestamp timestamptz not null,
   appended_at timestamptz not null default clock_timestamp(),
   topics text[],                                       -- a skip index; null when there are more than a few
-  lower_frontier jsonb,                                -- the stream's, just before this block
-  epochs jsonb,                                        -- smallest and largest epoch in it
+  lower_frontier jsonb,                                -- the space's, before this block
+  epochs jsonb,                                        -- {"least": antichain, "greatest": antichain} of those in it
   codec smallint not null,
   payload bytea,
   uri text,
@@ -128,16 +129,19 @@ $$;
 --   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
 --   closed     the stream takes no more; nothing was written, and the messages belong to its children
 --   fenced     a newer incarnation of the producer has begun; nothing was written
+--   completed  it has an epoch that is not at or after those that the producer may still publish; nothing was written
+--   expired    it has epochs, and the producer holds no capability (any more); nothing was written
 -- The (producer, stream) row is locked first, so that a retry waits for the attempt whose outcome it doubts.
 -- stream_id 0 in `producer` is the registration of a named producer: the incarnation that may write anywhere.
 create function append_block(
   p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_count integer,
-  p_first timestamptz, p_last timestamptz, p_topics text[], p_codec smallint, p_payload bytea,
+  p_first timestamptz, p_last timestamptz, p_topics text[], p_codec smallint, p_payload bytea, p_epochs jsonb,
   out outcome text, out end_offset bigint
 ) language plpgsql as $$
 declare
   known record;
   place record;
+  least jsonb;
 begin
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
@@ -161,16 +165,35 @@ begin
       return;
     end if;
   end if;
-  update stream s set head = s.head + p_count where s.stream_id = p_stream and s.state = 'open'
-    returning s.head, s.generation_id, s.lower_frontier into place;
+  if p_epochs is not null then
+    -- Nobody takes it away meanwhile: for that one would need the producer's lock.
+    select c.least into least from capability c join stream s using (space_id)
+     where s.stream_id = p_stream and c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null;
+    if not found then
+      outcome := 'expired';
+      return;
+    end if;
+    if exists (select from jsonb_array_elements(p_epochs -> 'least') as e(epoch) where not may_come(least, e.epoch)) then
+      outcome := 'completed';
+      return;
+    end if;
+  end if;
+  update stream s
+     set head = s.head + p_count,
+         upper_frontier = case when p_epochs is null or is_covered(p_epochs -> 'greatest', coalesce(s.upper_frontier, '[]'))
+                               then s.upper_frontier
+                               else upper_frontier_with(s.upper_frontier, p_epochs -> 'greatest') end
+    from space
+   where s.stream_id = p_stream and s.state = 'open' and space.space_id = s.space_id
+    returning s.head, s.generation_id, space.lower_frontier into place;
   if not found then
     outcome := 'closed';
     return;
   end if;
   insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
-                     lower_frontier, codec, payload)
+                     lower_frontier, epochs, codec, payload)
   values (place.generation_id, p_stream, place.head, p_count, p_first, p_last, p_topics,
-          place.lower_frontier, p_codec, p_payload);
+          place.lower_frontier, p_epochs, p_codec, p_payload);
   if p_producer is not null then
     update producer p
        set incarnation = p_incarnation, sequence = p_sequence, end_offset = place.head, updated_at = clock_timestamp()

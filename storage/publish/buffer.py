@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from protocol.epochs import Epoch
 from protocol.errors import PublisherClosed, SubletError
 from storage.block import pack
 from storage.publish.columns import size_of
@@ -61,6 +62,7 @@ class Buffer:
         value: bytes | None,
         headers: list[Header] | None,
         timestamp_us: int,
+        epoch: Epoch | None = None,
         wait: bool = True,
     ) -> Delivery | None:
         """Queue one message; waits for room, or returns None at once if it is not to wait."""
@@ -74,7 +76,7 @@ class Buffer:
             if not isinstance(last, Growing) or not self._fits(last, size):
                 last = Growing()
                 queue.append(last)
-            row = last.add(topic, key, value, headers, timestamp_us)
+            row = last.add(topic, key, value, headers, timestamp_us, epoch)
             last.size += size
             self._added(last.ticket, 1, size)
             return Delivery(last.ticket, row)

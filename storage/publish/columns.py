@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from protocol.errors import InvalidTopic, UsageError, ValueTooLarge
+from protocol.epochs import MAX_NUMBERS, Epoch
+from protocol.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
 from storage.layout import BLOCK_SCHEMA
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
@@ -119,6 +120,15 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
         check_size(size_of(topic, key, value, pairs), limit, f"message {index} of the batch")
 
 
+def in_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
+    """The batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its own."""
+    place = BLOCK_SCHEMA.get_field_index("epoch")
+    if batch.column(place).null_count < batch.num_rows:
+        raise UsageError(f"column epoch: all messages are to be in epoch {epoch}, and some have one. Leave it out.")
+    field = BLOCK_SCHEMA.field(place)
+    return batch.set_column(place, field, pa.repeat(pa.scalar(list(epoch), field.type), batch.num_rows))
+
+
 def _table(data: Columns) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
@@ -192,7 +202,22 @@ def _column(table: pa.Table, field: pa.Field) -> Any:
         raise kind(f"column {field.name} of type {column.type}: {error}. It must be {field.type}.") from None
     if field.name == "headers":
         _check_header_names(column)
+    if field.name == "epoch":
+        _check_epochs(column)
     return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
+
+
+def _check_epochs(column: pa.ChunkedArray) -> None:
+    """Those that are there have as many numbers, and no null among them."""
+    lengths = pc.min_max(pc.list_value_length(column))
+    shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
+    if shortest is None:
+        return
+    if not 1 <= shortest == longest <= MAX_NUMBERS:
+        rule = f"epochs of {shortest} to {longest} numbers: all of a space have as many, from 1 to {MAX_NUMBERS}"
+        raise InvalidEpoch(f"column epoch: {rule}. Use epochs of one kind.")
+    if pc.list_flatten(column).null_count:
+        raise InvalidEpoch("column epoch: a null among the numbers of an epoch. Leave the whole epoch out, or name it.")
 
 
 def _is_finer(kind: pa.DataType) -> bool:

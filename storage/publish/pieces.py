@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from protocol.epochs import Epoch
 from storage.block import Packed, pack
 from storage.layout import BLOCK_SCHEMA
 from storage.publish.columns import MESSAGE_OVERHEAD_BYTES
@@ -43,7 +44,7 @@ class Piece:
 class Growing:
     """Messages published one by one to one stream, until the sender takes them or a block is full."""
 
-    __slots__ = ("_headers", "_keys", "_timestamps", "_topics", "_values", "count", "size", "ticket")
+    __slots__ = ("_epochs", "_headers", "_keys", "_timestamps", "_topics", "_values", "count", "size", "ticket")
 
     def __init__(self) -> None:
         self.ticket = Ticket(0)
@@ -53,9 +54,16 @@ class Growing:
         self._values: list[bytes | None] = []
         self._headers: list[list[Header] | None] = []
         self._timestamps: list[int] = []
+        self._epochs: list[Epoch | None] = []
 
     def add(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: list[Header] | None, timestamp_us: int
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[Header] | None,
+        timestamp_us: int,
+        epoch: Epoch | None,
     ) -> int:
         """Add a message; its number in the ticket."""
         self._topics.append(topic)
@@ -63,14 +71,14 @@ class Growing:
         self._values.append(value)
         self._headers.append(headers)
         self._timestamps.append(timestamp_us)
+        self._epochs.append(epoch)
         self.count += 1
         return self.ticket.grow()
 
     def sealed(self) -> Piece:
         """The messages in Arrow."""
-        lists = [self._topics, self._keys, self._values, self._headers, self._timestamps]
-        columns = [pa.array(each, field.type) for each, field in zip(lists, BLOCK_SCHEMA, strict=False)]
-        columns.append(pa.nulls(self.count, BLOCK_SCHEMA.field("epoch").type))
+        lists = [self._topics, self._keys, self._values, self._headers, self._timestamps, self._epochs]
+        columns = [pa.array(each, field.type) for each, field in zip(lists, BLOCK_SCHEMA, strict=True)]
         piece = Piece(pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA), range(self.count), self.ticket)
         piece.size = self.size
         return piece

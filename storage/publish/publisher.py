@@ -7,18 +7,23 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from types import TracebackType
 
 import psycopg
 
-from protocol.errors import DatabaseUnreachable, PublisherClosed
+from protocol.epochs import Epoch, check_epoch
+from protocol.errors import DatabaseUnreachable, PublisherClosed, UsageError
+from storage.block import epochs_of
 from storage.catalogue import find_space
 from storage.connect import connect
 from storage.database import open_database
+from storage.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S, Holder
 from storage.log import register_producer
 from storage.publish.buffer import Buffer, Limits
+from storage.publish.capability import Capability
 from storage.publish.columns import (
     Columns,
     Headers,
@@ -27,6 +32,7 @@ from storage.publish.columns import (
     as_timestamp_us,
     check_size,
     check_sizes,
+    in_epoch,
     normalise,
     size_of,
 )
@@ -57,6 +63,7 @@ class Publisher:
     together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks.
     A lost database, or one that does not answer, is retried for `retry_timeout_s` (math.inf: for ever), after which
     deliveries fail; what has been sent by then is given 5 s at least to be answered.
+    `epoch_lease_s`: for so long after its process has died, the epochs that it had not finished stay open.
     It belongs to the process that made it: in a fork of that, every use but `close` raises `UsageError`.
     Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
     """
@@ -74,6 +81,7 @@ class Publisher:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
         producer: str | None = None,
+        epoch_lease_s: float = LEASE_S,
     ) -> None:
         self._process = os.getpid()
         self._max_message_bytes = whole("max_message_bytes", max_message_bytes, LARGEST_BYTES)
@@ -85,10 +93,15 @@ class Publisher:
             duration("linger_ms", linger_ms, LONGEST_LINGER_MS) / 1000,
         )
         patience_s = duration("retry_timeout_s", retry_timeout_s, math.inf)
+        lease_s = duration("epoch_lease_s", epoch_lease_s, LONGEST_LEASE_S, least=SHORTEST_LEASE_S)
         producer, url, space = producer_name(producer), text("url", url), text("space", space)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
-            routes, writer = _begin(database.url, space, producer)
+            routes, writer, space_id = _begin(database.url, space, producer)
+            self._capability = None
+            if space_id is not None:
+                who = Holder(writer.producer_id, writer.incarnation)
+                self._capability = Capability(database.url, space_id, who, patience_s, lease_s)
             self._buffer = Buffer(routes, limits)
             self._sender = Sender(database.url, self._buffer, writer, space, patience_s)
             self._database = stack.pop_all()
@@ -118,12 +131,47 @@ class Publisher:
         Columns: topic and value; key, headers, timestamp, epoch if wanted. In a mapping, a single topic or key stands
         for all. Bad input raises before any of it is accepted; the order per key is that of the rows.
         """
+        return self._publish_batch(data, None)
+
+    def _publish_batch(self, data: Columns, epoch: Epoch | None) -> BatchDelivery:
         check_process(self._process, "this publisher")
         batches = normalise(data)
+        if epoch is not None:
+            batches = [in_epoch(batch, epoch) for batch in batches]
         for batch in batches:
             check_sizes(batch, self._max_message_bytes)
             self._buffer.routes.check(batch)
+            if epoch is None and (found := epochs_of(batch)) is not None:
+                self._epochs().check(found.least)
         return self._buffer.add_batches(batches)
+
+    def at(self, epoch: int | Sequence[int]) -> AtEpoch:
+        """Publish in an epoch: `publisher.at(7).publish(...)`.
+
+        An epoch is an integer, or a tuple of integers in product order; all epochs of a space have as many numbers. The
+        first one that is used, or advanced to, begins what this publisher may publish: anything at or after it, where
+        others have not gone further. Raises `InvalidEpoch`, `EpochCompleted`, `CapabilityExpired`, and `UsageError`
+        for a publisher without a space.
+        """
+        check_process(self._process, "this publisher")
+        wanted = check_epoch(epoch)
+        self._epochs().check([wanted])
+        return AtEpoch(self, wanted)
+
+    def advance(self, *epochs: int | Sequence[int]) -> None:
+        """Publish only at or after this epoch (or any of these) from now on, once all published so far is durable.
+
+        When all publishers of the space have gone past an epoch it is completed: nobody publishes in it any more, and
+        those who consume it whole have it. Closing the publisher gives all up. Raises what `at` raises, and the first
+        delivery error since the last flush, in which case nothing has advanced.
+        """
+        check_process(self._process, "this publisher")
+        least = [check_epoch(epoch) for epoch in epochs]
+        if not least:
+            raise UsageError("advance() without an epoch: give the one that is next.")
+        capability = self._epochs()
+        self.flush()
+        capability.advance(least)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
@@ -148,7 +196,7 @@ class Publisher:
             self._sender.join(GIVE_UP_S)
         if self._sender.is_alive():
             self._buffer.abandon(DatabaseUnreachable(f"not stored within the {timeout_s} s of close(), and given up."))
-        self._leave_database(deadline)
+        self._leave(deadline)
         if (error := self._buffer.pop_error()) is not None:
             raise error
 
@@ -173,6 +221,8 @@ class Publisher:
         key: bytes | str | None,
         headers: Headers | None,
         timestamp: datetime | int | None,
+        epoch: Epoch | None = None,
+        *,
         wait: bool,
     ) -> Delivery | None:
         """`publish`; without `wait`, None instead of blocking."""
@@ -180,19 +230,57 @@ class Publisher:
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
-        return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), wait)
+        return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
 
-    def _leave_database(self, deadline: float | None) -> None:
-        """The last user of an embedded server stops it, which takes long where one of its processes is frozen."""
+    def _epochs(self) -> Capability:
+        if self._capability is None:
+            raise UsageError(
+                "epochs are a space's own, and this publisher is for all spaces. Name one: Publisher(space='default')."
+            )
+        return self._capability
+
+    def _leave(self, deadline: float | None) -> None:
+        """Give back what is held, and leave the database. That takes long where it does not answer, and where the last
+        user of an embedded server stops one of whose processes is frozen."""
         if deadline is None:
-            self._database.close()
+            self._let_go()
             return
-        leaving = threading.Thread(target=self._database.close, name="sublet publisher leaving", daemon=True)
+        leaving = threading.Thread(target=self._let_go, name="sublet publisher leaving", daemon=True)
         leaving.start()
         leaving.join(max(GIVE_UP_S, deadline - time.monotonic()))
 
+    def _let_go(self) -> None:
+        if self._capability is not None:
+            self._capability.close()
+        self._database.close()
 
-def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer]:
+
+class AtEpoch:
+    """A publisher, in one epoch."""
+
+    def __init__(self, publisher: Publisher, epoch: Epoch) -> None:
+        self._publisher, self.epoch = publisher, epoch
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+    ) -> Delivery:
+        """As `Publisher.publish`."""
+        delivery = self._publisher._offer(topic, value, key, headers, timestamp, self.epoch, wait=True)
+        assert delivery is not None
+        return delivery
+
+    def publish_batch(self, data: Columns) -> BatchDelivery:
+        """As `Publisher.publish_batch`; all messages are in this epoch."""
+        return self._publisher._publish_batch(data, self.epoch)
+
+
+def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer, int | None]:
+    """The routes, who writes, and the id of the one space if it is for one."""
     try:
         with connect(
             url,
@@ -200,11 +288,10 @@ def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, P
             lock_timeout_s=REGISTER_TIMEOUT_S,
             silence_s=ATTEMPT_TIMEOUT_S,
         ) as conn:
-            if space is not None:
-                find_space(conn, space)
+            space_id = None if space is None else find_space(conn, space).space_id
             routes = Routes.load(conn, space)
             if producer is None:
-                return routes, Producer(uuid.uuid4().hex, 1)
-            return routes, Producer(producer, register_producer(conn, producer))
+                return routes, Producer(uuid.uuid4().hex, 1), space_id
+            return routes, Producer(producer, register_producer(conn, producer)), space_id
     except psycopg.OperationalError as error:
         raise DatabaseUnreachable(f"the database went away while opening a publisher: {error}") from error

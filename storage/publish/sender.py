@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
+from storage import epochs
 from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
 from storage.log import Append, Appended, Outcome, Stamp, append, fenced
@@ -92,10 +93,17 @@ class Sender(threading.Thread):
         for load, first_offset in _places(loads, answers):
             load.stored(first_offset)
         self._buffer.settled(outcomes[Outcome.APPENDED] + outcomes[Outcome.DUPLICATE])
+        self._refuse(outcomes[Outcome.COMPLETED], epochs.completed(self._producer.producer_id))
+        self._refuse(outcomes[Outcome.EXPIRED], epochs.expired(self._producer.producer_id))
         if outcomes[Outcome.CLOSED]:
             self._reroute(outcomes[Outcome.CLOSED])
         if outcomes[Outcome.FENCED]:
             self._stop_fenced(outcomes[Outcome.FENCED])
+
+    def _refuse(self, loads: list[Load], error: SubletError) -> None:
+        """These were not stored, the others are."""
+        if loads:
+            self._fail(loads, error)
 
     def _append(self, load: Load) -> Append:
         block = load.packed(self._buffer.routes.compression(load.stream_id))

@@ -29,10 +29,10 @@ def whole(name: str, value: object, most: int = LARGEST_COUNT) -> int:
     return number
 
 
-def duration(name: str, value: object, most: float, remedy: str = REMEDY) -> float:
-    """A number from 0 to `most`, in the unit that the name bears. Raises `InvalidSetting`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not 0 <= value <= most:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be a number from 0 to {most:.12g}. {remedy}")
+def duration(name: str, value: object, most: float, remedy: str = REMEDY, least: float = 0) -> float:
+    """A number from `least` to `most`, in the unit that the name bears. Raises `InvalidSetting`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
+        raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {least:g} to {most:.12g}. {remedy}")
     return float(value)
 
 

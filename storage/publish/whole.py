@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from protocol.errors import NumberTaken, UnknownSpace
+from protocol.errors import NumberTaken, UnknownSpace, UsageError
 from protocol.words import Filter
 from storage.block import pack
 from storage.log import Append, Outcome, Stamp, append, fenced
@@ -79,7 +79,7 @@ class Stored:
 
 
 def store(conn: psycopg.Connection[Any], routes: Routes, batch: Batch) -> Stored:
-    """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`, `NumberTaken`."""
+    """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`, `NumberTaken`, `UsageError`."""
     with conn.transaction():
         if not _enter(conn, batch):
             return Stored(_places(conn, batch), repeated=True)
@@ -114,6 +114,8 @@ def _append(conn: psycopg.Connection[Any], routes: Routes, batch: Batch, parts: 
     outcomes = {answer.outcome for answer in answers}
     if Outcome.FENCED in outcomes:
         raise fenced(batch.producer_id, batch.incarnation)
+    if outcomes & {Outcome.COMPLETED, Outcome.EXPIRED}:
+        raise UsageError("messages with an epoch: only a Publisher with access to the database can have them. Use one.")
     if outcomes != {Outcome.APPENDED}:
         raise StreamClosed
     return tuple(

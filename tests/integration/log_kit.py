@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
+from protocol.epochs import Epoch
 from storage.block import Packed, pack
 from storage.catalogue import find_space, open_streams
 from storage.connect import connect
@@ -36,6 +37,14 @@ def batch(values: Iterable[bytes], topic: str | Sequence[str] = "t", key: bytes 
 def block(*values: bytes, topic: str | Sequence[str] = "t") -> Packed:
     """A block of these values."""
     return pack(batch(values, topic))
+
+
+def in_epochs(*epochs: Epoch) -> Packed:
+    """A block with a message in each of these epochs."""
+    plain = batch(b"%d" % number for number in range(len(epochs)))
+    place = BLOCK_SCHEMA.get_field_index("epoch")
+    column = pa.array([list(epoch) for epoch in epochs], BLOCK_SCHEMA.field(place).type)
+    return pack(plain.set_column(place, BLOCK_SCHEMA.field(place), column))
 
 
 def put(conn: psycopg.Connection[Any], stream_id: int, *values: bytes, topic: str = "t") -> int:

@@ -85,3 +85,13 @@ def test_what_is_taken_out_of_a_filter_filters_nothing_that_may_come(
         if lower.may_come(epoch):
             assert left.covers(epoch) == upper.covers(epoch)
     assert all(any(at_or_before(least, epoch) for least in lower.least) for epoch in left.greatest)
+
+
+@both
+@given(data=st.data())
+def test_beyond_what_has_begun_lies_all_that_may_come_and_has_not(universe: list[Epoch], data: st.DataObject) -> None:
+    lower, upper = LowerFrontier.of(data.draw(sets(universe))), UpperFrontier.of(data.draw(sets(universe)))
+    beyond = lower.beyond(upper)
+    assert lower.is_at_or_before(beyond)
+    for epoch in universe:
+        assert beyond.may_come(epoch) == (lower.may_come(epoch) and not upper.covers(epoch))

@@ -1,0 +1,244 @@
+"""Capabilities: who may still publish which epochs of a space, and the space's lower frontier that follows from it.
+
+A capability is given and changed under two locks: its producer's, which waits for what that is writing, and the space's
+row. So when the frontier has passed an epoch, all that was published in it is in the log, and whoever sees the frontier
+sees that too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from protocol.epochs import Epoch, LowerFrontier, UpperFrontier, check_epoch
+from protocol.errors import CapabilityExpired, EpochCompleted, ProducerFenced, UnknownSpace
+from storage.turnover import Guard
+
+LEASE_S = 30.0
+"""A publisher that was not heard of for so long is taken for dead, and what it left unfinished is closed."""
+
+SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
+"""What a publisher may wish for."""
+
+KEPT_S = 7 * 86400.0
+"""For so long it is remembered whose epochs were closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A producer in one of its lives."""
+
+    producer_id: str
+    incarnation: int
+
+
+def hold(
+    conn: psycopg.Connection[Any], space_id: int, who: Holder, least: Iterable[Epoch], lease_s: float = LEASE_S
+) -> LowerFrontier:
+    """From now on the producer publishes only at or after these epochs; the space's lower frontier that is left.
+
+    A first capability is taken for anything that may still come; one that is held only moves on. A later life of a
+    named producer goes on with that of the one before. Raises `EpochCompleted`, `InvalidEpoch`, `ProducerFenced`,
+    `CapabilityExpired`, `UnknownSpace`.
+    """
+    with conn.transaction():
+        space = _lock(conn, space_id, who.producer_id)
+        wanted = LowerFrontier.of(check_epoch(epoch, space.numbers) for epoch in least)
+        own = space.own(who)
+        if own is not None:
+            _check_forward(who, own, wanted)
+        elif space.lower is not None:
+            _check_open(space.lower, wanted)
+        _write(conn, space_id, who, wanted, lease_s)
+        return _settle(conn, space, {**space.live, who.producer_id: wanted})
+
+
+def release(conn: psycopg.Connection[Any], space_id: int, who: Holder) -> None:
+    """The producer publishes nothing more: what it left open is completed as far as it is concerned."""
+    with conn.transaction():
+        space = _lock(conn, space_id, who.producer_id)
+        if space.incarnations.get(who.producer_id) != who.incarnation:
+            return
+        conn.execute(
+            "delete from capability where space_id = %s and producer_id = %s and expired_at is null",
+            (space_id, who.producer_id),
+        )
+        _settle(conn, space, {id: held for id, held in space.live.items() if id != who.producer_id})
+
+
+def renew(conn: psycopg.Connection[Any], who: Holder, lease_s: float = LEASE_S) -> frozenset[int]:
+    """Hold what is held for another lease; the spaces in which it is."""
+    rows = conn.execute(
+        "update capability set expires_at = clock_timestamp() + make_interval(secs => %s)"
+        " where producer_id = %s and incarnation = %s and expired_at is null returning space_id",
+        (lease_s, who.producer_id, who.incarnation),
+    )
+    return frozenset(space_id for (space_id,) in rows)
+
+
+def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tuple[int, str]]:
+    """Take away what is held beyond its lease: (space, producer). One that is writing is left for the next time."""
+    conn.execute("delete from capability where expired_at < clock_timestamp() - make_interval(secs => %s)", (KEPT_S,))
+    overdue = conn.execute(
+        "select space_id, producer_id from capability where expired_at is null and expires_at < clock_timestamp()"
+        " order by space_id, producer_id"
+    ).fetchall()
+    return [(space_id, id) for space_id, id in overdue if _expire(conn, space_id, id, guard or _nobody)]
+
+
+def lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
+    """What may still be published in the space; None where no epoch was ever used."""
+    row = conn.execute("select lower_frontier from space where space_id = %s", (space_id,)).fetchone()
+    return _lower(row[0]) if row is not None else None
+
+
+def _nobody(conn: psycopg.Connection[Any]) -> None:
+    """Nobody guards it."""
+
+
+def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard) -> bool:
+    try:
+        with conn.transaction():
+            guard(conn)
+            space = _lock(conn, space_id, producer_id)
+            marked = conn.execute(
+                "update capability set expired_at = clock_timestamp() where space_id = %s and producer_id = %s"
+                " and expired_at is null and expires_at < clock_timestamp()",
+                (space_id, producer_id),
+            )
+            if marked.rowcount:
+                _settle(conn, space, {id: held for id, held in space.live.items() if id != producer_id})
+            return bool(marked.rowcount)
+    except psycopg.errors.LockNotAvailable:
+        return False
+
+
+# --- the row, and what is held of it --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """A space's row, locked, and the capabilities in force."""
+
+    space_id: int
+    numbers: int | None
+    lower: LowerFrontier | None
+    live: Mapping[str, LowerFrontier]
+    incarnations: Mapping[str, int]
+    expired: Mapping[str, int]
+
+    def own(self, who: Holder) -> LowerFrontier | None:
+        """What this producer holds, in this life or the one before. Raises where it may hold nothing more."""
+        if self.incarnations.get(who.producer_id, 0) > who.incarnation:
+            raise ProducerFenced(f"producer {who.producer_id!r}: a newer incarnation of it has begun. Stop this one.")
+        if self.expired.get(who.producer_id) == who.incarnation:
+            raise expired(who.producer_id)
+        return self.live.get(who.producer_id)
+
+
+def expired(producer_id: str) -> CapabilityExpired:
+    """What an append or an advance comes to when the lease has run out."""
+    return CapabilityExpired(
+        f"producer {producer_id!r}: it holds no epochs, or was not heard of for longer than its lease, and the epochs "
+        "that it held are closed. Make a new Publisher, and go on with an epoch that is not completed."
+    )
+
+
+def behind(producer_id: str, epoch: Epoch, held: LowerFrontier) -> EpochCompleted:
+    """What is wrong with an epoch that is not at or after those that the producer holds."""
+    return EpochCompleted(
+        f"epoch {_shown(epoch)}: producer {producer_id!r} has advanced to {_list(held)}, and does not go back. Give an "
+        "epoch at or after that."
+    )
+
+
+def completed(producer_id: str) -> EpochCompleted:
+    """What an append comes to whose producer has advanced beyond one of its epochs."""
+    return EpochCompleted(
+        f"producer {producer_id!r}: a message is in an epoch that it has advanced beyond. Publish in an epoch before "
+        "advancing from it."
+    )
+
+
+def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Space:
+    conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
+    row = conn.execute(
+        "select epoch_numbers, lower_frontier from space where space_id = %s and dropped_at is null for no key update",
+        (space_id,),
+    ).fetchone()
+    if row is None:
+        raise UnknownSpace(f"space {space_id} does not exist any more.")
+    held = conn.execute(
+        "select producer_id, incarnation, least, expired_at is null from capability where space_id = %s", (space_id,)
+    ).fetchall()
+    live = {id: LowerFrontier.of(map(tuple, least)) for id, _, least, in_force in held if in_force}
+    incarnations = {id: incarnation for id, incarnation, _, in_force in held if in_force}
+    gone = {id: incarnation for id, incarnation, _, in_force in held if not in_force}
+    return _Space(space_id, row[0], _lower(row[1]), live, incarnations, gone)
+
+
+def _write(conn: psycopg.Connection[Any], space_id: int, who: Holder, least: LowerFrontier, lease_s: float) -> None:
+    conn.execute(
+        "insert into capability (space_id, producer_id, incarnation, least, expires_at)"
+        " values (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))"
+        " on conflict (space_id, producer_id) do update set incarnation = excluded.incarnation,"
+        " least = excluded.least, expires_at = excluded.expires_at, expired_at = null",
+        (space_id, who.producer_id, who.incarnation, _json(least), lease_s),
+    )
+
+
+def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, LowerFrontier]) -> LowerFrontier:
+    """Write what follows for the space. Where nobody is left, all that has begun is completed."""
+    if live:
+        lower = LowerFrontier().meet(*live.values())
+    else:
+        lower = (space.lower or LowerFrontier()).beyond(_begun(conn, space.space_id))
+    if lower != space.lower:
+        numbers = next((len(epoch) for epoch in lower.least), space.numbers)
+        conn.execute(
+            "update space set lower_frontier = %s, epoch_numbers = %s where space_id = %s",
+            (_json(lower), numbers, space.space_id),
+        )
+    return lower
+
+
+def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
+    rows = conn.execute(
+        "select upper_frontier from stream where space_id = %s and upper_frontier is not null", (space_id,)
+    )
+    return UpperFrontier.of(tuple(epoch) for (greatest,) in rows for epoch in greatest)
+
+
+def _check_forward(who: Holder, own: LowerFrontier, wanted: LowerFrontier) -> None:
+    for epoch in wanted.least:
+        if not own.may_come(epoch):
+            raise behind(who.producer_id, epoch, own)
+
+
+def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
+    for epoch in wanted.least:
+        if not lower.may_come(epoch):
+            raise EpochCompleted(
+                f"epoch {_shown(epoch)} is completed: in this space, what may still be published is at or after "
+                f"{_list(lower)}. Begin with such an epoch."
+            )
+
+
+def _lower(found: list[list[int]] | None) -> LowerFrontier | None:
+    return None if found is None else LowerFrontier.of(map(tuple, found))
+
+
+def _json(lower: LowerFrontier) -> str:
+    return json.dumps(lower.least)
+
+
+def _shown(epoch: Epoch) -> str:
+    return str(epoch[0]) if len(epoch) == 1 else str(epoch)
+
+
+def _list(lower: LowerFrontier) -> str:
+    return " or ".join(map(_shown, lower.least)) or "nothing"

@@ -1,0 +1,118 @@
+"""What one publisher may still publish of its space's epochs: taken, moved on, kept alive and given back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+
+from protocol.epochs import Epoch, LowerFrontier, check_epoch
+from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
+from storage import epochs
+from storage.connect import connect
+from storage.epochs import LEASE_S, Holder
+from storage.publish.sender import FIRST_PAUSE_S, LOCK_TIMEOUT_S, LONGEST_PAUSE_S, Retryable
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 10.0
+"""A database that does not answer for so long is asked again, over another connection."""
+
+_T = TypeVar("_T")
+
+
+class Capability:
+    """Nothing is held until the first `advance`. Thread-safe; a thread of its own renews the lease while it is held."""
+
+    def __init__(self, url: str, space_id: int, who: Holder, retry_timeout_s: float, lease_s: float = LEASE_S) -> None:
+        self._url, self._space_id, self._who = url, space_id, who
+        self._retry_timeout_s, self._lease_s = retry_timeout_s, lease_s
+        self._lock = threading.Lock()
+        self._held: LowerFrontier | None = None
+        self._lost: SubletError | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def check(self, least: Sequence[Epoch]) -> None:
+        """Take the capability for these epochs if there is none yet. Raises `EpochCompleted` for one that may be
+        published no more, `InvalidEpoch`, and what `advance` raises."""
+        if self._held is None:
+            with self._lock:
+                if self._held is None:
+                    self._hold(least)
+        if self._lost is not None:
+            raise self._lost
+        held = self._held
+        assert held is not None
+        for epoch in least:
+            if not held.may_come(check_epoch(epoch, len(held.least[0]))):
+                raise epochs.behind(self._who.producer_id, epoch, held)
+
+    def advance(self, least: Sequence[Epoch]) -> None:
+        """Publish only at or after these from now on. Raises what `epochs.hold` raises, and `Unavailable`."""
+        with self._lock:
+            self._hold(least)
+
+    def close(self) -> None:
+        """Give it back. Where the database is away, the lease will run out."""
+        self._over.set()
+        with self._lock:
+            if self._held is None or self._lost is not None:
+                return
+            try:
+                with self._connection() as conn:
+                    epochs.release(conn, self._space_id, self._who)
+            except (*Retryable, SubletError) as error:
+                log.warning("the epochs of producer %s end with their lease: %s", self._who.producer_id, error)
+            self._lost = epochs.expired(self._who.producer_id)
+
+    def _hold(self, least: Sequence[Epoch]) -> None:
+        if self._lost is not None:
+            raise self._lost
+        wanted = LowerFrontier.of(check_epoch(epoch, len(least[0])) for epoch in least)
+        self._retrying(lambda conn: epochs.hold(conn, self._space_id, self._who, wanted.least, self._lease_s))
+        self._held = wanted
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep, name="sublet publisher lease", daemon=True)
+            self._thread.start()
+
+    def _keep(self) -> None:
+        while not self._over.wait(self._lease_s / 3):
+            try:
+                with self._connection() as conn:
+                    held = epochs.renew(conn, self._who, self._lease_s)
+            except (*Retryable, SubletError) as error:
+                log.warning(
+                    "the lease of producer %s is not renewed, and tried again: %s", self._who.producer_id, error
+                )
+                continue
+            if self._space_id not in held and not self._over.is_set():
+                self._lost = epochs.expired(self._who.producer_id)
+                return
+
+    def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
+        """`hold` may be repeated: what it has done already, it does again."""
+        deadline, pause_s = time.monotonic() + self._retry_timeout_s, FIRST_PAUSE_S
+        while True:
+            try:
+                with self._connection() as conn:
+                    return attempt(conn)
+            except Retryable as error:
+                if self._over.is_set() or time.monotonic() + pause_s > deadline:
+                    raise _too_late(error) from error
+            self._over.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        return connect(
+            self._url, application_name="sublet publisher lease", lock_timeout_s=LOCK_TIMEOUT_S, silence_s=SILENCE_S
+        )
+
+
+def _too_late(error: Exception) -> Unavailable:
+    story = " ".join(str(error).split()).rstrip(".")
+    return DatabaseUnreachable(f"the database does not say which epochs may be published: {story}. Try again.")

@@ -1,0 +1,108 @@
+"""Publishers that die or freeze with epochs unfinished: real processes, a real node."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from storage.catalogue import find_space
+from storage.connect import connect
+from storage.epochs import lower_frontier
+from storage.publish import Publisher
+from tests.kit import eventually
+from tests.kit_nodes import ROOT, Fleet
+
+WAIT_S = 40.0
+
+STORY = """
+import sys
+from protocol.errors import CapabilityExpired
+from storage.publish import Publisher
+
+publisher = Publisher(sys.argv[1], space="default", epoch_lease_s=2)
+publisher.advance(3)
+publisher.at(3).publish("t", b"unfinished").result(30)
+print("has begun", flush=True)
+sys.stdin.readline()
+try:
+    publisher.at(3).publish("t", b"late").result(30)
+    print("published", flush=True)
+except CapabilityExpired as expired:
+    print("CapabilityExpired", flush=True)
+"""
+
+
+@pytest.fixture
+def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database, tmp_path)
+    fleet.node("n1")
+    yield fleet
+    fleet.close()
+
+
+@contextmanager
+def story(database: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", STORY, database]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "has begun\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def frontier(database: str) -> tuple[tuple[int, ...], ...]:
+    with connect(database) as conn:
+        found = lower_frontier(conn, find_space(conn, "default").space_id)
+    return found.least if found is not None else ()
+
+
+@pytest.mark.conforms("S9")
+@pytest.mark.usefixtures("fleet")
+def test_a_killed_publisher_does_not_freeze_the_frontier(database: str) -> None:
+    with Publisher(database, space="default") as other, story(database) as process:
+        other.advance(5)
+        assert frontier(database) == ((3,),)
+        process.kill()
+        eventually(lambda: frontier(database) == ((5,),), WAIT_S)
+
+
+@pytest.mark.conforms("S9")
+@pytest.mark.usefixtures("fleet")
+def test_a_frozen_publisher_finds_its_epochs_closed_when_it_wakes(database: str) -> None:
+    with story(database) as process:
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: frontier(database) == ((4,),), WAIT_S)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "CapabilityExpired\n"
+
+
+@pytest.mark.usefixtures("fleet")
+def test_a_publisher_that_lives_keeps_its_epochs_beyond_its_lease(database: str) -> None:
+    with story(database) as process, connect(database) as conn:
+
+        def renewed() -> bool:
+            row = conn.execute(
+                "select expires_at - interval '2 s' > p.updated_at + interval '4 s'"
+                " from capability c join producer p using (producer_id) where p.stream_id > 0"
+            ).fetchone()
+            return bool(row and row[0])
+
+        eventually(renewed, WAIT_S)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "published\n"

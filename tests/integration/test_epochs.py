@@ -1,0 +1,334 @@
+"""Who may publish which epochs, and what follows for the frontier of a space: on a real Postgres."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.epochs import Epoch, LowerFrontier
+from protocol.errors import CapabilityExpired, EpochCompleted, InvalidEpoch, ProducerFenced, UsageError
+from storage import epochs
+from storage.catalogue import find_space, open_streams
+from storage.connect import connect
+from storage.epochs import Holder, hold, lower_frontier, release, renew
+from storage.log import Append, Outcome, Stamp, append
+from storage.publish import Publisher
+from storage.spaces import create_space, reshard
+from tests.integration.log_kit import everything, in_epochs
+from tests.kit import eventually
+
+A, B, C = (Holder(name, 1) for name in "abc")
+LONG_S = 600.0
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 2)
+        yield connection
+
+
+@pytest.fixture
+def space(conn: psycopg.Connection[Any]) -> int:
+    return find_space(conn, "default").space_id
+
+
+def least(frontier: LowerFrontier | None) -> list[Epoch]:
+    return [] if frontier is None else list(frontier.least)
+
+
+def sent(conn: psycopg.Connection[Any], who: Holder, number: int, *of: Epoch, stream: int = 0) -> Outcome:
+    """Append a block with a message in each of these epochs."""
+    stamp = Stamp(who.producer_id, who.incarnation, number)
+    return append(conn, [Append(open_streams(conn)[stream].stream_id, in_epochs(*of), stamp)])[0].outcome
+
+
+# --- the frontier ---------------------------------------------------------------------------------------------------
+
+
+def test_the_frontier_is_that_of_all_who_may_publish(conn: psycopg.Connection[Any], space: int) -> None:
+    assert lower_frontier(conn, space) is None
+    assert least(hold(conn, space, A, [(3,)])) == [(3,)]
+    assert least(hold(conn, space, B, [(5,)])) == [(3,)]
+    assert least(hold(conn, space, A, [(9,)])) == [(5,)]
+    assert least(hold(conn, space, B, [(9,)])) == [(9,)]
+    assert least(lower_frontier(conn, space)) == [(9,)]
+
+
+def test_in_product_order_it_is_an_antichain(conn: psycopg.Connection[Any], space: int) -> None:
+    hold(conn, space, A, [(0, 3)])
+    with pytest.raises(EpochCompleted):
+        hold(conn, space, B, [(2, 1)])
+    hold(conn, space, B, [(2, 3)])
+    assert least(hold(conn, space, A, [(1, 9), (3, 4)])) == [(1, 9), (2, 3)]
+    assert least(hold(conn, space, B, [(2, 5)])) == [(1, 9), (2, 5), (3, 4)]
+
+
+@pytest.mark.parametrize("wanted", [(2,), (-7,)])
+def test_what_is_completed_is_not_held_again(conn: psycopg.Connection[Any], space: int, wanted: Epoch) -> None:
+    hold(conn, space, A, [(3,)])
+    with pytest.raises(EpochCompleted, match=r"is completed: in this space.* at or after 3\. Begin with such an epoch"):
+        hold(conn, space, B, [wanted])
+    with pytest.raises(EpochCompleted, match="'a' has advanced to 3, and does not go back"):
+        hold(conn, space, A, [wanted])
+    assert least(lower_frontier(conn, space)) == [(3,)]
+
+
+def test_all_epochs_of_a_space_have_as_many_numbers(conn: psycopg.Connection[Any], space: int) -> None:
+    hold(conn, space, A, [(3,)])
+    with pytest.raises(InvalidEpoch, match="1 number, and this one has 2"):
+        hold(conn, space, B, [(3, 1)])
+
+
+def test_who_leaves_holds_nothing_back_and_where_nobody_is_left_all_that_has_begun_is_completed(
+    conn: psycopg.Connection[Any], space: int
+) -> None:
+    hold(conn, space, A, [(3,)])
+    hold(conn, space, B, [(5,)])
+    assert sent(conn, B, 1, (7,), stream=1) is Outcome.APPENDED
+    release(conn, space, A)
+    assert least(lower_frontier(conn, space)) == [(5,)]
+    release(conn, space, B)
+    release(conn, space, B)
+    assert least(lower_frontier(conn, space)) == [(8,)]
+    with pytest.raises(EpochCompleted):
+        hold(conn, space, C, [(7,)])
+    assert least(hold(conn, space, C, [(8,)])) == [(8,)]
+
+
+def test_spaces_have_frontiers_of_their_own(conn: psycopg.Connection[Any], space: int) -> None:
+    other = create_space(conn, "other", "other/#", shards=1)
+    hold(conn, space, A, [(3,)])
+    assert lower_frontier(conn, find_space(conn, "other").space_id) is None
+    assert other is not None
+
+
+# --- appends --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("S9")
+def test_a_block_is_stored_only_with_epochs_that_its_producer_may_publish(
+    conn: psycopg.Connection[Any], space: int
+) -> None:
+    assert sent(conn, A, 1, (3,)) is Outcome.EXPIRED, "it holds nothing"
+    hold(conn, space, A, [(3,)])
+    hold(conn, space, B, [(5,)])
+    assert sent(conn, A, 2, (3,), (4,)) is Outcome.APPENDED
+    assert sent(conn, A, 2, (3,), (4,)) is Outcome.DUPLICATE
+    assert sent(conn, B, 1, (6,), (4,)) is Outcome.COMPLETED
+    hold(conn, space, A, [(4,)])
+    assert sent(conn, A, 2, (3,), (4,)) is Outcome.DUPLICATE, "an old attempt that was stored"
+    assert sent(conn, A, 3, (3,)) is Outcome.COMPLETED, "an old attempt that was not"
+    release(conn, space, A)
+    assert sent(conn, A, 4, (9,)) is Outcome.EXPIRED
+    assert sent(conn, C, 1, (9,)) is Outcome.EXPIRED, "what others hold is not its own"
+    assert sum(map(len, everything(conn).values())) == 2
+
+
+def test_blocks_and_streams_say_what_epochs_they_have(conn: psycopg.Connection[Any], space: int) -> None:
+    hold(conn, space, A, [(0, 0)])
+    assert sent(conn, A, 1, (2, 1), (1, 2), (1, 1)) is Outcome.APPENDED
+    assert sent(conn, A, 2, (1, 1)) is Outcome.APPENDED
+    hold(conn, space, A, [(1, 1)])
+    assert sent(conn, A, 3, (3, 1)) is Outcome.APPENDED
+    found = conn.execute("select lower_frontier, epochs from block order by end_offset").fetchall()
+    assert [lower for lower, _ in found] == [[[0, 0]], [[0, 0]], [[1, 1]]]
+    assert found[0][1] == {"least": [[1, 1]], "greatest": [[1, 2], [2, 1]]}
+    upper = conn.execute("select upper_frontier from stream where head > 0").fetchone()
+    assert upper == ([[1, 2], [3, 1]],)
+
+
+def test_without_epochs_nothing_is_said_of_them(database: str, conn: psycopg.Connection[Any]) -> None:
+    with Publisher(database) as publisher:
+        publisher.publish("t", b"1")
+    assert conn.execute("select lower_frontier, epochs from block").fetchall() == [(None, None)]
+    assert set(conn.execute("select upper_frontier from stream").fetchall()) == {(None,)}
+
+
+def test_the_frontier_waits_for_what_its_producer_is_writing(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    """Whoever sees that an epoch is completed sees all of it."""
+    hold(conn, space, A, [(3,)])
+    moved = threading.Event()
+
+    def advance() -> None:
+        with connect(database) as other:
+            hold(other, space, A, [(4,)])
+        moved.set()
+
+    with connect(database) as writer, writer.transaction():
+        assert sent(writer, A, 1, (3,)) is Outcome.APPENDED
+        advancing = threading.Thread(target=advance)
+        advancing.start()
+        eventually(lambda: _waiting(conn))
+        assert least(lower_frontier(conn, space)) == [(3,)]
+        assert not moved.is_set()
+    advancing.join(30)
+    assert least(lower_frontier(conn, space)) == [(4,)]
+
+
+# --- leases ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("S9")
+def test_a_producer_that_is_not_heard_of_for_its_lease_holds_nothing_back(
+    conn: psycopg.Connection[Any], space: int
+) -> None:
+    hold(conn, space, A, [(3,)], lease_s=0.0)
+    hold(conn, space, B, [(5,)], lease_s=LONG_S)
+    assert epochs.expire(conn) == [(space, "a")]
+    assert epochs.expire(conn) == []
+    assert least(lower_frontier(conn, space)) == [(5,)]
+    assert sent(conn, A, 1, (5,)) is Outcome.EXPIRED
+    assert renew(conn, A) == frozenset()
+    with pytest.raises(CapabilityExpired, match="not heard of for longer than its lease"):
+        hold(conn, space, A, [(6,)])
+    later = Holder("a", 2)
+    assert least(hold(conn, space, later, [(6,)])) == [(5,)], "a later life begins anew"
+
+
+def test_one_that_renews_keeps_what_it_holds(conn: psycopg.Connection[Any], space: int) -> None:
+    hold(conn, space, A, [(3,)], lease_s=0.0)
+    assert renew(conn, A, LONG_S) == {space}
+    assert epochs.expire(conn) == []
+
+
+def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    hold(conn, space, A, [(3,)], lease_s=0.0)
+    conn.execute("set lock_timeout = 50")
+    with connect(database) as writer, writer.transaction():
+        assert sent(writer, A, 1, (3,)) is Outcome.APPENDED
+        assert epochs.expire(conn) == []
+    assert epochs.expire(conn) == [(space, "a")]
+
+
+def test_a_later_life_of_a_named_producer_goes_on_with_what_the_earlier_held(
+    conn: psycopg.Connection[Any], space: int
+) -> None:
+    hold(conn, space, A, [(3,)])
+    assert least(hold(conn, space, Holder("a", 2), [(4,)])) == [(4,)]
+    with pytest.raises(ProducerFenced):
+        hold(conn, space, A, [(5,)])
+    release(conn, space, A)
+    assert least(lower_frontier(conn, space)) == [(4,)], "the earlier life gives nothing back"
+
+
+def test_at_random_the_frontier_never_goes_back_and_nothing_comes_behind_it(
+    conn: psycopg.Connection[Any], space: int
+) -> None:
+    dice = random.Random(7)
+    before, number = lower_frontier(conn, space), 0
+    for _ in range(400):
+        who, number = Holder(dice.choice("abcd"), 1 + dice.randrange(2)), number + 1
+        epoch = (dice.randrange(12), dice.randrange(12))
+        try:
+            match dice.randrange(5):
+                case 0 | 1:
+                    hold(conn, space, who, [epoch], lease_s=dice.choice([0.0, LONG_S]))
+                case 2:
+                    release(conn, space, who)
+                case 3:
+                    epochs.expire(conn)
+                case _:
+                    if sent(conn, who, number, epoch) is Outcome.APPENDED:
+                        assert before is not None
+                        assert before.may_come(epoch)
+        except (EpochCompleted, CapabilityExpired, ProducerFenced):
+            pass
+        now = lower_frontier(conn, space)
+        assert before is None or (now is not None and before.is_at_or_before(now)), (before, now)
+        before = now
+
+
+# --- the publisher --------------------------------------------------------------------------------------------------
+
+
+def _waiting(conn: psycopg.Connection[Any]) -> int:
+    found = conn.execute("select count(*) from pg_stat_activity where wait_event_type = 'Lock'").fetchone()
+    return int(found[0]) if found else 0
+
+
+def delivered(conn: psycopg.Connection[Any]) -> list[tuple[bytes, list[int] | None]]:
+    return sorted((m["value"], m["epoch"]) for messages in everything(conn).values() for m in messages)
+
+
+def test_messages_are_published_in_their_epochs(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    with Publisher(database, space="default") as publisher:
+        publisher.advance(3)
+        publisher.publish("t", b"without")
+        publisher.at(3).publish("t", b"one")
+        publisher.at(4).publish_batch({"topic": "t", "value": [b"two", b"two"]})
+        publisher.publish_batch({"topic": "t", "value": [b"x", b"y"], "epoch": [[5], None]})
+        publisher.advance(4)
+        assert least(lower_frontier(conn, space)) == [(4,)]
+        with pytest.raises(EpochCompleted, match="has advanced to 4, and does not go back"):
+            publisher.at(3)
+        with pytest.raises(EpochCompleted):
+            publisher.publish_batch({"topic": "t", "value": [b"x"], "epoch": [[3]]})
+        with pytest.raises(UsageError, match="some have one"):
+            publisher.at(4).publish_batch({"topic": "t", "value": [b"x"], "epoch": [[5]]})
+    found = [(b"one", [3]), (b"two", [4]), (b"two", [4]), (b"without", None), (b"x", [5]), (b"y", None)]
+    assert delivered(conn) == found
+    assert least(lower_frontier(conn, space)) == [(6,)], "the publisher has left"
+
+
+def test_the_first_epoch_that_is_used_is_what_is_held(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    with Publisher(database, space="default") as publisher:
+        publisher.at((2, 7))
+        assert least(lower_frontier(conn, space)) == [(2, 7)]
+        with pytest.raises(EpochCompleted):
+            publisher.at((1, 9))
+        with pytest.raises(InvalidEpoch):
+            publisher.at(3)
+
+
+def test_an_advance_to_several_epochs_is_to_an_antichain(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    with Publisher(database, space="default") as publisher:
+        publisher.advance((1, 5), (3, 2), (3, 9))
+        assert least(lower_frontier(conn, space)) == [(1, 5), (3, 2)]
+        publisher.at((1, 6))
+        with pytest.raises(EpochCompleted):
+            publisher.at((2, 4))
+        with pytest.raises(InvalidEpoch, match="2 numbers"):
+            publisher.advance((4, 9), 7)
+
+
+def test_threads_that_begin_at_once_take_one_capability(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    with Publisher(database, space="default") as publisher, ThreadPoolExecutor(8) as pool:
+        publisher.advance(0)
+        asked = [pool.submit(lambda: publisher.at(7).publish("t", b"x").result(30)) for _ in range(8)]
+        assert all(each.result(30) for each in asked)
+        assert least(lower_frontier(conn, space)) == [(0,)]
+
+
+def test_epochs_are_a_spaces_own(database: str) -> None:
+    with Publisher(database) as publisher:
+        with pytest.raises(UsageError, match=r"Publisher\(space='default'\)"):
+            publisher.at(3)
+        with pytest.raises(UsageError, match=r"Publisher\(space='default'\)"):
+            publisher.advance(3)
+        with pytest.raises(UsageError, match="give the one that is next"):
+            publisher.advance()
+
+
+def test_an_advance_comes_after_all_that_was_published(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    with Publisher(database, space="default", linger_ms=10_000) as publisher:
+        deliveries = [publisher.at(3).publish("t", b"%d" % n) for n in range(500)]
+        publisher.advance(4)
+        assert all(each.done for each in deliveries)
+    assert len(delivered(conn)) == 500
+    assert json.dumps(least(lower_frontier(conn, space))) == "[[4]]"
