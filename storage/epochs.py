@@ -15,7 +15,8 @@ from typing import Any
 import psycopg
 
 from protocol.epochs import Epoch, LowerFrontier, UpperFrontier, check_epoch
-from protocol.errors import CapabilityExpired, EpochCompleted, ProducerFenced, UnknownSpace
+from protocol.errors import CapabilityExpired, EpochCompleted, UnknownSpace
+from storage.log import Producer, fenced
 from storage.turnover import Guard
 
 LEASE_S = 30.0
@@ -28,16 +29,8 @@ KEPT_S = 7 * 86400.0
 """For so long it is remembered whose epochs were closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A producer in one of its lives."""
-
-    producer_id: str
-    incarnation: int
-
-
 def hold(
-    conn: psycopg.Connection[Any], space_id: int, who: Holder, least: Iterable[Epoch], lease_s: float = LEASE_S
+    conn: psycopg.Connection[Any], space_id: int, who: Producer, least: Iterable[Epoch], lease_s: float = LEASE_S
 ) -> LowerFrontier:
     """From now on the producer publishes only at or after these epochs; the space's lower frontier that is left.
 
@@ -50,14 +43,14 @@ def hold(
         wanted = LowerFrontier.of(check_epoch(epoch, space.numbers) for epoch in least)
         own = space.own(who)
         if own is not None:
-            _check_forward(who, own, wanted)
+            check_forward(who, own, wanted.least)
         elif space.lower is not None:
             _check_open(space.lower, wanted)
         _write(conn, space_id, who, wanted, lease_s)
         return _settle(conn, space, {**space.live, who.producer_id: wanted})
 
 
-def release(conn: psycopg.Connection[Any], space_id: int, who: Holder) -> None:
+def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None:
     """The producer publishes nothing more: what it left open is completed as far as it is concerned."""
     with conn.transaction():
         space = _lock(conn, space_id, who.producer_id)
@@ -70,7 +63,7 @@ def release(conn: psycopg.Connection[Any], space_id: int, who: Holder) -> None:
         _settle(conn, space, {id: held for id, held in space.live.items() if id != who.producer_id})
 
 
-def renew(conn: psycopg.Connection[Any], who: Holder, lease_s: float = LEASE_S) -> frozenset[int]:
+def renew(conn: psycopg.Connection[Any], who: Producer, lease_s: float = LEASE_S) -> frozenset[int]:
     """Hold what is held for another lease; the spaces in which it is."""
     rows = conn.execute(
         "update capability set expires_at = clock_timestamp() + make_interval(secs => %s)"
@@ -87,7 +80,7 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
         "select space_id, producer_id from capability where expired_at is null and expires_at < clock_timestamp()"
         " order by space_id, producer_id"
     ).fetchall()
-    return [(space_id, id) for space_id, id in overdue if _expire(conn, space_id, id, guard or _nobody)]
+    return [(space_id, id) for space_id, id in overdue if _expire(conn, space_id, id, guard)]
 
 
 def lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
@@ -96,14 +89,11 @@ def lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontie
     return _lower(row[0]) if row is not None else None
 
 
-def _nobody(conn: psycopg.Connection[Any]) -> None:
-    """Nobody guards it."""
-
-
-def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard) -> bool:
+def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None) -> bool:
     try:
         with conn.transaction():
-            guard(conn)
+            if guard is not None:
+                guard(conn)
             space = _lock(conn, space_id, producer_id)
             marked = conn.execute(
                 "update capability set expired_at = clock_timestamp() where space_id = %s and producer_id = %s"
@@ -131,10 +121,10 @@ class _Space:
     incarnations: Mapping[str, int]
     expired: Mapping[str, int]
 
-    def own(self, who: Holder) -> LowerFrontier | None:
+    def own(self, who: Producer) -> LowerFrontier | None:
         """What this producer holds, in this life or the one before. Raises where it may hold nothing more."""
         if self.incarnations.get(who.producer_id, 0) > who.incarnation:
-            raise ProducerFenced(f"producer {who.producer_id!r}: a newer incarnation of it has begun. Stop this one.")
+            raise fenced(who.producer_id, who.incarnation)
         if self.expired.get(who.producer_id) == who.incarnation:
             raise expired(who.producer_id)
         return self.live.get(who.producer_id)
@@ -148,12 +138,14 @@ def expired(producer_id: str) -> CapabilityExpired:
     )
 
 
-def behind(producer_id: str, epoch: Epoch, held: LowerFrontier) -> EpochCompleted:
-    """What is wrong with an epoch that is not at or after those that the producer holds."""
-    return EpochCompleted(
-        f"epoch {_shown(epoch)}: producer {producer_id!r} has advanced to {_list(held)}, and does not go back. Give an "
-        "epoch at or after that."
-    )
+def check_forward(who: Producer, held: LowerFrontier, least: Iterable[Epoch]) -> None:
+    """Raise `EpochCompleted` for an epoch that is not at or after those that the producer holds."""
+    for epoch in least:
+        if not held.may_come(epoch):
+            raise EpochCompleted(
+                f"epoch {_shown(epoch)}: producer {who.producer_id!r} has advanced to {_list(held)}, and does not go "
+                "back. Give an epoch at or after that."
+            )
 
 
 def completed(producer_id: str) -> EpochCompleted:
@@ -181,7 +173,7 @@ def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Sp
     return _Space(space_id, row[0], _lower(row[1]), live, incarnations, gone)
 
 
-def _write(conn: psycopg.Connection[Any], space_id: int, who: Holder, least: LowerFrontier, lease_s: float) -> None:
+def _write(conn: psycopg.Connection[Any], space_id: int, who: Producer, least: LowerFrontier, lease_s: float) -> None:
     conn.execute(
         "insert into capability (space_id, producer_id, incarnation, least, expires_at)"
         " values (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))"
@@ -211,12 +203,6 @@ def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
         "select upper_frontier from stream where space_id = %s and upper_frontier is not null", (space_id,)
     )
     return UpperFrontier.of(tuple(epoch) for (greatest,) in rows for epoch in greatest)
-
-
-def _check_forward(who: Holder, own: LowerFrontier, wanted: LowerFrontier) -> None:
-    for epoch in wanted.least:
-        if not own.may_come(epoch):
-            raise behind(who.producer_id, epoch, own)
 
 
 def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:

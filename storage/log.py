@@ -68,6 +68,14 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Producer:
+    """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
+
+    producer_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stamp:
     """Who appends: (producer, incarnation) and a sequence that grows by one per block and stream, from 1."""
 

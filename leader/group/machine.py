@@ -160,8 +160,10 @@ class GroupLeader:
             return
         if member is None:
             w = wanted
-            member = Member(w.borrower_id, agent, w.weight, w.session, now, w.leaving)
-            member.session_epoch, member.number = w.session_epoch, w.number
+            epoch, number = w.session_epoch, w.number
+            member = Member(
+                w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=epoch, number=number
+            )
             self.members.add(member)
             self.schedule.membership_changed(now)
         member.heard_at, member.leaving = now, member.leaving or wanted.leaving

@@ -14,7 +14,7 @@ from protocol.epochs import Epoch, LowerFrontier, check_epoch
 from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
 from storage import epochs
 from storage.connect import connect
-from storage.epochs import LEASE_S, Holder
+from storage.log import Producer
 from storage.publish.sender import FIRST_PAUSE_S, LOCK_TIMEOUT_S, LONGEST_PAUSE_S, Retryable
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 class Capability:
     """Nothing is held until the first `advance`. Thread-safe; a thread of its own renews the lease while it is held."""
 
-    def __init__(self, url: str, space_id: int, who: Holder, retry_timeout_s: float, lease_s: float = LEASE_S) -> None:
+    def __init__(self, url: str, space_id: int, who: Producer, retry_timeout_s: float, lease_s: float) -> None:
         self._url, self._space_id, self._who = url, space_id, who
         self._retry_timeout_s, self._lease_s = retry_timeout_s, lease_s
         self._lock = threading.Lock()
@@ -48,9 +48,7 @@ class Capability:
             raise self._lost
         held = self._held
         assert held is not None
-        for epoch in least:
-            if not held.may_come(check_epoch(epoch, len(held.least[0]))):
-                raise epochs.behind(self._who.producer_id, epoch, held)
+        epochs.check_forward(self._who, held, [check_epoch(epoch, len(held.least[0])) for epoch in least])
 
     def advance(self, least: Sequence[Epoch]) -> None:
         """Publish only at or after these from now on. Raises what `epochs.hold` raises, and `Unavailable`."""

@@ -20,8 +20,8 @@ from storage.block import epochs_of
 from storage.catalogue import find_space
 from storage.connect import connect
 from storage.database import open_database
-from storage.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S, Holder
-from storage.log import register_producer
+from storage.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from storage.log import Producer, register_producer
 from storage.publish.buffer import Buffer, Limits
 from storage.publish.capability import Capability
 from storage.publish.columns import (
@@ -39,7 +39,7 @@ from storage.publish.columns import (
 from storage.publish.delivery import BatchDelivery, Delivery
 from storage.publish.fork import check_process
 from storage.publish.routes import Routes
-from storage.publish.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Producer, Sender
+from storage.publish.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender
 from storage.publish.settings import LARGEST_BYTES, LONGEST_LINGER_MS, duration, producer_name, text, whole
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -100,8 +100,7 @@ class Publisher:
             routes, writer, space_id = _begin(database.url, space, producer)
             self._capability = None
             if space_id is not None:
-                who = Holder(writer.producer_id, writer.incarnation)
-                self._capability = Capability(database.url, space_id, who, patience_s, lease_s)
+                self._capability = Capability(database.url, space_id, writer, patience_s, lease_s)
             self._buffer = Buffer(routes, limits)
             self._sender = Sender(database.url, self._buffer, writer, space, patience_s)
             self._database = stack.pop_all()

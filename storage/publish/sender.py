@@ -10,7 +10,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
@@ -19,7 +18,7 @@ from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
 from storage import epochs
 from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
-from storage.log import Append, Appended, Outcome, Stamp, append, fenced
+from storage.log import Append, Appended, Outcome, Producer, Stamp, append, fenced
 from storage.notify.teller import shared
 from storage.publish.buffer import Buffer
 from storage.publish.pieces import Load
@@ -40,15 +39,13 @@ Retryable = (Unavailable, psycopg.OperationalError)
 """Nothing is wrong with the request: connection lost or refused, lock not to be had, deadlock, server restarting."""
 
 
+_REFUSALS: dict[Outcome, Callable[[str], SubletError]] = {
+    Outcome.COMPLETED: epochs.completed,
+    Outcome.EXPIRED: epochs.expired,
+}
+"""What comes of loads that were not stored while the others were."""
+
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Producer:
-    """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
-
-    producer_id: str
-    incarnation: int
 
 
 class Sender(threading.Thread):
@@ -93,17 +90,13 @@ class Sender(threading.Thread):
         for load, first_offset in _places(loads, answers):
             load.stored(first_offset)
         self._buffer.settled(outcomes[Outcome.APPENDED] + outcomes[Outcome.DUPLICATE])
-        self._refuse(outcomes[Outcome.COMPLETED], epochs.completed(self._producer.producer_id))
-        self._refuse(outcomes[Outcome.EXPIRED], epochs.expired(self._producer.producer_id))
+        for outcome, refusal in _REFUSALS.items():
+            if outcomes[outcome]:
+                self._fail(outcomes[outcome], refusal(self._producer.producer_id))
         if outcomes[Outcome.CLOSED]:
             self._reroute(outcomes[Outcome.CLOSED])
         if outcomes[Outcome.FENCED]:
             self._stop_fenced(outcomes[Outcome.FENCED])
-
-    def _refuse(self, loads: list[Load], error: SubletError) -> None:
-        """These were not stored, the others are."""
-        if loads:
-            self._fail(loads, error)
 
     def _append(self, load: Load) -> Append:
         block = load.packed(self._buffer.routes.compression(load.stream_id))

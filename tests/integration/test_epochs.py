@@ -17,14 +17,14 @@ from protocol.errors import CapabilityExpired, EpochCompleted, InvalidEpoch, Pro
 from storage import epochs
 from storage.catalogue import find_space, open_streams
 from storage.connect import connect
-from storage.epochs import Holder, hold, lower_frontier, release, renew
-from storage.log import Append, Outcome, Stamp, append
+from storage.epochs import hold, lower_frontier, release, renew
+from storage.log import Append, Outcome, Producer, Stamp, append
 from storage.publish import Publisher
 from storage.spaces import create_space, reshard
 from tests.integration.log_kit import everything, in_epochs
 from tests.kit import eventually
 
-A, B, C = (Holder(name, 1) for name in "abc")
+A, B, C = (Producer(name, 1) for name in "abc")
 LONG_S = 600.0
 
 
@@ -44,7 +44,7 @@ def least(frontier: LowerFrontier | None) -> list[Epoch]:
     return [] if frontier is None else list(frontier.least)
 
 
-def sent(conn: psycopg.Connection[Any], who: Holder, number: int, *of: Epoch, stream: int = 0) -> Outcome:
+def sent(conn: psycopg.Connection[Any], who: Producer, number: int, *of: Epoch, stream: int = 0) -> Outcome:
     """Append a block with a message in each of these epochs."""
     stamp = Stamp(who.producer_id, who.incarnation, number)
     return append(conn, [Append(open_streams(conn)[stream].stream_id, in_epochs(*of), stamp)])[0].outcome
@@ -191,7 +191,7 @@ def test_a_producer_that_is_not_heard_of_for_its_lease_holds_nothing_back(
     assert renew(conn, A) == frozenset()
     with pytest.raises(CapabilityExpired, match="not heard of for longer than its lease"):
         hold(conn, space, A, [(6,)])
-    later = Holder("a", 2)
+    later = Producer("a", 2)
     assert least(hold(conn, space, later, [(6,)])) == [(5,)], "a later life begins anew"
 
 
@@ -214,7 +214,7 @@ def test_a_later_life_of_a_named_producer_goes_on_with_what_the_earlier_held(
     conn: psycopg.Connection[Any], space: int
 ) -> None:
     hold(conn, space, A, [(3,)])
-    assert least(hold(conn, space, Holder("a", 2), [(4,)])) == [(4,)]
+    assert least(hold(conn, space, Producer("a", 2), [(4,)])) == [(4,)]
     with pytest.raises(ProducerFenced):
         hold(conn, space, A, [(5,)])
     release(conn, space, A)
@@ -227,7 +227,7 @@ def test_at_random_the_frontier_never_goes_back_and_nothing_comes_behind_it(
     dice = random.Random(7)
     before, number = lower_frontier(conn, space), 0
     for _ in range(400):
-        who, number = Holder(dice.choice("abcd"), 1 + dice.randrange(2)), number + 1
+        who, number = Producer(dice.choice("abcd"), 1 + dice.randrange(2)), number + 1
         epoch = (dice.randrange(12), dice.randrange(12))
         try:
             match dice.randrange(5):
