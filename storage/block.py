@@ -36,10 +36,11 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """The least and the greatest epochs in a block."""
+    """The least and the greatest epochs in a block. `mixed`: there are messages without an epoch among the others."""
 
     least: tuple[Epoch, ...]
     greatest: tuple[Epoch, ...]
+    mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,12 @@ def epochs_of(batch: pa.RecordBatch) -> Epochs | None:
     with_epoch = len(column) - column.null_count
     if not with_epoch:
         return None
-    numbers = pc.list_flatten(column)
+    numbers, mixed = pc.list_flatten(column), column.null_count > 0
     if len(numbers) == with_epoch:
         bounds = pc.min_max(numbers)
-        return Epochs(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),))
+        return Epochs(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),), mixed)
     distinct = {tuple(epoch) for epoch in column.drop_null().to_pylist()}
-    return Epochs(LowerFrontier.of(distinct).least, UpperFrontier.of(distinct).greatest)
+    return Epochs(LowerFrontier.of(distinct).least, UpperFrontier.of(distinct).greatest, mixed)
 
 
 def matching(batch: pa.RecordBatch, filter: Filter, topics: Sequence[str] | None = None) -> pa.RecordBatch:

@@ -269,7 +269,9 @@ def _execute(conn: psycopg.Connection[Any], append: Append) -> psycopg.Cursor[An
 
 
 def _epochs(epochs: Epochs | None) -> str | None:
-    return None if epochs is None else json.dumps({"least": epochs.least, "greatest": epochs.greatest})
+    if epochs is None:
+        return None
+    return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "mixed": epochs.mixed})
 
 
 def _stamp(stamp: Stamp) -> tuple[object, ...]:

@@ -57,7 +57,8 @@ create table block (
   appended_at timestamptz not null default clock_timestamp(),
   topics text[],                                       -- a skip index; null when there are more than a few
   lower_frontier jsonb,                                -- the space's, before this block
-  epochs jsonb,                                        -- {"least": antichain, "greatest": antichain} of those in it
+  epochs jsonb,                                        -- {"least": antichain, "greatest": antichain} of those in it, and whether it is
+                                                       -- "mixed": with messages without an epoch
   codec smallint not null,
   payload bytea,
   uri text,

@@ -140,7 +140,7 @@ def test_blocks_and_streams_say_what_epochs_they_have(conn: psycopg.Connection[A
     assert sent(conn, A, 3, (3, 1)) is Outcome.APPENDED
     found = conn.execute("select lower_frontier, epochs from block order by end_offset").fetchall()
     assert [lower for lower, _ in found] == [[[0, 0]], [[0, 0]], [[1, 1]]]
-    assert found[0][1] == {"least": [[1, 1]], "greatest": [[1, 2], [2, 1]]}
+    assert found[0][1] == {"least": [[1, 1]], "greatest": [[1, 2], [2, 1]], "mixed": False}
     upper = conn.execute("select upper_frontier from stream where head > 0").fetchone()
     assert upper == ([[1, 2], [3, 1]],)
 
