@@ -9,7 +9,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from borrower.handler import Lent
+from borrower.lent import Lent
+from borrower.whole import Place, WholeLent
+from protocol.epochs import ConsumedFrontier
 from protocol.errors import UsageError
 
 Transact = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
@@ -33,6 +35,8 @@ class Batch:
         acknowledge: Callable[[Lent, int], None] | None,
         progressed: Callable[[Lent, int, int], None] | None = None,
         transact: Transact | None = None,
+        ticket: int | None = None,
+        place: Place | None = None,
     ) -> None:
         token = {"sublet.stream": str(lent.stream_id), "sublet.grant_id": str(lent.grant_id)}
         self.table, self.first, self.end = table.replace_schema_metadata(token), first, end
@@ -40,6 +44,8 @@ class Batch:
         self._lent, self._acknowledge, self._progressed = lent, acknowledge, progressed
         self._transact = transact
         self._whole = self
+        self.ticket = first if ticket is None else ticket
+        self.place = place
         self.began = self.committed = False
         """Whether a transaction was begun for it, and whether one that bears its progress was committed: then it must
         not be worked on again."""
@@ -54,6 +60,29 @@ class Batch:
     def positions(self) -> dict[int, tuple[int, int]]:
         """{stream: (first offset, offset after the last)}."""
         return {self.stream_id: (self.first, self.end)}
+
+    @property
+    def ends_epochs(self) -> bool:
+        """Of an atomic group: whether the epochs in it, and in the batches of its stream before it, end with this one.
+
+        Progress moves behind batches that do, and so may a transaction.
+        """
+        return self.place is not None
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether it is of a group that is atomic."""
+        return isinstance(self._lent, WholeLent)
+
+    @property
+    def position(self) -> int:
+        """Where its stream is once it is done."""
+        return self.end if self.place is None else self.place.position
+
+    @property
+    def consumed(self) -> ConsumedFrontier | None:
+        """Of an atomic group: what is consumed then in whole epochs."""
+        return None if self.place is None else self.place.consumed
 
     @property
     def lost(self) -> bool:
@@ -81,11 +110,11 @@ class Batch:
         """
         if upto is not None and upto < self.end:
             if self._progressed is not None and self._acknowledge is not None and upto > self.first:
-                self._progressed(self._lent, self.first, upto)
+                self._progressed(self._lent, self.ticket, upto)
             return
         acknowledge, self._acknowledge = self._acknowledge, None
         if acknowledge is not None:
-            acknowledge(self._lent, self.first)
+            acknowledge(self._lent, self.ticket)
 
     def part(self, start: int, count: int) -> Batch:
         """Rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction has."""
@@ -94,7 +123,7 @@ class Batch:
         if rows.num_rows:
             offsets = rows.column("offset")
             first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
-        part = Batch(rows, first, end, self._lent, None, transact=self._transact)
+        part = Batch(rows, first, end, self._lent, None, transact=self._transact, ticket=self.ticket)
         part._whole = self._whole
         return part
 
@@ -106,14 +135,19 @@ class Batch:
             )
         if self._whole._acknowledge is None:
             raise UsageError(f"{self!r} is acknowledged already: its progress may be durable without this transaction.")
-        with_it = {one._whole.first for one in together if one._lent is self._lent}
-        before = [
-            first for first in tuple(self._lent.outstanding) if first < self._whole.first and first not in with_it
-        ]
+        of_stream = [one for one in together if one._lent is self._lent]
+        if self.is_atomic and not max(of_stream, key=lambda one: one.ticket).ends_epochs:
+            raise UsageError(
+                f"{self!r}: its epochs go on in the next batch of its stream, and progress moves only behind whole"
+                " epochs. Give all batches up to the one that ends_epochs to one session.transaction()."
+            )
+        with_it = {one._whole.ticket for one in of_stream}
+        outstanding = self._lent.outstanding.copy()
+        before = [ticket for ticket in outstanding if ticket < self._whole.ticket and ticket not in with_it]
         if before:
             raise UsageError(
-                f"{self!r}: the batch of its stream that begins at offset {min(before)} is still to be done."
-                " Acknowledge that one first, or give both to one session.transaction()."
+                f"{self!r}: the batch of its stream that begins at offset {outstanding[min(before)]} is still to be"
+                " done. Acknowledge that one first, or give both to one session.transaction()."
             )
         self.began = True
 

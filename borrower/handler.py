@@ -11,82 +11,27 @@ streams come and go. What one of the two does with a stream, the other sees whol
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
 
-from borrower.machine.events import Install, Progressed, Remove, Saved, Stop, Tell
+from borrower.lent import Lent
+from borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
+from borrower.whole import WholeLent
+from protocol.epochs import GroupFrontier
 from protocol.messages import Grant, RevokedReason
 from protocol.words import Filter
-
-
-@dataclass(slots=True, eq=False)
-class Lent:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
-
-    `outstanding`: {first offset of a batch: how far it is done}. `given_up`: nobody will acknowledge these any more.
-    `reading`: what follows is being read, and may be taken. `unreadable`: what comes next cannot be had, its messages
-    are gone. `size`: bytes given out so far.
-    """
-
-    stream_id: int
-    grant_id: int
-    generation_id: int
-    filter: Filter
-    read: int
-    head: int | None = None
-    outstanding: dict[int, int] = field(default_factory=dict)
-    given_up: bool = False
-    reading: bool = False
-    stopping: bool = False
-    over: bool = False
-    lost: bool = False
-    unreadable: bool = False
-    size: int = 0
-
-    @property
-    def acknowledged(self) -> int:
-        """Everything before this offset is done. From any thread: the first of one copy is what counts."""
-        read, outstanding = self.read, self.outstanding.copy()
-        return outstanding[min(outstanding)] if outstanding else read
-
-    @property
-    def may_have_more(self) -> bool:
-        """Worth reading now."""
-        return not (self.stopping or self.over or self.unreadable) and (self.head is None or self.head > self.read)
-
-    def take(self, start: int, end: int, head: int) -> bool:
-        """Move on behind what lies at [start, end) of a stream that ends at `head`.
-
-        Only the direct successor of what was taken last is accepted. A repeat, and what lies further on, is to be
-        discarded: False, and nothing has changed. What was taken is outstanding before anything else: whatever breaks
-        off the session's thread here, nothing is lost.
-        """
-        if self.over or start != self.read or not start <= end <= head:
-            return False
-        if end > start:
-            self.outstanding[start] = start
-        self.read, self.head, self.reading = end, head, False
-        return True
-
-    @property
-    def is_settled(self) -> bool:
-        """Nothing will be acknowledged any more."""
-        return self.given_up or not (self.outstanding or self.reading)
-
-    def progress(self) -> Progressed:
-        """What to report; final once it was told to stop and nothing is outstanding but what was given up."""
-        final, position = self.stopping and self.is_settled, self.acknowledged
-        lag = None if self.head is None else max(self.head - position, 0)
-        until = self.read if final and self.outstanding else 0
-        return Progressed(self.stream_id, self.grant_id, position, final, self.size, lag, until)
+from storage.whole_epochs import Marks, WholeEpochs
 
 
 class Handler:
-    """All streams of one session. `take` is for the agent's thread, the rest for the session's; `report` for both."""
+    """All streams of one session. `take` is for the agent's thread, the rest for the session's; `report` for both.
+
+    `epochs`: {space: how far its group has come}, where that is atomic.
+    """
 
     def __init__(self, report: Callable[[Progressed], None]) -> None:
         self._report = report
+        self.epochs: dict[str, GroupFrontier] = {}
         self._lock = threading.RLock()
         self._lent: dict[int, Lent] = {}
         self._turn: list[int] = []
@@ -106,6 +51,8 @@ class Handler:
                 case Remove(stream_id, grant_id, reason):
                     if self._under(stream_id, grant_id) is not None:
                         self._remove(stream_id, reason)
+                case Announced(epochs):
+                    self._note_epochs(epochs)
                 case Saved():
                     pass
                 case _:
@@ -132,6 +79,37 @@ class Handler:
                 if not (lent.stopping or lent.unreadable or lent.may_have_more)
             }
 
+    def waiting(self) -> list[WholeLent]:
+        """Streams with messages of epochs that are not completed."""
+        with self._lock:
+            return [lent for lent in self._lent.values() if isinstance(lent, WholeLent) and lent.waits]
+
+    def note_completed(self, found: Mapping[int, Marks]) -> None:
+        """Where streams end and what is completed in their spaces."""
+        with self._lock:
+            for lent in self.waiting():
+                if lent.stream_id in found and found[lent.stream_id].lower != lent.plan.lower:
+                    lent.told = True
+
+    @property
+    def is_within_a_step(self) -> bool:
+        """Whether some epochs are given out in part."""
+        with self._lock:
+            return any(isinstance(lent, WholeLent) and lent.is_within_a_step for lent in self._lent.values())
+
+    def cut_short(self) -> None:
+        """Nothing more is read: epochs that are given out in part are left."""
+        with self._lock:
+            for lent in self._lent.values():
+                if isinstance(lent, WholeLent):
+                    lent.cut_short()
+
+    def moved(self, lent: Lent) -> None:
+        """It may have moved on without anything given out."""
+        with self._lock:
+            if not lent.over:
+                self._report(lent.progress())
+
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
         """(stream, head), as the log says or somebody who pushes."""
         with self._lock:
@@ -147,10 +125,10 @@ class Handler:
             if lent.stopping and lent.is_settled and not lent.over:
                 self._report(lent.progress())
 
-    def skipped(self, lent: Lent, first: int) -> None:
-        """What was taken from `first` on has nothing for this subscription."""
+    def skipped(self, lent: Lent, ticket: int) -> None:
+        """What was taken under that ticket has nothing for this subscription."""
         with self._lock:
-            is_news = lent.outstanding.pop(first, None) is not None
+            is_news = lent.done(ticket)
             if is_news and not (lent.outstanding or lent.over):
                 self._report(lent.progress())
 
@@ -159,17 +137,17 @@ class Handler:
         with self._lock:
             lent.size += size
 
-    def acknowledged(self, lent: Lent, first: int) -> None:
-        """The batch that begins at `first` is done."""
+    def acknowledged(self, lent: Lent, ticket: int) -> None:
+        """The batch is done."""
         with self._lock:
-            lent.outstanding.pop(first, None)
+            lent.done(ticket)
             if not lent.over:
                 self._report(lent.progress())
 
-    def progressed(self, lent: Lent, first: int, position: int) -> None:
-        """The batch that begins at `first` is done up to `position`, and still outstanding."""
+    def progressed(self, lent: Lent, ticket: int, position: int) -> None:
+        """The batch is done up to `position`, and still outstanding."""
         with self._lock:
-            lent.outstanding[first] = max(lent.outstanding[first], position)
+            lent.done_upto(ticket, position)
             if not lent.over:
                 self._report(lent.progress())
 
@@ -187,14 +165,22 @@ class Handler:
 
     def _install(self, grant: Grant) -> None:
         self._remove(grant.stream_id, RevokedReason.LOST)
-        self._lent[grant.stream_id] = Lent(
-            grant.stream_id,
-            grant.grant_id,
-            grant.generation_id,
-            Filter.parse(grant.filter),
-            grant.position,
-        )
+        facts = (grant.stream_id, grant.grant_id, grant.generation_id, Filter.parse(grant.filter), grant.position)
+        if grant.consumed is None:
+            self._lent[grant.stream_id] = Lent(*facts)
+        else:
+            self._lent[grant.stream_id] = WholeLent(*facts, plan=WholeEpochs(grant.position, grant.consumed))
         self._turn.append(grant.stream_id)
+
+    def _note_epochs(self, epochs: tuple[GroupFrontier, ...]) -> None:
+        """What is completed by now may be what streams wait for."""
+        for one in epochs:
+            known = self.epochs.get(one.space)
+            if known is None or one.lower != known.lower:
+                for lent in self.waiting():
+                    lent.told = True
+            if known is None or known.consumed.is_at_or_before(one.consumed):
+                self.epochs[one.space] = one
 
     def _under(self, stream_id: int, grant_id: int) -> Lent | None:
         lent = self._lent.get(stream_id)

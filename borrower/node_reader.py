@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from borrower.feed_calls import Again, Calls, Patience
 from borrower.feed_reader import REMEDY, decode_messages
-from borrower.handler import Lent
+from borrower.lent import Lent
 from borrower.process import Home
+from borrower.whole import WholeLent
 from protocol.codec import MalformedMessage
-from protocol.errors import Gone, ProtocolMismatch, SubletError, Unavailable
+from protocol.errors import Gone, ProtocolMismatch, SubletError, Unavailable, UsageError
 from protocol.feed_lent import (
     Missing,
     Wanted,
@@ -28,6 +29,7 @@ from protocol.feed_lent import (
     encode_wanted,
 )
 from storage.log import Page
+from storage.whole_epochs import Marks
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,17 @@ class NodeReader:
         """(stream, head) of each, as they are now; empty while no node answers."""
         found = self._attempt("Heads", encode_heads_wanted(stream_ids), decode_heads)
         return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
+
+    def marks(self, lent: WholeLent) -> Marks | None:
+        """Nodes say nothing of epochs. Raises `UsageError`."""
+        raise UsageError(
+            f"stream {lent.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
+            " Make the session with access to the database, without through_nodes."
+        )
+
+    def completed(self, stream_ids: Iterable[int]) -> Mapping[int, Marks]:
+        """Nothing is known of epochs."""
+        return {}
 
     def session_epoch(self) -> int:
         """A number above all that anybody was given before. Raises `Unavailable`."""

@@ -7,17 +7,20 @@ one taken ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
 
-from borrower.handler import Lent
+from borrower.lent import Lent
 from borrower.process import sever_in_children
+from borrower.whole import WholeLent
 from protocol.errors import DatabaseUnreachable
 from storage import log as message_log
+from storage import whole_epochs
 from storage.connect import connect
+from storage.whole_epochs import Marks
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +57,21 @@ class Reader:
                 lent.read,
                 filter=lent.filter,
                 generation_id=lent.generation_id,
-                limit_bytes=self._batch_bytes,
+                limit_bytes=min(self._batch_bytes, lent.most_bytes or self._batch_bytes),
             )
         )
         taken = page is not None and allowed(lent) and lent.take(page.start, page.position, page.head)
         return page if taken else None
+
+    def marks(self, lent: WholeLent) -> Marks | None:
+        """What follows on the marks that are known; None while the database is away. Raises `Gone`."""
+        return self._attempt(
+            lambda connection: whole_epochs.marks(connection, lent.stream_id, lent.generation_id, lent.plan.scanned)
+        )
+
+    def completed(self, stream_ids: Iterable[int]) -> Mapping[int, Marks]:
+        """Where streams end and what is completed in their spaces; empty while the database is away."""
+        return self._attempt(lambda connection: whole_epochs.lowers(connection, stream_ids)) or {}
 
     def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """(stream, head) of each, as they are now; empty while the database is away."""

@@ -108,6 +108,8 @@ class _Runner:
         try:
             self._await_trust(batch)
             if (error := self._try(batch, batch, self._policy.tries)) is not None:
+                if batch.is_atomic:  # a part of it could not be done on its own
+                    raise _blame(batch, 0, self._policy.tries, error) from error
                 self._narrow(batch, 0, len(batch), error)
         except _Lost:
             self.summary.lost += 1

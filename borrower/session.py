@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -25,8 +25,9 @@ import pyarrow as pa
 from borrower.agent import AgentThread
 from borrower.arguments import check_arguments
 from borrower.batch import Batch
-from borrower.handler import Handler, Lent
+from borrower.handler import Handler
 from borrower.inbox import Inbox
+from borrower.lent import Lent
 from borrower.lookout import Lookout
 from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
@@ -34,13 +35,21 @@ from borrower.machine.following import FollowId, NewsCounters, Pushed
 from borrower.process import Home
 from borrower.settings import BorrowerSettings
 from borrower.ways import by_database, by_nodes
+from borrower.whole import WholeLent
+from protocol.epochs import GroupFrontier
 from protocol.errors import BeyondHead, Gone, SubscriptionEnded, UsageError
 from protocol.messages import EndReason
 from protocol.session.counters import SubscriberCounters
 from protocol.words import Subscription
 from storage.log import Page
+from storage.whole_epochs import Run, Step
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OnEpoch = Callable[[GroupFrontier], None]
+"""Is told how far an atomic group has come in a space: once where it is at first, then whenever it has moved on."""
 
 LONGEST_WAIT_S = 0.1
 """So often at least a session that waits looks around: whether a call may begin is not told, but asked."""
@@ -57,6 +66,7 @@ class Session:
     first to name: `latest`, `earliest`, a time such as `2026-11-21T10:00:00Z` or `offset:N`. `batch_bytes`: about how
     large a batch may be. `auto_ack`: acknowledge a batch when the next is asked for; else call `batch.ack()`.
     `through_nodes`: all comes from `nodes` and no database is used, nor has it transactions; a batch is smaller then.
+    `on_epoch`: of a group that is atomic, called by `next_batch` when its group has consumed epochs in whole.
 
     Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`, through nodes `Unavailable`
     and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not lend to it any more. A stream
@@ -79,6 +89,7 @@ class Session:
         through_nodes: bool = False,
         data_dir: Path | str | None = None,
         settings: BorrowerSettings | None = None,
+        on_epoch: OnEpoch | None = None,
     ) -> None:
         check_arguments(
             weight=weight,
@@ -99,6 +110,9 @@ class Session:
         self._last: Batch | None = None
         self._group: int | None = None
         self._draining = self._leaving = self._over = self._interrupted = False
+        self._batch_bytes, self._on_epoch = batch_bytes, on_epoch
+        self._announced: dict[str, GroupFrontier] = {}
+        self._drain_by: float | None = None
         self._handler = Handler(self._report)
         self._inbox = Inbox(self._handler.take)
         with contextlib.ExitStack() as opened:
@@ -112,7 +126,7 @@ class Session:
             opened.callback(self._agent.close)
             epoch = way.draw_epoch() if name is not None and stable else 0
             self._resources = opened.pop_all()
-        self._lookout = Lookout(self._handler, self._reader.heads, self._follow, self._unfollow)
+        self._lookout = Lookout(self._handler, self._heads, self._follow, self._unfollow)
         self._handle = self._agent.subscribe(
             self.subscription, self._inbox, weight=weight, session=name, start=start, session_epoch=epoch
         )
@@ -148,7 +162,7 @@ class Session:
             looked = self._lookout.wait_s == 0
             if looked:
                 self._lookout.look()
-            if self._draining and not self.closed:
+            if self._draining and not self.closed and self._may_leave():
                 self._leave()
             batch, moved_on = (None, False) if self._leaving else self._read_next()
             if batch is not None:
@@ -271,9 +285,16 @@ class Session:
         self._home.check(self.subscription)
         self._agent.progress(self._handle, progress)
 
+    def _may_leave(self) -> bool:
+        """Epochs that are given out in part are given out whole before, if that does not take too long."""
+        if self._drain_by is None:
+            self._drain_by = time.monotonic() + self.settings.unsubscribe_timeout_s
+        return time.monotonic() >= self._drain_by or not self._handler.is_within_a_step
+
     def _leave(self) -> None:
         if not self._leaving:
             self._leaving = True
+            self._handler.cut_short()
             self._agent.unsubscribe(self._handle)
 
     def _digest(self, wait_s: float) -> None:
@@ -285,6 +306,15 @@ class Session:
             self._over = True
             if news.reason is not EndReason.DONE:
                 raise SubscriptionEnded(self.subscription, news.reason.value, news.detail)
+        if self._on_epoch is not None and self._handler.epochs:
+            self._announce(self._on_epoch)
+
+    def _announce(self, on_epoch: OnEpoch) -> None:
+        for space, found in tuple(self._handler.epochs.items()):
+            known = self._announced.get(space)
+            if known is None or known.consumed != found.consumed:
+                self._announced[space] = found
+                on_epoch(found)
 
     def _follow(self, follow: FollowId) -> None:
         self._agent.follow(self._handle, follow)
@@ -293,7 +323,15 @@ class Session:
         self._agent.unfollow(self._handle, follow)
 
     def _may_start(self, lent: Lent) -> bool:
-        return self._agent.may_start(self._handle, lent.stream_id, lent.grant_id)
+        """Whether to go on reading. Epochs that are given out in part are also read on while all is handed over."""
+        if isinstance(lent, WholeLent) and lent.is_within_a_step:
+            return self._agent.may_go_on(self._handle, lent.stream_id, lent.grant_id)
+        return not self._draining and self._agent.may_start(self._handle, lent.stream_id, lent.grant_id)
+
+    def _heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+        if waiting := self._handler.waiting():
+            self._handler.note_completed(self._reader.completed(lent.stream_id for lent in waiting))
+        return self._reader.heads(stream_ids)
 
     def _read_next(self) -> tuple[Batch | None, bool]:
         """One page, of the stream whose turn it is: a batch if it has something for this subscription, and whether we
@@ -301,6 +339,8 @@ class Session:
         lent = self._handler.next_to_read(self._may_start)
         if lent is None:
             return None, False
+        if isinstance(lent, WholeLent):
+            return self._read_whole(lent)
         first = lent.read
         try:
             page = self._page(lent)
@@ -318,10 +358,51 @@ class Session:
         acknowledged, progressed = handler.acknowledged, handler.progressed
         return Batch(table, first, page.position, lent, acknowledged, progressed, self.transaction), True
 
+    def _read_whole(self, lent: WholeLent) -> tuple[Batch | None, bool]:
+        """The same of a stream that is read in whole epochs."""
+        moved_on, piece = False, lent.next_piece()
+        try:
+            if piece is None:
+                moved_on = self._look(lent) if lent.run is None else self._read_on(lent, *lent.run)
+                piece = lent.next_piece()
+        finally:
+            self._handler.not_read(lent)
+        if piece is None:
+            return None, moved_on
+        found, place = piece
+        self._group = self._agent.group_id(self._handle) or self._group
+        self._handler.given(lent, found.table.nbytes)
+        acknowledged, transact = self._handler.acknowledged, self.transaction
+        batch = Batch(found.table, found.first, found.end, lent, acknowledged, None, transact, found.ticket, place)
+        return batch, True
+
+    def _read_on(self, lent: WholeLent, step: Step, run: Run) -> bool:
+        """A page of the step that has begun."""
+        page = self._page(lent)
+        if page is None:
+            return lent.unreadable
+        if not lent.offer(page, step, run):
+            self._handler.skipped(lent, lent.ticket)
+        return True
+
+    def _look(self, lent: WholeLent) -> bool:
+        """See what is completed of what follows; True if it goes on."""
+        marks = self._readable(lent, lambda: self._reader.marks(lent))
+        if marks is None:
+            return lent.unreadable
+        known = lent.plan.scanned
+        if lent.look(marks, self._batch_bytes):
+            self._handler.moved(lent)
+            return True
+        return lent.plan.scanned > known
+
     def _page(self, lent: Lent) -> Page | None:
+        return self._readable(lent, lambda: self._reader.page(lent, self._may_start))
+
+    def _readable(self, lent: Lent, read: Callable[[], T | None]) -> T | None:
         """What follows in the stream. One that cannot be read on from there is left to its leader, and said once."""
         try:
-            return self._reader.page(lent, self._may_start)
+            return read()
         except (Gone, BeyondHead) as problem:
             lent.unreadable = True
             log.warning(

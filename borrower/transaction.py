@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import psycopg
 
 from borrower.process import sever_in_children
+from protocol.epochs import ConsumedFrontier
 from protocol.errors import DatabaseUnreachable, GrantLost, UsageError
 from storage import fence
 from storage.connect import UnknownOutcome, connect
@@ -35,7 +36,13 @@ class Work(Protocol):
     def grant_id(self) -> int: ...
 
     @property
-    def end(self) -> int: ...
+    def ticket(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def consumed(self) -> ConsumedFrontier | None: ...
 
 
 class Transactions:
@@ -48,7 +55,7 @@ class Transactions:
         self._url, self._group_id = url, group_id
         self._connection: Connection | None = None
         self._open = False
-        self._in_doubt: set[tuple[int, int, int]] = set()
+        self._in_doubt: set[tuple[int, int, int, int]] = set()
 
     @contextlib.contextmanager
     def over(self, batches: Sequence[Work]) -> Iterator[Connection]:
@@ -68,7 +75,8 @@ class Transactions:
             with connection.transaction():
                 yield connection
                 for batch in furthest:
-                    fence.advance(connection, self._group_id(), batch.stream_id, batch.grant_id, batch.end)
+                    facts = (batch.stream_id, batch.grant_id, batch.position)
+                    fence.advance(connection, self._group_id(), *facts, consumed=batch.consumed)
                 committing = True
         except GrantLost:
             # A try before this one may have happened after all: then this one's work is not wanted, and rolled back.
@@ -115,15 +123,19 @@ class Transactions:
             ) from cause
 
     def _is_durable(self, connection: Connection, batch: Work) -> bool:
-        found = fence.position(connection, self._group_id(), batch.stream_id, batch.grant_id)
-        return found is not None and found >= batch.end
+        group_id, wanted = self._group_id(), batch.consumed
+        if wanted is not None:
+            consumed = fence.consumed(connection, group_id, batch.stream_id, batch.grant_id)
+            return consumed is not None and consumed.later(wanted) == consumed
+        found = fence.position(connection, group_id, batch.stream_id, batch.grant_id)
+        return found is not None and found >= batch.position
 
 
 def _furthest(batches: Sequence[Work]) -> list[Work]:
     """The last batch of each stream, in the order of streams, in which their rows are locked."""
-    ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: one.end)}
+    ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.position))}
     return [ends[stream_id] for stream_id in sorted(ends)]
 
 
-def _key(batch: Work) -> tuple[int, int, int]:
-    return batch.stream_id, batch.grant_id, batch.end
+def _key(batch: Work) -> tuple[int, int, int, int]:
+    return batch.stream_id, batch.grant_id, batch.ticket, batch.position

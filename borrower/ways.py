@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from borrower.handler import Lent
+from borrower.lent import Lent
 from borrower.node_reader import NodeReader
 from borrower.reader import Reader
 from borrower.transaction import Transactions
+from borrower.whole import WholeLent
 from storage import fence
 from storage.connect import connect
 from storage.database import open_database
 from storage.log import Page
 from storage.nodes import live_nodes
+from storage.whole_epochs import Marks
 
 
 class PageReader(Protocol):
@@ -25,6 +27,10 @@ class PageReader(Protocol):
     def prepare(self) -> None: ...
 
     def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> Page | None: ...
+
+    def marks(self, lent: WholeLent) -> Marks | None: ...
+
+    def completed(self, stream_ids: Iterable[int]) -> Mapping[int, Marks]: ...
 
     def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]: ...
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, assert_never
 
 from protocol import sublet_pb2 as pb
+from protocol.epochs import MAX_NUMBERS, ConsumedFrontier, GroupFrontier, LowerFrontier
 from protocol.errors import UsageError
 from protocol.messages import (
     MAX_ID,
@@ -45,6 +46,12 @@ MAX_STREAMS = 100_000
 
 MAX_BORROWERS = 10_000
 """Most borrowers in one ping."""
+
+MAX_SPACES = 10_000
+"""Most spaces of whose epochs one answer speaks."""
+
+MAX_ANTICHAIN = 1_000
+"""Most epochs in one frontier."""
 
 _END_REASONS = {
     EndReason.RETRY: pb.END_RETRY,
@@ -90,7 +97,13 @@ def encode_to_leader(message: ToLeader) -> Any:
 
 def _leader_wanted(message: LeaderWanted) -> Any:
     reclaim = (
-        pb.Held(stream_id=held.stream_id, grant_id=held.grant_id, position=held.position) for held in message.reclaim
+        pb.Held(
+            stream_id=held.stream_id,
+            grant_id=held.grant_id,
+            position=held.position,
+            consumed=_consumed(held.consumed),
+        )
+        for held in message.reclaim
     )
     return pb.LeaderWanted(
         borrower_id=message.borrower_id,
@@ -118,6 +131,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             size=one.size,
             lag=one.lag,
             until=one.until,
+            consumed=_consumed(one.consumed),
         )
         for one in streams
     ]
@@ -144,7 +158,10 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
         weight=wire.weight,
         session=_id("session", wire.session) if wire.HasField("session") else None,
         leaving=wire.leaving,
-        reclaim=tuple(Held(**_naturals(held, "stream_id", "grant_id", "position")) for held in wire.reclaim),
+        reclaim=tuple(
+            Held(**_naturals(held, "stream_id", "grant_id", "position"), consumed=_read_consumed(held))
+            for held in wire.reclaim
+        ),
         start=_id("start", wire.start),
         predecessor=_id("predecessor", wire.predecessor) if wire.HasField("predecessor") else None,
         session_epoch=_natural("session_epoch", wire.session_epoch),
@@ -176,6 +193,7 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
             **_naturals(one, "stream_id", "grant_id", "position", "size", "until"),
             final=one.final,
             lag=_natural("lag", one.lag) if one.HasField("lag") else None,
+            consumed=_read_consumed(one),
         )
         for one in streams
     )
@@ -199,9 +217,8 @@ def encode_to_borrower(message: ToBorrower) -> Any:
         case LeaderConnectResponse(borrower_id, term, group_id, address):
             response = pb.LeaderConnectResponse(borrower_id=borrower_id, term=term, group_id=group_id, address=address)
             return pb.ToBorrower(leader_connect_response=response)
-        case PingResponse(borrower_id, term, sent_at, good_for_s):
-            answer = pb.PingResponse(borrower_id=borrower_id, term=term, sent_at=sent_at, good_for_s=good_for_s)
-            return pb.ToBorrower(ping_response=answer)
+        case PingResponse():
+            return pb.ToBorrower(ping_response=_ping_response(message))
         case Grant():
             return pb.ToBorrower(grant=_grant(message))
         case Revoke():
@@ -209,12 +226,27 @@ def encode_to_borrower(message: ToBorrower) -> Any:
         case Revoked(reason=reason):
             return pb.ToBorrower(revoked=pb.Revoked(**_stream_fields(message), reason=_REVOKED_REASONS[reason]))
         case ProgressSaved(position=position):
-            return pb.ToBorrower(progress_saved=pb.ProgressSaved(**_stream_fields(message), position=position))
+            consumed = _consumed(message.consumed)
+            saved = pb.ProgressSaved(**_stream_fields(message), position=position, consumed=consumed)
+            return pb.ToBorrower(progress_saved=saved)
         case Invalidate(borrower_id, term, reason, detail):
             end = pb.Invalidate(borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=detail)
             return pb.ToBorrower(invalidate=end)
         case _:
             assert_never(message)
+
+
+def _ping_response(message: PingResponse) -> Any:
+    return pb.PingResponse(
+        borrower_id=message.borrower_id,
+        term=message.term,
+        sent_at=message.sent_at,
+        good_for_s=message.good_for_s,
+        epochs=(
+            pb.GroupFrontier(space=one.space, consumed=_frontier(one.consumed), lower=_frontier(one.lower))
+            for one in message.epochs
+        ),
+    )
 
 
 def _grant(message: Grant) -> Any:
@@ -226,6 +258,7 @@ def _grant(message: Grant) -> Any:
         hash_last=message.hash_to - 1,
         filter=message.filter,
         end_offset=message.end_offset,
+        consumed=_consumed(message.consumed),
     )
 
 
@@ -244,7 +277,13 @@ def _read_connect_response(wire: Any) -> LeaderConnectResponse:
 
 
 def _read_ping_response(wire: Any) -> PingResponse:
-    return PingResponse(*_borrower_and_term(wire), _time("sent_at", wire.sent_at), _time("good_for_s", wire.good_for_s))
+    _check_number("epochs", len(wire.epochs), MAX_SPACES)
+    epochs = tuple(
+        GroupFrontier(_text("space", one.space), _read_frontier(one.consumed), _read_frontier(one.lower))
+        for one in wire.epochs
+    )
+    times = _time("sent_at", wire.sent_at), _time("good_for_s", wire.good_for_s)
+    return PingResponse(*_borrower_and_term(wire), *times, epochs)
 
 
 def _read_grant(wire: Any) -> Grant:
@@ -257,6 +296,7 @@ def _read_grant(wire: Any) -> Grant:
         hash_to=wire.hash_last + 1,
         filter=_text("filter", wire.filter),
         end_offset=_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
+        consumed=_read_consumed(wire),
     )
 
 
@@ -269,7 +309,8 @@ def _read_revoked(wire: Any) -> Revoked:
 
 
 def _read_progress_saved(wire: Any) -> ProgressSaved:
-    return ProgressSaved(**_read_stream_fields(wire), position=_natural("position", wire.position))
+    position = _natural("position", wire.position)
+    return ProgressSaved(**_read_stream_fields(wire), position=position, consumed=_read_consumed(wire))
 
 
 def _read_invalidate(wire: Any) -> Invalidate:
@@ -306,6 +347,34 @@ def _read_stream_fields(wire: Any) -> dict[str, Any]:
 
 def _borrower_and_term(wire: Any) -> tuple[str, int]:
     return _id("borrower_id", wire.borrower_id), _natural("term", wire.term)
+
+
+def _consumed(consumed: ConsumedFrontier | None) -> Any:
+    if consumed is None:
+        return None
+    lower = None if consumed.lower is None else _frontier(consumed.lower)
+    return pb.ConsumedFrontier(upto=consumed.upto, lower=lower)
+
+
+def _frontier(lower: LowerFrontier) -> Any:
+    return pb.Frontier(least=(pb.Epoch(numbers=epoch) for epoch in lower.least))
+
+
+def _read_consumed(wire: Any) -> ConsumedFrontier | None:
+    if not wire.HasField("consumed"):
+        return None
+    consumed = wire.consumed
+    lower = _read_frontier(consumed.lower) if consumed.HasField("lower") else None
+    return ConsumedFrontier(_natural("upto", consumed.upto), lower)
+
+
+def _read_frontier(wire: Any) -> LowerFrontier:
+    _check_number("least", len(wire.least), MAX_ANTICHAIN)
+    epochs = [tuple(epoch.numbers) for epoch in wire.least]
+    sizes = {len(epoch) for epoch in epochs}
+    if len(sizes) > 1 or not all(1 <= size <= MAX_NUMBERS for size in sizes):
+        raise MalformedMessage(f"a frontier of epochs of {sorted(sizes)} numbers: all have as many, 1 to {MAX_NUMBERS}")
+    return LowerFrontier(tuple(sorted(set(epochs))))
 
 
 def _id(name: str, text: str, *, may_be_empty: bool = False) -> str:

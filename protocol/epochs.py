@@ -11,7 +11,7 @@ before one of these begins later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,10 @@ class LowerFrontier:
         """Whether one could become the other in time: all that may still come there may still come here."""
         return all(self.may_come(epoch) for epoch in other.least)
 
+    def later(self, other: LowerFrontier) -> LowerFrontier:
+        """What may still come when both are true."""
+        return LowerFrontier.of(tuple(map(max, one, two)) for one in self.least for two in other.least)
+
     def meet(self, *others: LowerFrontier) -> LowerFrontier:
         """Of several streams, or of several publishers: what may come from any of them."""
         return LowerFrontier.of(epoch for each in (self, *others) for epoch in each.least)
@@ -109,6 +113,65 @@ class UpperFrontier:
         An epoch in the lower frontier itself may come: it stays until the frontier is strictly past it.
         """
         return UpperFrontier(tuple(epoch for epoch in self.greatest if completed.may_come(epoch)))
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedFrontier:
+    """What of a stream is consumed in whole epochs, beside all that lies before its position.
+
+    Of the messages before offset `upto` those in an epoch that cannot come any more under `lower`, and those in no
+    epoch. `lower` is None where no epoch is consumed. Of one stream, one such frontier is at or after the other.
+    """
+
+    upto: int
+    lower: LowerFrontier | None = None
+
+    def wants(self, epoch: Epoch) -> bool:
+        """Whether messages of the epoch are still to be consumed."""
+        return self.lower is None or self.lower.may_come(epoch)
+
+    def later(self, other: ConsumedFrontier | None) -> ConsumedFrontier:
+        """Whichever of the two is further on. One whose epochs have another number of numbers is not looked at."""
+        if other is None or not _alike(self.lower, other.lower):
+            return self
+        if self.lower is None or other.lower is None:
+            return ConsumedFrontier(max(self.upto, other.upto), self.lower or other.lower)
+        if self.upto != other.upto:
+            return max(self, other, key=lambda one: one.upto)
+        return self.moved(self.upto, other.lower)
+
+    def moved(self, upto: int, completed: LowerFrontier | None) -> ConsumedFrontier:
+        """All is consumed that lies before `upto` and is completed."""
+        if completed is None:
+            return ConsumedFrontier(upto, self.lower)
+        return ConsumedFrontier(upto, completed if self.lower is None else self.lower.later(completed))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {"upto": self.upto, "least": None if self.lower is None else self.lower.least}
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> ConsumedFrontier:
+        """As it was stored."""
+        return cls(stored["upto"], lower_of_json(stored["least"]))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFrontier:
+    """How far a group has come in one space: `consumed` by all of it, and what was completed (`lower`) at that time."""
+
+    space: str
+    consumed: LowerFrontier
+    lower: LowerFrontier
+
+
+def lower_of_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | None:
+    """A frontier as it is stored; None for none."""
+    return None if stored is None else LowerFrontier.of(tuple(epoch) for epoch in stored)
+
+
+def _alike(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
+    return len({len(epoch) for each in (one, other) if each is not None for epoch in each.least}) <= 1
 
 
 def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-PROTOCOL_VERSION = 2
+from protocol.epochs import ConsumedFrontier, GroupFrontier
+
+PROTOCOL_VERSION = 3
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
 
 MAX_ID = 512
@@ -47,6 +49,7 @@ class Held:
     stream_id: int
     grant_id: int
     position: int
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class StreamProgress:
 
     `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
     has not looked yet. `until`: with the last word, what lies in [position, until) was given out and is given up, and
-    may be seen again; 0: nothing.
+    may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs.
     """
 
     stream_id: int
@@ -65,6 +68,7 @@ class StreamProgress:
     size: int = 0
     lag: int | None = None
     until: int = 0
+    consumed: ConsumedFrontier | None = None
 
 
 MAX_WEIGHT = 1e6
@@ -157,17 +161,22 @@ class PingResponse:
     """The leader knows this borrower and was within its lease; `sent_at` is the ping's.
 
     `good_for_s`: for so long after the ping was sent nobody else gets what the borrower has, leader or no leader.
+    `epochs`: how far an atomic group has come. When that moves on, the answer to the last ping is said again.
     """
 
     borrower_id: str
     term: int
     sent_at: float
     good_for_s: float
+    epochs: tuple[GroupFrontier, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Consume this stream from `position` under `grant_id`. `end_offset`: the stream is closed and ends there."""
+    """Consume this stream from `position` under `grant_id`. `end_offset`: the stream is closed and ends there.
+
+    With `consumed` the group is atomic: the stream is consumed in whole epochs, from there.
+    """
 
     borrower_id: str
     term: int
@@ -179,6 +188,7 @@ class Grant:
     hash_to: int
     filter: str
     end_offset: int | None = None
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +221,7 @@ class ProgressSaved:
     stream_id: int
     grant_id: int
     position: int
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,18 +177,40 @@ class ToLeader(_message.Message):
     disconnect: Disconnect
     def __init__(self, leader_wanted: _Optional[_Union[LeaderWanted, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., update_progress: _Optional[_Union[UpdateProgress, _Mapping]] = ..., revoke_finished: _Optional[_Union[RevokeFinished, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ...) -> None: ...
 
+class ConsumedFrontier(_message.Message):
+    __slots__ = ("upto", "lower")
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    upto: int
+    lower: Frontier
+    def __init__(self, upto: _Optional[int] = ..., lower: _Optional[_Union[Frontier, _Mapping]] = ...) -> None: ...
+
+class Frontier(_message.Message):
+    __slots__ = ("least",)
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    least: _containers.RepeatedCompositeFieldContainer[Epoch]
+    def __init__(self, least: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ...) -> None: ...
+
+class Epoch(_message.Message):
+    __slots__ = ("numbers",)
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Held(_message.Message):
-    __slots__ = ("stream_id", "grant_id", "position")
+    __slots__ = ("stream_id", "grant_id", "position", "consumed")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     grant_id: int
     position: int
-    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    consumed: ConsumedFrontier
+    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
 class StreamProgress(_message.Message):
-    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "until")
+    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "until", "consumed")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +218,7 @@ class StreamProgress(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     grant_id: int
     position: int
@@ -203,7 +226,8 @@ class StreamProgress(_message.Message):
     size: int
     lag: int
     until: int
-    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., until: _Optional[int] = ...) -> None: ...
+    consumed: ConsumedFrontier
+    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., until: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
     __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "start", "predecessor", "session_epoch", "number")
@@ -304,19 +328,31 @@ class LeaderConnectResponse(_message.Message):
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., group_id: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PingResponse(_message.Message):
-    __slots__ = ("borrower_id", "term", "sent_at", "good_for_s")
+    __slots__ = ("borrower_id", "term", "sent_at", "good_for_s", "epochs")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
     GOOD_FOR_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     sent_at: float
     good_for_s: float
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ..., good_for_s: _Optional[float] = ...) -> None: ...
+    epochs: _containers.RepeatedCompositeFieldContainer[GroupFrontier]
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ..., good_for_s: _Optional[float] = ..., epochs: _Optional[_Iterable[_Union[GroupFrontier, _Mapping]]] = ...) -> None: ...
+
+class GroupFrontier(_message.Message):
+    __slots__ = ("space", "consumed", "lower")
+    SPACE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    space: str
+    consumed: Frontier
+    lower: Frontier
+    def __init__(self, space: _Optional[str] = ..., consumed: _Optional[_Union[Frontier, _Mapping]] = ..., lower: _Optional[_Union[Frontier, _Mapping]] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "generation_id", "hash_from", "hash_last", "filter", "end_offset")
+    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "generation_id", "hash_from", "hash_last", "filter", "end_offset", "consumed")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +363,7 @@ class Grant(_message.Message):
     HASH_LAST_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     stream_id: int
@@ -337,7 +374,8 @@ class Grant(_message.Message):
     hash_last: int
     filter: str
     end_offset: int
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., generation_id: _Optional[int] = ..., hash_from: _Optional[int] = ..., hash_last: _Optional[int] = ..., filter: _Optional[str] = ..., end_offset: _Optional[int] = ...) -> None: ...
+    consumed: ConsumedFrontier
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., generation_id: _Optional[int] = ..., hash_from: _Optional[int] = ..., hash_last: _Optional[int] = ..., filter: _Optional[str] = ..., end_offset: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("borrower_id", "term", "stream_id", "grant_id")
@@ -366,18 +404,20 @@ class Revoked(_message.Message):
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., reason: _Optional[_Union[RevokedReason, str]] = ...) -> None: ...
 
 class ProgressSaved(_message.Message):
-    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position")
+    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "consumed")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     stream_id: int
     grant_id: int
     position: int
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    consumed: ConsumedFrontier
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
 class Invalidate(_message.Message):
     __slots__ = ("borrower_id", "term", "reason", "detail")

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from protocol.epochs import Epoch, LowerFrontier, UpperFrontier, check_epoch
+from protocol.epochs import Epoch, LowerFrontier, UpperFrontier, check_epoch, lower_of_json
 from protocol.errors import CapabilityExpired, EpochCompleted, UnknownSpace
 from storage.log import Producer, fenced
 from storage.turnover import Guard
@@ -86,7 +86,7 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
 def lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
     """What may still be published in the space; None where no epoch was ever used."""
     row = conn.execute("select lower_frontier from space where space_id = %s", (space_id,)).fetchone()
-    return _lower(row[0]) if row is not None else None
+    return lower_of_json(row[0]) if row is not None else None
 
 
 def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None) -> bool:
@@ -170,7 +170,7 @@ def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Sp
     live = {id: LowerFrontier.of(map(tuple, least)) for id, _, least, in_force in held if in_force}
     incarnations = {id: incarnation for id, incarnation, _, in_force in held if in_force}
     gone = {id: incarnation for id, incarnation, _, in_force in held if not in_force}
-    return _Space(space_id, row[0], _lower(row[1]), live, incarnations, gone)
+    return _Space(space_id, row[0], lower_of_json(row[1]), live, incarnations, gone)
 
 
 def _write(conn: psycopg.Connection[Any], space_id: int, who: Producer, least: LowerFrontier, lease_s: float) -> None:
@@ -212,10 +212,6 @@ def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
                 f"epoch {_shown(epoch)} is completed: in this space, what may still be published is at or after "
                 f"{_list(lower)}. Begin with such an epoch."
             )
-
-
-def _lower(found: list[list[int]] | None) -> LowerFrontier | None:
-    return None if found is None else LowerFrontier.of(map(tuple, found))
 
 
 def _json(lower: LowerFrontier) -> str:

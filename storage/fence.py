@@ -5,11 +5,13 @@ All are functions of the database that run with its owner's rights: a consumer's
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from protocol.epochs import ConsumedFrontier
 from protocol.errors import GrantLost
 from storage.connect import schema_name
 
@@ -35,16 +37,21 @@ def advance(
     grant_id: int,
     position: int,
     *,
+    consumed: ConsumedFrontier | None = None,
     schema: str | None = None,
 ) -> None:
-    """Move the group's progress in the transaction that is open, so that it commits with it or not at all.
+    """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
+    that is atomic, `consumed` is part of the progress.
 
-    Raises `GrantLost` unless the stream is held under that grant, its position is below this one, and its head not. The
+    Raises `GrantLost` unless the stream is held under that grant, its progress is below this one, and its head not. The
     transaction is then broken, and can only be rolled back.
     """
-    call = sql.SQL("select {}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint)")
+    call = sql.SQL("select {}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb)")
+    stored = None if consumed is None else json.dumps(consumed.to_json())
     try:
-        conn.execute(call.format(sql.Identifier(schema_name(schema))), (group_id, stream_id, grant_id, position))
+        conn.execute(
+            call.format(sql.Identifier(schema_name(schema))), (group_id, stream_id, grant_id, position, stored)
+        )
     except psycopg.Error as error:
         if error.sqlstate == _LOST:
             raise GrantLost(group_id, stream_id, grant_id, position) from error
@@ -61,3 +68,12 @@ def position(
     call = sql.SQL("select {}.progress(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
     row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
     return None if row is None or row[0] is None else int(row[0])
+
+
+def consumed(
+    conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
+) -> ConsumedFrontier | None:
+    """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over."""
+    call = sql.SQL("select {}.consumed(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
+    row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
+    return None if row is None or row[0] is None else ConsumedFrontier.of_json(row[0])

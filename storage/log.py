@@ -177,9 +177,9 @@ def since(
         binary=True,
     ).fetchall()
     if not rows:
-        raise _no_stream(stream_id)
+        raise no_stream(stream_id)
     head, closed, gone, first_end, count = rows[0][:5]
-    _check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
+    check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
     if first_end is None:
         return Page((), offset, offset, head, closed)
     blocks = _consecutive([row[3:] for row in rows])
@@ -287,15 +287,15 @@ def _answer(cursor: psycopg.Cursor[Any]) -> Appended:
 def _generation_of(conn: psycopg.Connection[Any], stream_id: int) -> int:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     if row is None:
-        raise _no_stream(stream_id)
+        raise no_stream(stream_id)
     return int(row[0])
 
 
-def _no_stream(stream_id: int) -> NotFound:
+def no_stream(stream_id: int) -> NotFound:
     return NotFound(f"stream {stream_id}: there is no such stream in this database. Look at the catalogue of streams.")
 
 
-def _check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: int | None) -> None:
+def check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: int | None) -> None:
     if offset > head:
         raise BeyondHead(
             f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup? "

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from borrower.machine.events import (
+    Announced,
     Ended,
     Event,
     FromLeader,
@@ -275,6 +276,8 @@ class Borrower:
         sent_at = min(message.sent_at, now)
         self._lost_at = max(self._lost_at, sent_at + self.settings.ping_timeout_s)
         self.trusted_until = max(self.trusted_until, sent_at + message.good_for_s)
+        if message.epochs:
+            self._out.tells.append(Announced(message.epochs))
 
     def _keep_in_touch(self, _: object, now: float) -> None:
         if now >= self._lost_at:
@@ -357,6 +360,7 @@ class Borrower:
             return None
         stream.position, stream.final = event.position, stream.final or event.final
         stream.size, stream.lag, stream.until = event.size, event.lag, event.until
+        stream.consumed = event.consumed or stream.consumed
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:
@@ -388,8 +392,8 @@ class Borrower:
     def _note_saved(self, message: object, now: float) -> None:
         assert isinstance(message, ProgressSaved)
         stream = self.streams.under(message.stream_id, message.grant_id)
-        if stream is not None and message.position > stream.saved:
-            stream.saved, stream.confirmed = message.position, True
+        if stream is not None and stream.note_saved(message.position, message.consumed):
+            stream.confirmed = True
             self._out.tells.append(Saved(message.stream_id, message.grant_id, message.position))
 
     # --- leaving ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.epochs import ConsumedFrontier, GroupFrontier
 from protocol.messages import EndReason, Grant, Held, RevokedReason, ToBorrower, ToLeader
 
 # --- in -------------------------------------------------------------------------------------------------------------
@@ -29,7 +30,7 @@ class Progressed:
     """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again.
 
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `until` says what is
-    given up.
+    given up, `consumed` what is consumed in whole epochs.
     """
 
     stream_id: int
@@ -39,6 +40,7 @@ class Progressed:
     size: int = 0
     lag: int | None = None
     until: int = 0
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,14 @@ class Saved:
     position: int
 
 
-Tell = Install | Stop | Remove | Saved
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """How far the group, which is atomic, has come."""
+
+    epochs: tuple[GroupFrontier, ...]
+
+
+Tell = Install | Stop | Remove | Saved | Announced
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from borrower.machine.table import StreamStatus
+from protocol.epochs import ConsumedFrontier
 from protocol.messages import Grant, Held, StreamProgress
 
 
@@ -26,15 +27,39 @@ class Stream:
     size: int = 0
     lag: int | None = None
     until: int = 0
+    consumed: ConsumedFrontier | None = None
+    saved_consumed: ConsumedFrontier | None = None
 
     @property
     def settled(self) -> bool:
-        """Nothing is left to report: the leader has said that this very position is durable."""
-        return not self.final and self.saved >= self.position
+        """Nothing is left to report: the leader has said that this very progress is durable."""
+        return not self.final and self.saved >= self.position and self._is_saved(self.consumed)
+
+    def note_saved(self, position: int, consumed: ConsumedFrontier | None) -> bool:
+        """So much is durable; False if that is no news."""
+        if position <= self.saved and self._is_saved(consumed):
+            return False
+        self.saved = max(self.saved, position)
+        self.saved_consumed = consumed if self.saved_consumed is None else self.saved_consumed.later(consumed)
+        return True
+
+    def _is_saved(self, consumed: ConsumedFrontier | None) -> bool:
+        if consumed is None:
+            return True
+        return self.saved_consumed is not None and self.saved_consumed.later(consumed) == self.saved_consumed
 
     def progress(self) -> StreamProgress:
         """What to report."""
-        return StreamProgress(self.stream_id, self.grant_id, self.position, self.final, self.size, self.lag, self.until)
+        return StreamProgress(
+            self.stream_id,
+            self.grant_id,
+            self.position,
+            self.final,
+            self.size,
+            self.lag,
+            self.until,
+            self.consumed,
+        )
 
 
 class Streams:
@@ -69,7 +94,7 @@ class Streams:
 
     def add(self, grant: Grant, now: float) -> Stream:
         """Hold the stream from the grant's position."""
-        stream = Stream(grant.stream_id, grant.grant_id, grant.position, sent_at=now)
+        stream = Stream(grant.stream_id, grant.grant_id, grant.position, sent_at=now, consumed=grant.consumed)
         self._held[grant.stream_id] = stream
         return stream
 
@@ -83,7 +108,7 @@ class Streams:
 
     def held(self) -> tuple[Held, ...]:
         """What a successor asks the next leader to confirm."""
-        return tuple(Held(s.stream_id, s.grant_id, s.position) for s in self._held.values())
+        return tuple(Held(s.stream_id, s.grant_id, s.position, s.consumed) for s in self._held.values())
 
     def inherit(self, trusted_until: float) -> tuple[Stream, ...]:
         """The same streams for a successor, none confirmed; the trust is that of the leader who did confirm it."""
@@ -99,6 +124,7 @@ class Streams:
                 size=s.size,
                 lag=s.lag,
                 until=s.until,
+                consumed=s.consumed,
             )
             for s in self._held.values()
         )

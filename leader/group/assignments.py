@@ -74,7 +74,9 @@ class Assignments:
         self.begin(slot, member, now, grant_id=held.grant_id)
         epoch = member.session_epoch or None
         self._slots.write(
-            Reclaim(held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent, epoch)
+            Reclaim(
+                held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent, epoch, held.consumed
+            )
         )
         if before is not None and before.status is Status.REVOKING:
             self.revoke((held.stream_id,), before.reason, now, before.deadline)
@@ -139,7 +141,7 @@ class Assignments:
             if said is None:
                 self.happen(assignment, Kind.REVOKE_FINISHED, now)
             else:
-                assignment.until = said.until
+                assignment.until, assignment.consumed = said.until, said.consumed
                 self.happen(assignment, Kind.FINAL if said.final else Kind.BROKEN_OFF, now, said.position)
 
     # --- answers of the database ------------------------------------------------------------------------------------
@@ -253,6 +255,7 @@ class Assignments:
                 row.hash_to,
                 self._group.subscription.filter.text,
                 end,
+                row.consumed,
             ),
         )
 
@@ -296,10 +299,8 @@ class Assignments:
         return slot is not None and slot.lending.grant_id == assignment.grant_id and slot.is_ending
 
     def _tell_saved(self, assignment: Assignment, now: float, position: int) -> None:
-        self._send(
-            assignment.agent,
-            ProgressSaved(assignment.borrower_id, self._term, assignment.stream_id, assignment.grant_id, position),
-        )
+        a, consumed = assignment, self._slot(assignment).lending.consumed
+        self._send(a.agent, ProgressSaved(a.borrower_id, self._term, a.stream_id, a.grant_id, position, consumed))
 
     def _forget(self, assignment: Assignment, now: float, position: int) -> None:
         self._members.farewells.pop((assignment.stream_id, assignment.grant_id), None)
@@ -309,7 +310,7 @@ class Assignments:
 
     def _write_progress(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
-            self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position))
+            self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position, assignment.consumed))
 
     def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
@@ -319,12 +320,12 @@ class Assignments:
             kept_s = self._keep_s(self._slot(assignment)) if goes else 0.0
             left = "left in the middle of a batch" if assignment.until > position else "its borrower left"
             why = assignment.reason or (left if goes else "handed back by its borrower")
-            final = Release(assignment.stream_id, assignment.grant_id, position, why, kept_s, assignment.until)
-            self._slots.write(final)
+            a = assignment
+            self._slots.write(Release(a.stream_id, a.grant_id, position, why, kept_s, a.until, a.consumed))
 
     def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
-            self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position))
+            self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position, assignment.consumed))
             self._break_off(assignment, "left in the middle of a batch", self._keep_s(self._slot(assignment)))
 
     def _write_unheld(self, assignment: Assignment, now: float, position: int) -> None:

@@ -15,6 +15,7 @@ from leader.group.schedule import Schedule
 from leader.group.slots import Slot, Slots
 from leader.group.table import Kind
 from leader.settings import LeaderSettings
+from protocol.epochs import GroupFrontier
 from protocol.messages import (
     Disconnect,
     EndReason,
@@ -65,6 +66,7 @@ class GroupLeader:
         self.members = Members()
         self.slots = Slots(rows, now)
         self.schedule = Schedule(settings, now)
+        self.epochs: tuple[GroupFrontier, ...] = ()
         self._out = _Out()
         self._assignments = Assignments(group, term, self.slots, self.members, settings, self._send)
         self._names = Names(group, self.slots, self.members, self._assignments, settings, self._send)
@@ -201,7 +203,10 @@ class GroupLeader:
 
     def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
         if self._known(agent, borrower_id, None, now):
-            self._send(agent, PingResponse(borrower_id, self.term, sent_at, self.settings.good_for_s))
+            member = self.members.get(borrower_id)
+            assert member is not None
+            member.pinged_at = sent_at
+            self._send(agent, PingResponse(borrower_id, self.term, sent_at, self.settings.good_for_s, self.epochs))
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
         found = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
@@ -209,7 +214,7 @@ class GroupLeader:
         if slot is not None and slot.assignment is found:
             slot.meter.note(progress.grant_id, progress.size, progress.lag, now)
         kind = Kind.FINAL if progress.final else Kind.PROGRESS
-        found.until = progress.until
+        found.until, found.consumed = progress.until, progress.consumed
         self._assignments.happen(found, kind, now, progress.position)
 
     def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:
@@ -245,6 +250,16 @@ class GroupLeader:
                 self._take_answer(slot, answer, now)
         for row in result.renewed:
             self._take_row(row, now)
+        if result.epochs not in ((), self.epochs):
+            self._announce(result.epochs)
+
+    def _announce(self, epochs: tuple[GroupFrontier, ...]) -> None:
+        """Consumers hear of it at once, in the answer to their last ping, which is said again."""
+        self.epochs = epochs
+        for member in self.members:
+            if member.pinged_at is not None:
+                answer = PingResponse(member.borrower_id, self.term, member.pinged_at, self.settings.good_for_s, epochs)
+                self._send(member.agent, answer)
 
     def _take_answer(self, slot: Slot, answer: EntryResult, now: float) -> None:
         applied = answer.verdict is Verdict.APPLIED
@@ -260,6 +275,8 @@ class GroupLeader:
                 pass  # a line of history, which changes nothing
             case _:
                 assert_never(answer.entry)
+        if self.group.options.atomic and applied and isinstance(answer.entry, Reclaim | Advance | Release):
+            self.schedule.renew_soon(now)  # with it an epoch may be consumed
         if self.slots.drop_finished(slot) or slot.quiet:
             self.schedule.stream_freed(max(now, slot.retry_at))
         if holder is not None:

@@ -12,7 +12,7 @@ from leader.group.slots import Assignment
 class Member:
     """A connected borrower. `leaving`: wants nothing new. `departing`: has said its last word, its rows are being
     written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for people.
-    `number`: counts the borrowers of its agent."""
+    `number`: counts the borrowers of its agent. `pinged_at`: by its own clock, when it sent its last ping."""
 
     borrower_id: str
     agent: str
@@ -23,6 +23,7 @@ class Member:
     departing: bool = False
     session_epoch: int = 0
     number: int = 0
+    pinged_at: float | None = None
     streams: set[int] = field(default_factory=set)
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from leader.group.meter import Meter
 from leader.group.table import Status
+from protocol.epochs import ConsumedFrontier
 from protocol.messages import RevokedReason
 from storage.groups.model import Advance, Entry, EntryResult, Grant, Lending, LendingStatus, Release, Seize, Verdict
 
@@ -30,6 +31,7 @@ class Assignment:
     reason: str = ""
     final_queued: bool = False
     until: int = 0
+    consumed: ConsumedFrontier | None = None
     broken_off: bool = False
     revoked: RevokedReason = RevokedReason.LOST
 
@@ -106,7 +108,8 @@ class Slots:
         last = slot.queue[-1] if slot.queue else None
         if isinstance(last, Advance) and isinstance(entry, Advance | Release) and last.grant_id == entry.grant_id:
             slot.queue.pop()
-            entry = replace(entry, position=max(last.position, entry.position))
+            consumed = last.consumed.later(entry.consumed) if last.consumed is not None else entry.consumed
+            entry = replace(entry, position=max(last.position, entry.position), consumed=consumed)
         slot.queue.append(entry)
         self._ready.add(entry.stream_id)
 

@@ -9,7 +9,7 @@ create table consumer_group (
   -- Generations up to this one were judged when the group was created: of their streams it has the rows it got then,
   -- and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
-  options jsonb not null default '{}',                 -- when_gone, strategy, session_expiry_s
+  options jsonb not null default '{}',                 -- when_gone, strategy, session_expiry_s, atomic
   created_at timestamptz not null default clock_timestamp(),
   deleted_at timestamptz
 );
@@ -46,12 +46,21 @@ create table lending (
   reserved_to bigint,
   reserved_grant_id bigint,
   held_until timestamptz,                              -- a free row: until then it is kept for its session
-  consumed_frontier jsonb,
+  consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
   updated_at timestamptz not null default clock_timestamp(),
   primary key (group_id, stream_id)
 ) with (fillfactor = 50);
 create index lending_stream on lending (stream_id);
+
+-- How far a group that is atomic has consumed a space in whole epochs. It only grows, and each step is announced once.
+create table consumed_frontier (
+  group_id bigint not null,
+  space_id bigint not null references space,
+  least jsonb,                                         -- null: no epoch yet
+  updated_at timestamptz not null default clock_timestamp(),
+  primary key (group_id, space_id)
+) with (fillfactor = 50);
 
 create table lending_history (
   history_id bigint generated always as identity primary key,
@@ -93,15 +102,21 @@ $$;
 
 -- The only progress write that is not a leader's: made inside the consumer's own transaction, so that output and
 -- progress commit together. Raises unless exactly one row moved.
-create function advance(p_group bigint, p_stream bigint, p_grant bigint, p_position bigint) returns void
+-- Of a group that is atomic what is consumed in whole epochs is given too; it must be news.
+create function advance(
+  p_group bigint, p_stream bigint, p_grant bigint, p_position bigint, p_consumed jsonb default null
+) returns void
 language plpgsql security definer set search_path from current as $$
 declare
   moved integer;
 begin
-  update lending l set position = p_position, updated_at = clock_timestamp()
+  update lending l set position = p_position, consumed = coalesce(p_consumed, l.consumed), updated_at = clock_timestamp()
     from stream s
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held'
-     and l.position < p_position and s.stream_id = l.stream_id and p_position <= s.head;
+     and s.stream_id = l.stream_id and p_position <= s.head and (l.consumed is null) = (p_consumed is null)
+     and case when p_consumed is null then l.position < p_position
+              else l.position <= p_position and l.consumed <> p_consumed and (p_consumed ->> 'upto')::bigint
+                   between (l.consumed ->> 'upto')::bigint and s.head end;
   get diagnostics moved = row_count;
   if moved <> 1 then
     raise exception 'stream % of group % is not held under grant % before offset %: the transaction must not commit',
@@ -125,6 +140,17 @@ begin
      order by h.history_id desc limit 1;
   end if;
   return found_at;
+end $$;
+
+-- What is consumed in whole epochs under that grant, while it is in force; else null.
+create function consumed(p_group bigint, p_stream bigint, p_grant bigint) returns jsonb
+language plpgsql security definer set search_path from current as $$
+declare
+  found jsonb;
+begin
+  select l.consumed into found from lending l
+   where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held' for share;
+  return found;
 end $$;
 
 select set_config('search_path', quote_ident(current_schema()), true);

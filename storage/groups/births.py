@@ -12,7 +12,7 @@ from typing import Any
 
 from protocol.words import Filter, Subscription
 from storage.catalogue import filled
-from storage.groups import leadership, rows
+from storage.groups import frontiers, leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Group, GroupOptions, Start
 from storage.groups.rules import deletion
@@ -54,6 +54,8 @@ select %(group)s, stream_id, position, {NOW} from (
 
 _DROP = f"delete from lending l where l.group_id = %(group)s returning {rows.ROW}"
 
+_DROP_FRONTIERS = "delete from consumed_frontier where group_id = %(group)s"
+
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
 
@@ -86,6 +88,8 @@ def create(
         return None
     parameters |= {"group": created[0], **_first_filters(connection, subscription.filter, start)}
     connection.execute(_BEGIN, parameters)
+    if options.atomic:
+        frontiers.begin(connection, created[0], start, now_us)
     return Group(created[0], subscription, options)
 
 
@@ -97,6 +101,7 @@ def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
     dropping = connection.execute(_DROP, {"group": group_id})
+    connection.execute(_DROP_FRONTIERS, {"group": group_id})
     leadership.expire(connection, (group_id,))
     leader = leadership.locked(locking).get(group_id)
     if leader is not None:

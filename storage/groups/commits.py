@@ -18,12 +18,11 @@ from storage.groups.model import (
     Grant,
     GroupResult,
     GroupWrites,
-    Lending,
     Verdict,
     WhenGone,
 )
 from storage.groups.pen import Pen
-from storage.groups.renewal import renew_streams
+from storage.groups.renewal import Renewed, renew_streams
 from storage.groups.rows import Key
 from storage.groups.rules import Row, StreamFacts, judge, lending
 
@@ -64,7 +63,7 @@ def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: in
     pen.write(connection)
     renewed = _renew(connection, [w for w in valid if w.renew], when_gone, pen)
     return tuple(
-        GroupResult(w.group_id, False, results[w.group_id], renewed.get(w.group_id, ()))
+        GroupResult(w.group_id, False, results[w.group_id], *renewed.get(w.group_id, ()))
         if w.group_id in results
         else GroupResult(w.group_id, deposed=True)
         for w in batch
@@ -102,7 +101,7 @@ def _judge(entry: Entry, writes: GroupWrites, findings: _Findings, pen: Pen) -> 
 
 def _renew(
     connection: Connection, renewing: Sequence[GroupWrites], when_gone: Mapping[int, WhenGone], pen: Pen
-) -> dict[int, tuple[Lending, ...]]:
+) -> dict[int, Renewed]:
     if not renewing:
         return {}
     return renew_streams(connection, {w.group_id: w.term for w in renewing}, when_gone, pen)

@@ -7,8 +7,9 @@ user's transaction holds. Every public method is atomic because nothing in here 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from protocol.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
 from protocol.words import Subscription
 from storage.groups.memory_streams import MemoryStreams, Stream
 from storage.groups.model import (
@@ -31,7 +32,20 @@ from storage.groups.model import (
 )
 from storage.groups.options import DEFAULTS
 from storage.groups.refusals import check_batch, lost, same_options, undeclared
-from storage.groups.rules import MICROSECONDS, Row, Ruling, deletion, judge, lending, next_id, record, takeover, tidy
+from storage.groups.rules import (
+    MICROSECONDS,
+    Row,
+    Ruling,
+    consumed_by_group,
+    deletion,
+    first_epochs,
+    judge,
+    lending,
+    next_id,
+    record,
+    takeover,
+    tidy,
+)
 
 
 @dataclass(slots=True)
@@ -48,6 +62,7 @@ class _Life:
     group: Group
     after_generation: int
     rows: dict[int, Row] = field(default_factory=dict)
+    frontiers: dict[int, LowerFrontier | None] = field(default_factory=dict)
     deleted: bool = False
 
 
@@ -159,8 +174,10 @@ class MemoryGroups:
         before = dict(life.rows) if life else {}
         when_gone = life.group.options.when_gone if life else WhenGone.FAIL
         results = tuple(self._apply(entry, writes, before, when_gone, now) for entry in writes.entries)
-        renewed = self._renew_streams(life, writes.term, now) if writes.renew and life and not life.deleted else ()
-        return GroupResult(writes.group_id, False, results, renewed)
+        if not (writes.renew and life and not life.deleted):
+            return GroupResult(writes.group_id, False, results)
+        renewed = self._renew_streams(life, writes.term, now)
+        return GroupResult(writes.group_id, False, results, renewed, self._move_frontiers(life))
 
     def _apply(
         self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], when_gone: WhenGone, now: int
@@ -193,6 +210,21 @@ class MemoryGroups:
         report = [row for row in life.rows.values() if row.stream_id in touched or self._ending(row)]
         return tuple(self._lending(row, now) for row in sorted(report, key=lambda row: row.stream_id))
 
+    def _move_frontiers(self, life: _Life) -> tuple[GroupFrontier, ...]:
+        """How far an atomic group has come."""
+        held_back: dict[int, list[LowerFrontier | None]] = {}
+        for row in life.rows.values():
+            stream = self.streams.streams[row.stream_id]
+            if row.consumed and row.status is not LendingStatus.FINISHED and row.position != stream.head:
+                held_back.setdefault(stream.generation.space_id, []).append(row.consumed.lower)
+        found = []
+        for space_id, before in life.frontiers.items():
+            lower = self.streams.lowers.get(space_id)
+            now = life.frontiers[space_id] = consumed_by_group(before, lower, held_back.get(space_id, ()))
+            if now is not None and lower is not None:
+                found.append(GroupFrontier(self.streams.spaces[space_id].name, now, lower))
+        return tuple(sorted(found, key=lambda one: one.space))
+
     def _add_rows(self, life: _Life) -> list[Row]:
         """Rows for the streams that have none. An open one in a more specific space's shadow is nothing to read."""
         wanted = self.streams.filled().wanted(life.group.subscription.filter)
@@ -204,7 +236,11 @@ class MemoryGroups:
                 continue
             useful = stream.closed or wanted[generation.filter]
             status = LendingStatus.FREE if useful else LendingStatus.FINISHED
-            life.rows[stream.stream_id] = row = Row(life.group.group_id, stream.stream_id, status, 0)
+            row = Row(life.group.group_id, stream.stream_id, status, 0)
+            if life.group.options.atomic:
+                first = life.frontiers.setdefault(generation.space_id, None)
+                row = replace(row, consumed=ConsumedFrontier(0, first))
+            life.rows[stream.stream_id] = row
             added.append(row)
         return added
 
@@ -218,8 +254,25 @@ class MemoryGroups:
             if options.start.policy == "time" and stream.closed and position == stream.head:
                 continue
             life.rows[stream.stream_id] = Row(group.group_id, stream.stream_id, LendingStatus.FREE, position)
+        if options.atomic:
+            self._begin_epochs(life)
         self._lives[group.group_id] = life
         return group
+
+    def _begin_epochs(self, life: _Life) -> None:
+        """Which epochs it is given, by what had begun before its start positions."""
+        streams = self.streams.streams
+        for space_id in sorted({streams[stream_id].generation.space_id for stream_id in life.rows}):
+            begun = []
+            for stream in streams.values():
+                if stream.generation.space_id == space_id:
+                    row = life.rows.get(stream.stream_id)
+                    begun += _greatest(stream, stream.head if row is None else row.position)
+            lower, start = self.streams.lowers.get(space_id), life.group.options.start
+            life.frontiers[space_id] = first_epochs(start, lower, UpperFrontier.of(begun))
+        for stream_id, row in life.rows.items():
+            first = life.frontiers[streams[stream_id].generation.space_id]
+            life.rows[stream_id] = replace(row, consumed=ConsumedFrontier(row.position, first))
 
     def _first_streams(self, subscription: Subscription, start: Start) -> list[Stream]:
         """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
@@ -264,3 +317,8 @@ class MemoryGroups:
         """The group's rows as they are, by stream: for tests to look at."""
         life = self._lives.get(group_id)
         return dict(life.rows) if life else {}
+
+
+def _greatest(stream: Stream, position: int) -> list[Epoch]:
+    """The greatest epochs that had begun in a stream before that position."""
+    return [epoch for mark in stream.marks if mark.first < position and mark.epochs for epoch in mark.epochs.greatest]

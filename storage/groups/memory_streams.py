@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from protocol.epochs import LowerFrontier
 from protocol.words import Filter, Start
+from storage.block import Epochs
 from storage.groups.rules import StreamFacts
 from storage.routing import Filled, Space, overlap, ranges
+from storage.whole_epochs import Mark, Marks
 
 
 @dataclass(slots=True)
@@ -30,7 +33,10 @@ class Generation:
 
 @dataclass(slots=True)
 class Stream:
-    """An ordered sequence of messages, of which only the count is kept; `blocks` are (end offset, when appended)."""
+    """An ordered sequence of messages, of which only the count is kept; `blocks` are (end offset, when appended).
+
+    `marks` says what the blocks have of epochs.
+    """
 
     stream_id: int
     generation: Generation
@@ -40,6 +46,7 @@ class Stream:
     head: int = 0
     closed: bool = False
     blocks: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
 
     def facts(self) -> StreamFacts:
         """The stream as it is now."""
@@ -79,6 +86,8 @@ class MemoryStreams:
         self.dropped: set[int] = set()
         self.generations: dict[int, Generation] = {}
         self.streams: dict[int, Stream] = {}
+        self.lowers: dict[int, LowerFrontier] = {}
+        """{space_id: what may still be published}; spaces that are not in it have no epochs."""
 
     def add_space(
         self, name: str = "default", filter: str = "#", shards: int = 1, *, rolls: Iterable[int] = ()
@@ -103,14 +112,16 @@ class MemoryStreams:
         """Close the space's open streams and open the next generation, of `shards` streams; the new stream ids."""
         return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards})
 
-    def append(self, stream_id: int, count: int = 1, at_us: int = 0) -> int:
-        """Advance the head of an open stream, by a block of that time; the head it then has.
+    def append(self, stream_id: int, count: int = 1, at_us: int = 0, epochs: Epochs | None = None) -> int:
+        """Advance the head of an open stream, by a block of that time and these epochs; the head it then has.
 
         Raises `ValueError` where it is closed.
         """
         stream = self.streams[stream_id]
         if stream.closed:
             raise ValueError(f"stream {stream_id} is closed at {stream.head}: append to its children")
+        lower = self.lowers.get(stream.generation.space_id)
+        stream.marks.append(Mark(stream.head, stream.head + count, count, lower, epochs))
         stream.head += count
         stream.blocks.append((stream.head, at_us))
         return stream.head
@@ -126,6 +137,12 @@ class MemoryStreams:
         """The stream as it is now, None if there is none of that id."""
         stream = self.streams.get(stream_id)
         return stream.facts() if stream else None
+
+    def marks(self, stream_id: int, offset: int) -> Marks:
+        """What the blocks behind an offset have of epochs, all of them, as the log would say it now."""
+        stream = self.streams[stream_id]
+        found = tuple(mark for mark in stream.marks if mark.end > offset)
+        return Marks(found, stream.head, stream.closed, self.lowers.get(stream.generation.space_id))
 
     def open_streams(self, space_id: int) -> tuple[int, ...]:
         """The appendable streams of a space, in the order of their ids."""

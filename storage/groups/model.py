@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from protocol.epochs import ConsumedFrontier, GroupFrontier
 from protocol.words import Start as Start
 from protocol.words import Subscription
 from storage.groups.options import DEFAULTS
@@ -70,7 +71,8 @@ class Lending:
     """A lending row together with the facts of its stream, read in one statement.
 
     `head` and `closed` are the stream's at that instant. `parents` are stream ids; the children wait for them.
-    `kept_s`: for how long the row, which is free, is still kept for `session`; not, if it is not above 0.
+    `kept_s`: for how long the row, which is free, is still kept for `session`; not, if it is not above 0. `consumed`:
+    in a group that is atomic, what is consumed in whole epochs.
     """
 
     stream_id: int
@@ -88,6 +90,7 @@ class Lending:
     parents: tuple[int, ...]
     session_epoch: int | None = None
     kept_s: float = 0.0
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +121,20 @@ class Reclaim:
     borrower_id: str
     agent: str
     session_epoch: int | None = None
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Progress under a grant. A closed stream consumed to its head is finished by it, which ends the grant."""
+    """Progress under a grant. A closed stream consumed to its head is finished by it, which ends the grant.
+
+    `consumed`, here and elsewhere: what of it is consumed in whole epochs, where the group is atomic.
+    """
 
     stream_id: int
     grant_id: int
     position: int
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,7 @@ class Release:
     reason: str
     keep_s: float = 0.0
     until: int = 0
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +199,8 @@ class GroupWrites:
     """All that one group's leader wants written now, under one term; at most one entry per stream.
 
     `renew` asks also to insert rows for streams opened since, to finish free closed streams with nothing left, and to
-    report every unfinished row whose stream is closed.
+    report every unfinished row whose stream is closed. Of a group that is atomic it moves the consumed frontier on, and
+    says where that is.
     """
 
     group_id: int
@@ -207,6 +217,7 @@ class GroupResult:
     deposed: bool
     results: tuple[EntryResult, ...] = ()
     renewed: tuple[Lending, ...] = ()
+    epochs: tuple[GroupFrontier, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

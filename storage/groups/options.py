@@ -26,13 +26,15 @@ class WhenGone(StrEnum):
 class GroupOptions:
     """What a group is created with, once for its life. Raises `UsageError` for what can never work.
 
-    `session_expiry_s`: for so long the streams of a named session that has left are kept for its return.
+    `session_expiry_s`: for so long the streams of a named session that has left are kept for its return. `atomic`: its
+    consumers are given whole epochs only.
     """
 
     start: Start = Start.LATEST
     when_gone: WhenGone = WhenGone.FAIL
     strategy: str = "even"
     session_expiry_s: float = 0.0
+    atomic: bool = False
 
     def __post_init__(self) -> None:
         if not self.strategy.strip() or not self.strategy.isprintable() or len(self.strategy) > 255:
@@ -50,7 +52,8 @@ class GroupOptions:
     def stored(cls, start: str, options: Mapping[str, Any]) -> GroupOptions:
         """From the columns of the table consumer_group; what they do not name has its default."""
         when_gone, strategy = options.get("when_gone", WhenGone.FAIL), options.get("strategy", "even")
-        return cls(Start.parse(start), WhenGone(when_gone), strategy, options.get("session_expiry_s", 0.0))
+        expiry_s, atomic = options.get("session_expiry_s", 0.0), options.get("atomic", False)
+        return cls(Start.parse(start), WhenGone(when_gone), strategy, expiry_s, atomic)
 
     def to_store(self) -> dict[str, Any]:
         """All but the start, which has a column of its own, as an object of JSON."""
@@ -58,6 +61,7 @@ class GroupOptions:
             "when_gone": self.when_gone.value,
             "strategy": self.strategy,
             "session_expiry_s": self.session_expiry_s,
+            "atomic": self.atomic,
         }
 
 

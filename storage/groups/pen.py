@@ -20,11 +20,13 @@ class Pen:
     lines: list[HistoryRecord] = field(default_factory=list)
 
     def note(self, before: Row, ruling: Ruling, term: int, *, moves: bool = False) -> None:
-        """Take over a ruling. `moves`: unless there is an event, it changed the position and nothing else."""
+        """Take over a ruling. `moves`: unless there is an event, it changed the position, and nothing else but what is
+        consumed in whole epochs."""
         if ruling.event:
             self.lines.append(record(ruling.row, ruling.event, term, self.now_us))
         if ruling.row != before:
-            written = self.moved if moves and not ruling.event else self.changed
+            moves = moves and not ruling.event and ruling.row.consumed is before.consumed
+            written = self.moved if moves else self.changed
             written.append((ruling.row, term))
 
     def write(self, connection: Connection) -> None:

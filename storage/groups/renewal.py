@@ -10,11 +10,13 @@ and no later ones: whatever ends a shadow opens a new generation, and that one m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+from protocol.epochs import GroupFrontier
 from protocol.words import Filter
 from storage.catalogue import filled
-from storage.groups import rows
+from storage.groups import frontiers, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Lending, LendingStatus, WhenGone
 from storage.groups.pen import Pen
@@ -23,15 +25,18 @@ from storage.groups.rules import lending, tidy
 from storage.groups.sql import NOW
 
 _FILTERS = """
-select group_id, filter from consumer_group where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
+select group_id, filter, coalesce((options ->> 'atomic')::boolean, false) from consumer_group
+ where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
 _ADD = f"""
-insert into lending as l (group_id, stream_id, status, position, updated_at)
-select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW}
+insert into lending as l (group_id, stream_id, status, position, updated_at, consumed)
+select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW},
+       case when (g.options ->> 'atomic')::boolean then jsonb_build_object('upto', 0, 'least', f.least) end
   from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
   join consumer_group g on g.group_id = u.group_id and g.deleted_at is null
   join generation n on n.filter = u.filter and n.generation_id > g.after_generation and n.generation_id <= %(newest)s
   join stream s on s.generation_id = n.generation_id
+  left join consumed_frontier f on f.group_id = u.group_id and f.space_id = s.space_id
  where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
     on conflict do nothing
 returning l.group_id, l.stream_id, l.status"""
@@ -53,11 +58,33 @@ select {ROW}, {FACTS}
  order by 1, 2"""
 
 
+Renewed: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]
+"""Rows to look at, and how far an atomic group has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewing:
+    group_id: int
+    filter: str
+    atomic: bool
+
+
 def renew_streams(
     connection: Connection, terms: Mapping[int, int], when_gone: Mapping[int, WhenGone], pen: Pen
-) -> dict[int, tuple[Lending, ...]]:
+) -> dict[int, Renewed]:
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
-    touched = _add_streams(connection, list(terms), pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
+    groups = [_Renewing(*found) for found in connection.execute(_FILTERS, {"groups": list(terms)}).fetchall()]
+    atomic = [group.group_id for group in groups if group.atomic]
+    spaces = frontiers.completed(connection) if atomic else {}
+    touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
+    epochs = frontiers.move_on(connection, atomic, spaces, pen.now_us) if atomic else {}
+    lendings = _report(connection, terms, touched, pen.now_us)
+    return {group_id: (lendings.get(group_id, ()), epochs.get(group_id, ())) for group_id in terms}
+
+
+def _report(
+    connection: Connection, terms: Mapping[int, int], touched: set[Key], now_us: int
+) -> dict[int, tuple[Lending, ...]]:
     parameters = {
         "groups": list(terms),
         "touched_groups": [group for group, _ in touched],
@@ -65,15 +92,14 @@ def renew_streams(
     }
     report: dict[int, list[Lending]] = {}
     for row, stream in rows.read_both(connection.execute(_REPORT, parameters)):
-        report.setdefault(row.group_id, []).append(lending(row, stream, pen.now_us))
+        report.setdefault(row.group_id, []).append(lending(row, stream, now_us))
     return {group_id: tuple(lendings) for group_id, lendings in report.items()}
 
 
-def _add_streams(connection: Connection, group_ids: list[int], now_us: int) -> set[Key]:
+def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -> set[Key]:
     """Insert the rows that are missing; the keys of those with something to read."""
-    groups = connection.execute(_FILTERS, {"groups": group_ids}).fetchall()
     generations = filled(connection)
-    pairs = [(group_id, *pair) for group_id, text in groups for pair in generations.wanted(Filter(text)).items()]
+    pairs = [(one.group_id, *pair) for one in groups for pair in generations.wanted(Filter(one.filter)).items()]
     parameters: dict[str, Any] = {
         "groups": [group for group, _, _ in pairs],
         "filters": [filter.text for _, filter, _ in pairs],
@@ -82,6 +108,8 @@ def _add_streams(connection: Connection, group_ids: list[int], now_us: int) -> s
         "now_us": now_us,
     }
     added = connection.execute(_ADD, parameters).fetchall()
+    if added and (atomic := [one.group_id for one in groups if one.atomic]):
+        frontiers.add_spaces(connection, atomic, now_us)
     return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
 
 

@@ -7,11 +7,13 @@ were beyond the head.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
 
+from protocol.epochs import ConsumedFrontier
 from storage.groups.channel import Connection
 from storage.groups.model import HistoryRecord, LendingStatus
 from storage.groups.rules import Row, StreamFacts
@@ -22,7 +24,8 @@ Key = tuple[int, int]
 
 ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
-    " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_messages"
+    " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_messages,"
+    " l.consumed"
 )
 RECORD = (
     f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
@@ -63,15 +66,15 @@ update lending l
    set position = u.position, term = u.term, status = u.status, grant_id = u.grant_id, borrower_id = u.borrower_id,
        agent = u.agent, session = u.session, losses = u.losses, lost_position = u.lost_position,
        session_epoch = u.session_epoch, held_until = timestamptz 'epoch' + u.held_until * interval '1 microsecond',
-       lost_messages = u.lost_messages,
+       lost_messages = u.lost_messages, consumed = u.consumed,
        granted_at = case when u.status = 'held' and u.grant_id <> l.grant_id then {NOW} else l.granted_at end,
        updated_at = {NOW}
   from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[],
               %(statuses)s::text[], %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[],
               %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[], %(epochs)b::bigint[],
-              %(held_until)b::bigint[], %(lost_messages)b::bigint[])
+              %(held_until)b::bigint[], %(lost_messages)b::bigint[], %(consumed)s::jsonb[])
        as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position,
-             session_epoch, held_until, lost_messages)
+             session_epoch, held_until, lost_messages, consumed)
  where l.group_id = u.group_id and l.stream_id = u.stream_id"""
 
 _RECORD = f"""
@@ -156,6 +159,7 @@ def change(connection: Connection, changed: Sequence[tuple[Row, int]], now_us: i
         "epochs": [row.session_epoch for row in rows],
         "held_until": [row.held_until_us for row in rows],
         "lost_messages": [row.lost_messages for row in rows],
+        "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
     }
     connection.execute(_CHANGE, parameters)
 
@@ -202,7 +206,8 @@ def _both(record: Sequence[Any]) -> tuple[Row, StreamFacts]:
 
 
 def _row(record: Sequence[Any]) -> Row:
-    return Row(record[0], record[1], LendingStatus(record[2]), *record[3:])
+    consumed = None if record[-1] is None else ConsumedFrontier.of_json(record[-1])
+    return Row(record[0], record[1], LendingStatus(record[2]), *(*record[3:-1], consumed))
 
 
 def _stream(record: Sequence[Any]) -> StreamFacts:

@@ -12,6 +12,7 @@ The rules, in one place:
 - a position past the stream's head blocks the row: nobody guesses;
 - so does one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted;
 - a closed stream consumed to its head is finished, and never granted again;
+- in a group that is atomic what is consumed in whole epochs moves on together with the position;
 - a deleted group has no rows, and history says of each that was held that its grant is over.
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from protocol.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier
 from storage.groups.model import (
     LOSSES_BEFORE_BLOCKED,
     TAKEOVER,
@@ -34,6 +36,7 @@ from storage.groups.model import (
     Reclaim,
     Release,
     Seize,
+    Start,
     Verdict,
     WhenGone,
 )
@@ -47,7 +50,8 @@ MICROSECONDS = 1_000_000
 class Row:
     """A lending row as the table has it. `losses` counts forced ends at `lost_position`.
 
-    `held_until_us` is there only for a free row that is, or was, kept for `session`.
+    `held_until_us` is there only for a free row that is, or was, kept for `session`, `consumed` only where the group is
+    atomic.
     """
 
     group_id: int
@@ -63,6 +67,7 @@ class Row:
     session_epoch: int | None = None
     held_until_us: int | None = None
     lost_messages: int = 0
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,38 @@ def lending(row: Row, stream: StreamFacts, now_us: int) -> Lending:
         parents=stream.parents,
         session_epoch=row.session_epoch,
         kept_s=0.0 if row.held_until_us is None else (row.held_until_us - now_us) / MICROSECONDS,
+        consumed=row.consumed,
     )
+
+
+def consumed_by_group(
+    before: LowerFrontier | None, lower: LowerFrontier | None, held_back: Iterable[LowerFrontier | None]
+) -> LowerFrontier | None:
+    """How far a group has come in a space, where it was at `before`. It never goes back.
+
+    `lower` is what was completed. `held_back` says, of each unfinished row of the space whose position is not the head,
+    what is consumed of its stream, read after `lower`: a stream that is read to its head holds nothing back.
+    """
+    frontiers = set(held_back)
+    if lower is None or None in frontiers:
+        return before
+    reached = (lower if before is None else before.later(lower)).meet(*(each for each in frontiers if each is not None))
+    return reached if before is None else before.later(reached)
+
+
+def first_epochs(start: Start, lower: LowerFrontier | None, begun: UpperFrontier) -> LowerFrontier | None:
+    """Which epochs of a space a group is given that begins there: those of which nothing was `begun` before its start
+    positions, or is gone. None: all.
+
+    Who starts at the end also has nothing of what is completed (`lower`).
+    """
+    if lower is None:
+        return None
+    if start.policy == "latest":
+        return lower.beyond(begun)
+    if not begun.greatest:
+        return None
+    return LowerFrontier(((SMALLEST,) * len(begun.greatest[0]),)).beyond(begun)
 
 
 def record(row: Row, event: Event, term: int, now_us: int) -> HistoryRecord:
@@ -227,10 +263,10 @@ def _grant(entry: Grant, row: Row, stream: StreamFacts, held_back: bool, now_us:
 def _reclaim(entry: Reclaim, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
     if row.agent != entry.agent:
         return Ruling(Verdict.REFUSED, row)
-    if entry.position > stream.head:
-        return _block(row, _beyond(entry.position, stream), now_us, _twice(row, stream))
+    if _reach(entry) > stream.head:
+        return _block(row, _beyond(_reach(entry), stream), now_us, _twice(row, stream))
     after = replace(
-        row,
+        _consuming(row, entry.consumed),
         borrower_id=entry.borrower_id,
         position=max(row.position, entry.position),
         session_epoch=row.session_epoch if entry.session_epoch is None else entry.session_epoch,
@@ -241,18 +277,20 @@ def _reclaim(entry: Reclaim, row: Row, stream: StreamFacts, now_us: int) -> Ruli
 
 
 def _advance(entry: Advance, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
-    if entry.position > stream.head:
-        return _block(row, _beyond(entry.position, stream), now_us, _twice(row, stream))
+    if _reach(entry) > stream.head:
+        return _block(row, _beyond(_reach(entry), stream), now_us, _twice(row, stream))
     position = max(row.position, entry.position)
+    row = _consuming(row, entry.consumed)
     if _consumed(position, stream):
         return _finish(row, position, "consumed to its head", now_us)
     return Ruling(Verdict.APPLIED, row if position == row.position else _moved(row, position))
 
 
 def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
-    if entry.position > stream.head:
-        return _block(row, _beyond(entry.position, stream), now_us, _twice(row, stream))
+    if _reach(entry) > stream.head:
+        return _block(row, _beyond(_reach(entry), stream), now_us, _twice(row, stream))
     position = max(row.position, entry.position)
+    row = _consuming(row, entry.consumed)
     if _consumed(position, stream):
         return _finish(row, position, entry.reason, now_us)
     after = _freed(row, position, now_us, entry.keep_s)
@@ -324,7 +362,20 @@ def _moved(row: Row, position: int) -> Row:
         row.session_epoch,
         row.held_until_us,
         row.lost_messages,
+        row.consumed,
     )
+
+
+def _consuming(row: Row, consumed: ConsumedFrontier | None) -> Row:
+    """The row with what is consumed in whole epochs. A group that is not atomic has no such thing, whatever is said."""
+    if row.consumed is None or consumed is None:
+        return row
+    return replace(row, consumed=row.consumed.later(consumed))
+
+
+def _reach(entry: Reclaim | Advance | Release) -> int:
+    """The furthest offset that it speaks of."""
+    return entry.position if entry.consumed is None else max(entry.position, entry.consumed.upto)
 
 
 def _freed(row: Row, position: int, now_us: int, keep_s: float) -> Row:

@@ -45,6 +45,13 @@ def create(
             help="Keep the streams of a named consumer that has left for its return, so long: 90s, 15m, or 0.",
         ),
     ] = "0",
+    atomic: Annotated[
+        bool,
+        typer.Option(
+            "--atomic",
+            help="Its consumers are given whole epochs only: none is seen in part, and each is announced once.",
+        ),
+    ] = False,
 ) -> None:
     """Create a group before it has consumers.
 
@@ -65,7 +72,7 @@ def create(
     from storage.notify.teller import tell_now
 
     wanted = Subscription.parse(subscription)
-    options = GroupOptions(Start.parse(start), when_gone, strategy, _seconds(session_expiry))
+    options = GroupOptions(Start.parse(start), when_gone, strategy, _seconds(session_expiry), atomic)
     find_strategy(strategy)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         existed = births.find_live(connection, wanted) is not None

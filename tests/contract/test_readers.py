@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from borrower.handler import Lent
+from borrower.lent import Lent
 from borrower.node_reader import NodeReader
 from borrower.reader import Reader
 from borrower.ways import PageReader

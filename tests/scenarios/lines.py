@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from borrower.machine.agent import Closed, Told
-from borrower.machine.events import Install, Remove, Saved, Stop
+from borrower.machine.events import Announced, Install, Remove, Saved, Stop
 from protocol.messages import (
     Disconnect,
     Grant,
@@ -109,6 +109,8 @@ class Lines:
                 text = f"remove {self.grant(stream_id, grant_id)} {reason}"
             case Saved(stream_id, grant_id, position):
                 text = f"saved {self.grant(stream_id, grant_id)} at {position}"
+            case Announced(epochs):
+                text = f"announced {epochs}"
             case _:
                 assert_never(told.tell)
         return f"subscription {told.handle}: {text}"

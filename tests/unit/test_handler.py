@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from borrower.batch import Batch
-from borrower.handler import Handler, Lent
+from borrower.handler import Handler
+from borrower.lent import Lent
 from borrower.machine.events import Install, Progressed, Remove, Stop
 from protocol.messages import Grant, RevokedReason
 

@@ -11,7 +11,7 @@ import pytest
 
 from borrower import node_reader as module
 from borrower.feed_calls import Again
-from borrower.handler import Lent
+from borrower.lent import Lent
 from borrower.node_reader import NodeReader
 from protocol import sublet_pb2 as pb
 from protocol.errors import BeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from borrower import reader as module
-from borrower.handler import Handler, Lent
+from borrower.handler import Handler
+from borrower.lent import Lent
 from borrower.machine.events import Install, Progressed, Remove
 from borrower.reader import Reader
 from protocol.errors import DatabaseUnreachable, Gone

@@ -12,8 +12,8 @@ import pytest
 
 from borrower import session as module
 from borrower import ways
-from borrower.handler import Lent
 from borrower.inbox import Inbox
+from borrower.lent import Lent
 from borrower.machine.agent import Closed
 from borrower.machine.events import Install, Progressed, Stop
 from borrower.session import Session

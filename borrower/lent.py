@@ -1,0 +1,82 @@
+"""A stream that was lent: how far it is read, how far acknowledged. Plain bookkeeping, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from borrower.machine.events import Progressed
+from protocol.words import Filter
+
+
+@dataclass(slots=True, eq=False)
+class Lent:
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
+
+    `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
+    what was taken last. `given_up`: nobody will acknowledge what is outstanding any more.
+    `reading`: what follows is being read, and may be taken. `unreadable`: what comes next cannot be had, its messages
+    are gone. `size`: bytes given out so far.
+    `most_bytes`: no more than this is worth reading at once.
+    """
+
+    stream_id: int
+    grant_id: int
+    generation_id: int
+    filter: Filter
+    read: int
+    head: int | None = None
+    outstanding: dict[int, int] = field(default_factory=dict)
+    given_up: bool = False
+    reading: bool = False
+    stopping: bool = False
+    over: bool = False
+    lost: bool = False
+    unreadable: bool = False
+    size: int = 0
+    ticket: int = 0
+    most_bytes: int | None = None
+
+    @property
+    def acknowledged(self) -> int:
+        """Everything before this offset is done. From any thread: the first of one copy is what counts."""
+        read, outstanding = self.read, self.outstanding.copy()
+        return outstanding[min(outstanding)] if outstanding else read
+
+    @property
+    def may_have_more(self) -> bool:
+        """Worth reading now."""
+        return not (self.stopping or self.over or self.unreadable) and (self.head is None or self.head > self.read)
+
+    def take(self, start: int, end: int, head: int) -> bool:
+        """Move on behind what lies at [start, end) of a stream that ends at `head`.
+
+        Only the direct successor of what was taken last is accepted. A repeat, and what lies further on, is to be
+        discarded: False, and nothing has changed. What was taken is outstanding before anything else: whatever breaks
+        off the session's thread here, nothing is lost.
+        """
+        if self.over or start != self.read or not start <= end <= head:
+            return False
+        if end > start:
+            self.outstanding[start] = self.ticket = start
+        self.read, self.head, self.reading = end, head, False
+        return True
+
+    def done(self, ticket: int) -> bool:
+        """The batch is done. False: it was before."""
+        return self.outstanding.pop(ticket, None) is not None
+
+    def done_upto(self, ticket: int, position: int) -> None:
+        """The batch, which is outstanding, is done up to there."""
+        self.outstanding[ticket] = max(self.outstanding[ticket], position)
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing will be acknowledged any more."""
+        return self.given_up or not (self.outstanding or self.reading)
+
+    def progress(self) -> Progressed:
+        """What to report; final once it was told to stop and nothing is outstanding but what was given up."""
+        final, position = self.stopping and self.is_settled, self.acknowledged
+        lag = None if self.head is None else max(self.head - position, 0)
+        until = self.read if final and self.outstanding else 0
+        return Progressed(self.stream_id, self.grant_id, position, final, self.size, lag, until)

@@ -1,0 +1,132 @@
+"""How far groups that are atomic have consumed the epochs of their spaces: the first frontiers, and how they move on.
+
+What is completed in a space is read before the rows and heads that it is compared with. So whatever was published in a
+completed epoch has a stream with a row by then, and lies below that stream's head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.epochs import GroupFrontier, LowerFrontier, UpperFrontier, lower_of_json
+from storage.groups.channel import Connection
+from storage.groups.model import Start
+from storage.groups.rules import consumed_by_group, first_epochs
+from storage.groups.sql import NOW
+
+_SPACES = "select space_id, name, lower_frontier from space"
+
+# What had begun before the start positions; of streams without a row, which are consumed or gone, all that had.
+_BEGUN = """
+select s.space_id, space.lower_frontier, before.greatest
+  from stream s join space using (space_id) left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
+  cross join lateral (
+    select case when l.stream_id is null or l.position >= s.head then s.upper_frontier else (
+      select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epochs -> 'greatest') as greatest(epoch)
+       where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
+    ) end as greatest) as before
+ where s.space_id in (select k.space_id from lending r join stream k using (stream_id) where r.group_id = %(group)s)"""
+
+_BEGIN = f"""
+with first as (
+  insert into consumed_frontier (group_id, space_id, least, updated_at)
+  select %(group)s, u.space_id, u.least, {NOW}
+    from unnest(%(spaces)s::bigint[], %(least)s::jsonb[]) as u (space_id, least) returning space_id, least
+)
+update lending l set consumed = jsonb_build_object('upto', l.position, 'least', first.least)
+  from stream s, first where s.stream_id = l.stream_id and s.space_id = first.space_id and l.group_id = %(group)s"""
+
+_ADD = f"""
+insert into consumed_frontier (group_id, space_id, least, updated_at)
+select distinct l.group_id, s.space_id, 'null'::jsonb, {NOW}
+  from lending l join stream s using (stream_id) where l.group_id = any(%(groups)s::bigint[]) and l.consumed is not null
+    on conflict do nothing"""
+
+_KNOWN = "select group_id, space_id, least from consumed_frontier where group_id = any(%(groups)s::bigint[])"
+
+_HELD_BACK = """
+select distinct l.group_id, s.space_id, l.consumed -> 'least' from lending l join stream s using (stream_id)
+ where l.group_id = any(%(groups)s::bigint[]) and l.status <> 'finished' and l.position <> s.head
+   and l.consumed is not null"""
+
+_MOVE = f"""
+update consumed_frontier f set least = u.least, updated_at = {NOW}
+  from unnest(%(groups)s::bigint[], %(spaces)s::bigint[], %(least)s::jsonb[]) as u (group_id, space_id, least)
+ where f.group_id = u.group_id and f.space_id = u.space_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A space, and what was completed in it when that was read."""
+
+    name: str
+    lower: LowerFrontier | None
+
+
+def completed(connection: Connection) -> dict[int, Completed]:
+    """Of every space, {space_id: what is completed}."""
+    return {
+        space_id: Completed(name, lower_of_json(lower))
+        for space_id, name, lower in connection.execute(_SPACES).fetchall()
+    }
+
+
+def begin(connection: Connection, group_id: int, start: Start, now_us: int | None) -> None:
+    """Say of a group that was created just now which epochs it is given, in its rows and as its first frontiers."""
+    lowers: dict[int, LowerFrontier | None] = {}
+    begun: dict[int, list[tuple[int, ...]]] = {}
+    for space_id, lower, greatest in connection.execute(_BEGUN, {"group": group_id}).fetchall():
+        lowers[space_id] = lower_of_json(lower)
+        begun.setdefault(space_id, []).extend(map(tuple, greatest or ()))
+    first = {
+        space_id: first_epochs(start, lower, UpperFrontier.of(begun[space_id])) for space_id, lower in lowers.items()
+    }
+    parameters = {"group": group_id, "spaces": list(first), "least": _least(first.values()), "now_us": now_us}
+    connection.execute(_BEGIN, parameters)
+
+
+def add_spaces(connection: Connection, group_ids: Iterable[int], now_us: int) -> None:
+    """Begin frontiers for the spaces that streams of theirs came from which have none."""
+    connection.execute(_ADD, {"groups": list(group_ids), "now_us": now_us})
+
+
+def move_on(
+    connection: Connection, group_ids: Iterable[int], spaces: Mapping[int, Completed], now_us: int
+) -> dict[int, tuple[GroupFrontier, ...]]:
+    """Write how far these groups, which are atomic and whose leadership is locked, have come; all their frontiers."""
+    groups = {"groups": list(group_ids)}
+    known = connection.execute(_KNOWN, groups).fetchall()
+    held_back: dict[tuple[int, int], list[LowerFrontier | None]] = {}
+    for group_id, space_id, least in connection.execute(_HELD_BACK, groups).fetchall():
+        held_back.setdefault((group_id, space_id), []).append(lower_of_json(least))
+    moved: dict[tuple[int, int], LowerFrontier | None] = {}
+    found: dict[int, list[GroupFrontier]] = {}
+    for group_id, space_id, least in known:
+        before, space = lower_of_json(least), spaces.get(space_id)
+        if space is None or space.lower is None:
+            continue
+        now = consumed_by_group(before, space.lower, held_back.get((group_id, space_id), ()))
+        if now != before:
+            moved[group_id, space_id] = now
+        if now is not None:
+            found.setdefault(group_id, []).append(GroupFrontier(space.name, now, space.lower))
+    _write(connection, moved, now_us)
+    return {group_id: tuple(sorted(each, key=lambda one: one.space)) for group_id, each in found.items()}
+
+
+def _write(connection: Connection, moved: Mapping[tuple[int, int], LowerFrontier | None], now_us: int) -> None:
+    if moved:
+        parameters: dict[str, Any] = {
+            "groups": [group_id for group_id, _ in moved],
+            "spaces": [space_id for _, space_id in moved],
+            "least": _least(moved.values()),
+            "now_us": now_us,
+        }
+        connection.execute(_MOVE, parameters)
+
+
+def _least(frontiers: Iterable[LowerFrontier | None]) -> list[str]:
+    return [json.dumps(None if each is None else each.least) for each in frontiers]

@@ -1,0 +1,302 @@
+"""Reading a stream in whole epochs: which of its messages may be given out, once it is known what is completed.
+
+An epoch's messages lie wherever they were published, among those of others, and may be given out once the epoch is
+completed. Each block names the lower frontier that its writer saw: whatever that says is completed lies before the
+block. At the head the space's own frontier says it, read in the same statement. So a reader goes through the *marks* of
+the blocks, not through their messages, and what it reads then, in a *step*, are the blocks with messages of epochs that
+are completed by the end of the step and were not at its beginning. A block with messages of later epochs stays behind,
+and is read once more for these: nothing is kept in memory but marks.
+
+The first offset whose block stays behind is the position, and what is consumed beyond it a `ConsumedFrontier`; both
+move on together, step by step.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg.types.numeric import Int8
+
+from protocol.epochs import ConsumedFrontier, LowerFrontier, lower_of_json
+from storage import log
+from storage.block import Epochs
+
+PAGE_MARKS: Final = 2048
+
+_MARKS = """
+select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
+       b.end_offset, b.count, b.size, b.lower_frontier::text, b.epochs::text
+  from stream s join generation g using (generation_id) join space on space.space_id = s.space_id
+  left join lateral (
+    select end_offset, count, octet_length(payload) as size, lower_frontier, epochs from block
+     where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
+     order by end_offset limit %(blocks)s) b on true
+ where s.stream_id = %(stream)s
+ order by b.end_offset"""
+
+_LOWERS = """
+select s.stream_id, s.head, s.state = 'closed', space.lower_frontier::text from stream s join space using (space_id)
+ where s.stream_id = any(%s::bigint[])"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A block of [first, end): `size` in bytes, what its writer saw completed, and the epochs in it."""
+
+    first: int
+    end: int
+    size: int
+    lower: LowerFrontier | None
+    epochs: Epochs | None
+
+    def is_like(self, behind: Mark) -> bool:
+        """Whether one that follows at once says the same."""
+        return (self.end, self.lower, self.epochs) == (behind.first, behind.lower, behind.epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Blocks that follow on one another, and the stream at that instant. `lower` is what was completed in its space."""
+
+    blocks: tuple[Mark, ...]
+    head: int
+    closed: bool
+    lower: LowerFrontier | None
+
+
+def marks(conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int) -> Marks:
+    """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `log.since` raises."""
+    rows = conn.execute(
+        _MARKS,
+        {
+            "generation": Int8(generation_id),
+            "stream": Int8(stream_id),
+            "offset": Int8(offset),
+            "blocks": Int8(PAGE_MARKS),
+        },
+        prepare=True,
+    ).fetchall()
+    if not rows:
+        raise log.no_stream(stream_id)
+    head, closed, gone, lower = rows[0][:4]
+    found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
+    log.check_covered(stream_id, offset, head, gone, found[0].first if found else None)
+    return Marks(tuple(_consecutive(found)), head, closed, _lower(lower))
+
+
+def lowers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Marks]:
+    """Where these streams end and what is completed in their spaces, without the marks of their blocks."""
+    rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
+    return {stream_id: Marks((), head, closed, _lower(lower)) for stream_id, head, closed, lower in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blocks of [start, end) that follow on one another, to be read in one go. `clean`: all in them is wanted."""
+
+    start: int
+    end: int
+    size: int
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be given out next, and the position and frontier after that.
+
+    `before` is the frontier until then: wanted is what that wants, and `consumed` does not any more.
+    """
+
+    runs: tuple[Run, ...]
+    before: ConsumedFrontier
+    position: int
+    consumed: ConsumedFrontier
+
+    def sift(self, run: Run, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The messages of a batch that are in the run and wanted."""
+        offsets = batch.column("offset")
+        if len(offsets) and offsets[-1].as_py() >= run.end:
+            batch = batch.slice(0, pc.sum(pc.less(offsets, run.end)).as_py())
+        return batch if run.clean else batch.filter(self._wanted(batch))
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.Array:
+        column = batch.column("epoch")
+        has_epoch = column.is_valid()
+        unseen = pc.and_(pc.invert(has_epoch), pc.greater_equal(batch.column("offset"), self.before.upto))
+        epochs = column.drop_null()
+        if not len(epochs):
+            return unseen
+        completed = pc.invert(_may_come(epochs, self.consumed.lower))
+        return pc.replace_with_mask(unseen, has_epoch, pc.and_(_may_come(epochs, self.before.lower), completed))
+
+
+class WholeEpochs:
+    """How far one stream is read. Not thread-safe.
+
+    `position` and `consumed` are those after the last step that was taken; `scanned` is the offset up to which marks
+    are known.
+    """
+
+    def __init__(self, position: int, consumed: ConsumedFrontier) -> None:
+        self.position, self.consumed = position, consumed
+        self.scanned = position
+        self.lower: LowerFrontier | None = None
+        self._waiting: list[Mark] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """There are messages whose epochs are not completed, or that no step was made of yet."""
+        return self.position < self.scanned
+
+    def note(self, marks: Marks) -> None:
+        """Marks behind those that are known. What was completed counts only if they reach the head."""
+        for mark in marks.blocks:
+            if mark.first <= self.scanned < mark.end:
+                self._append(mark)
+                self.scanned = mark.end
+        if self.scanned == marks.head:
+            self.lower = marks.lower
+
+    def next_step(self, limit_bytes: int) -> Step | None:
+        """The furthest step of about so many bytes, at least the smallest there is; None if there is none yet."""
+        draft, best = _Draft(self.consumed), None
+        for blocks, upto, lower in self._cuts():
+            draft.go_on(blocks, max(upto, self.consumed.upto), lower)
+            if best is not None and draft.size > limit_bytes:
+                break
+            if draft.has_effect:
+                best = tuple(draft.wanted), draft.reached
+        return None if best is None else self._step(*best)
+
+    def take(self, step: Step) -> None:
+        """The step is made: what comes next begins behind it."""
+        self._waiting = [mark for mark in self._waiting if _stays(mark, step.consumed)]
+        self.position, self.consumed = step.position, step.consumed
+
+    def _append(self, mark: Mark) -> None:
+        """Of blocks that cannot be told apart one mark is enough, however long an epoch is."""
+        last = self._waiting[-1] if self._waiting else None
+        if last is not None and mark.epochs is not None and last.first >= self.consumed.upto and last.is_like(mark):
+            self._waiting[-1] = replace(last, end=mark.end, size=last.size + mark.size)
+        else:
+            self._waiting.append(mark)
+
+    def _cuts(self) -> Iterator[tuple[tuple[Mark, ...], int, LowerFrontier | None]]:
+        """Where a step may end: (the blocks since the place before, its offset, what is completed before it)."""
+        for mark, behind in pairwise(self._waiting):
+            yield (mark,), behind.first, behind.lower
+        yield tuple(self._waiting[-1:]), self.scanned, self.lower
+
+    def _step(self, wanted: tuple[Mark, ...], reached: ConsumedFrontier) -> Step:
+        left = (mark.first for mark in self._waiting if _stays(mark, reached))
+        position = max(self.position, next(left, reached.upto))
+        runs = self._runs(sorted(wanted, key=lambda mark: mark.first), reached)
+        return Step(tuple(runs), self.consumed, position, reached)
+
+    def _runs(self, wanted: Iterable[Mark], reached: ConsumedFrontier) -> Iterator[Run]:
+        run: Run | None = None
+        for mark in wanted:
+            clean = _is_clean(mark, self.consumed, reached)
+            if run is not None and (run.end, run.clean) == (mark.first, clean):
+                run = replace(run, end=mark.end, size=run.size + mark.size)
+                continue
+            if run is not None:
+                yield run
+            run = Run(max(mark.first, self.position), mark.end, mark.size, clean)
+        if run is not None:
+            yield run
+
+
+class _Draft:
+    """A step in the making, from one place where it may end to the next."""
+
+    def __init__(self, begun: ConsumedFrontier) -> None:
+        self._begun = self.reached = begun
+        self._unwanted: list[Mark] = []
+        self.wanted: list[Mark] = []
+        self.size = 0
+
+    @property
+    def has_effect(self) -> bool:
+        return bool(self.wanted) or self.reached.lower != self._begun.lower
+
+    def go_on(self, blocks: tuple[Mark, ...], upto: int, lower: LowerFrontier | None) -> None:
+        before, self.reached = self.reached, self.reached.moved(upto, lower)
+        looked = blocks if before.lower == self.reached.lower else (*self._unwanted, *blocks)
+        passed = () if looked is not blocks else self._unwanted
+        self._unwanted = list(passed)
+        for mark in looked:
+            if _touches(mark, self._begun, self.reached):
+                self.wanted.append(mark)
+                self.size += mark.size
+            else:
+                self._unwanted.append(mark)
+
+
+def _touches(mark: Mark, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+    """Whether a step from there to there has to read the block."""
+    epochs, is_new = mark.epochs, mark.end > begun.upto
+    if epochs is None:
+        return is_new
+    if epochs.mixed and is_new:
+        return True
+    if begun.lower == reached.lower:
+        return False
+    return any(map(begun.wants, epochs.greatest)) and not all(map(reached.wants, epochs.least))
+
+
+def _stays(mark: Mark, reached: ConsumedFrontier) -> bool:
+    """Whether something in the block is left to be read after a step up to there."""
+    if mark.end > reached.upto:
+        return True
+    return mark.epochs is not None and any(map(reached.wants, mark.epochs.greatest))
+
+
+def _is_clean(mark: Mark, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+    if mark.first < begun.upto:
+        return False
+    epochs = mark.epochs
+    return epochs is None or (all(map(begun.wants, epochs.least)) and not any(map(reached.wants, epochs.greatest)))
+
+
+def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
+    """Of each epoch (none is null), whether it is at or after one of the frontier's."""
+    if lower is None:
+        return pa.repeat(pa.scalar(True), len(epochs))
+    found = pa.repeat(pa.scalar(False), len(epochs))
+    for least in lower.least:
+        after = [pc.greater_equal(pc.list_element(epochs, place), number) for place, number in enumerate(least)]
+        found = pc.or_(found, functools.reduce(pc.and_, after))
+    return found
+
+
+def _consecutive(found: list[Mark]) -> list[Mark]:
+    """Those that follow directly on one another: what lies behind a hole is left to the next look, which names it."""
+    for index, (before, behind) in enumerate(pairwise(found), start=1):
+        if behind.first != before.end:
+            return found[:index]
+    return found
+
+
+def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> Mark:
+    return Mark(end - count, end, size or 0, _lower(lower), None if epochs is None else _epochs(epochs))
+
+
+@functools.lru_cache(maxsize=1024)
+def _lower(stored: str | None) -> LowerFrontier | None:
+    return None if stored is None else lower_of_json(json.loads(stored))
+
+
+@functools.lru_cache(maxsize=1024)
+def _epochs(stored: str) -> Epochs:
+    found = json.loads(stored)
+    least, greatest = (tuple(tuple(epoch) for epoch in found[end]) for end in ("least", "greatest"))
+    return Epochs(least, greatest, found["mixed"])

@@ -1,0 +1,168 @@
+"""Reading a stream in whole epochs, over any history of it, joined anywhere, and begun anew between any two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.epochs import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
+from storage.block import Epochs, deliver
+from storage.layout import BLOCK_SCHEMA
+from storage.whole_epochs import Mark, Marks, WholeEpochs
+
+MOST = 5
+
+
+def epochs(numbers: int) -> st.SearchStrategy[Epoch]:
+    return st.tuples(*[st.integers(0, MOST)] * numbers)
+
+
+@dataclass
+class Log:
+    """One stream of one space, as the database would have it."""
+
+    numbers: int
+    lower: LowerFrontier
+    messages: list[Epoch | None] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+    def append(self, block: list[Epoch | None]) -> None:
+        allowed = [epoch for epoch in block if epoch is None or self.lower.may_come(epoch)]
+        if allowed:
+            first, some = len(self.messages), {epoch for epoch in allowed if epoch is not None}
+            least, greatest = LowerFrontier.of(some).least, UpperFrontier.of(some).greatest
+            found = Epochs(least, greatest, None in allowed) if some else None
+            self.messages += allowed
+            self.marks.append(Mark(first, len(self.messages), len(allowed), self.lower, found))
+
+    def advance(self, by: list[Epoch]) -> None:
+        self.lower = self.lower.later(LowerFrontier.of(by))
+
+    def complete(self) -> None:
+        self.advance([(MOST + 1,) * self.numbers])
+
+    def look(self, scanned: int, most: int) -> Marks:
+        behind = tuple(mark for mark in self.marks if mark.end > scanned)[:most]
+        return Marks(behind, len(self.messages), False, self.lower)
+
+    def rows(self, start: int, end: int) -> pa.RecordBatch:
+        """As they would be read."""
+        found = self.messages[start:end]
+        columns = {
+            "topic": ["t"] * len(found),
+            "key": [None] * len(found),
+            "value": [b"v"] * len(found),
+            "headers": [None] * len(found),
+            "timestamp": [datetime(2026, 1, 1, tzinfo=UTC)] * len(found),
+            "epoch": [None if epoch is None else list(epoch) for epoch in found],
+        }
+        return deliver(pa.RecordBatch.from_pydict(columns, schema=BLOCK_SCHEMA), 1, start)
+
+    def begun(self, before: int) -> UpperFrontier:
+        """What had begun before an offset, by whole blocks."""
+        greatest = [g for mark in self.marks if mark.first < before and mark.epochs for g in mark.epochs.greatest]
+        return UpperFrontier.of(greatest)
+
+
+def is_completed(log: Log, epoch: Epoch | None) -> bool:
+    return epoch is None or not log.lower.may_come(epoch)
+
+
+class Consumer:
+    """Reads, a step at a time, and may begin anew between two steps."""
+
+    def __init__(self, log: Log, position: int, consumed: ConsumedFrontier) -> None:
+        self.log, self.plan = log, WholeEpochs(position, consumed)
+        self.first, self.begun = position, consumed
+        self.given: list[int] = []
+
+    def go_on(self, pages: int, limit: int) -> bool:
+        self.plan.note(self.log.look(self.plan.scanned, pages))
+        step = self.plan.next_step(limit)
+        if step is None:
+            return False
+        offsets = [offset for run in step.runs for offset in self._read(step, run)]
+        assert all(is_completed(self.log, self.log.messages[offset]) for offset in offsets), "an epoch in part"
+        self.given += offsets
+        self.plan.take(step)
+        assert (self.plan.position, self.plan.consumed) == (step.position, step.consumed)
+        assert self.plan.position <= self.plan.scanned
+        return True
+
+    def _read(self, step: object, run: object) -> list[int]:
+        batch = self.log.rows(run.start, min(run.end + 2, len(self.log.messages)))  # type: ignore[attr-defined]
+        return step.sift(run, batch).column("offset").to_pylist()  # type: ignore[attr-defined,no-any-return]
+
+    def begin_anew(self) -> None:
+        self.plan = WholeEpochs(self.plan.position, self.plan.consumed)
+
+    def wanted(self) -> list[int]:
+        """What it is to be given once all is completed."""
+        return [
+            offset
+            for offset, epoch in enumerate(self.log.messages)
+            if offset >= self.first and (epoch is None or self.begun.wants(epoch))
+        ]
+
+
+@pytest.mark.conforms("S8", "S3")
+@pytest.mark.parametrize("numbers", [1, 2])
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_every_epoch_is_given_out_whole_and_once(numbers: int, data: st.DataObject) -> None:
+    log = Log(numbers, LowerFrontier.of([(0,) * numbers]))
+    consumer: Consumer | None = None
+    for _ in range(data.draw(st.integers(1, 14), label="events")):
+        match data.draw(st.sampled_from(["append", "append", "advance", "read", "anew", "join"])):
+            case "append":
+                log.append(data.draw(st.lists(st.none() | epochs(numbers), min_size=1, max_size=4), label="block"))
+            case "advance":
+                log.advance(data.draw(st.lists(epochs(numbers), min_size=1, max_size=2), label="advance"))
+            case "join" if consumer is None:
+                position = data.draw(st.integers(0, len(log.messages)), label="position")
+                lower = log.lower.beyond(log.begun(position))
+                consumer = Consumer(log, position, ConsumedFrontier(position, lower))
+            case "read" if consumer is not None:
+                consumer.go_on(data.draw(st.integers(1, 3)), data.draw(st.integers(0, 6)))
+            case "anew" if consumer is not None:
+                consumer.begin_anew()
+            case _:
+                pass
+    consumer = consumer or Consumer(log, 0, ConsumedFrontier(0))
+    log.complete()
+    while consumer.go_on(pages=2, limit=3) or consumer.plan.scanned < len(log.messages):
+        pass
+    assert sorted(consumer.given) == consumer.wanted()
+    assert consumer.plan.position == len(log.messages)
+    _check_whole(log, consumer)
+
+
+def _check_whole(log: Log, consumer: Consumer) -> None:
+    """Of each epoch all of its messages were given out, or none."""
+    given = set(consumer.given)
+    for epoch in {epoch for epoch in log.messages if epoch is not None}:
+        of_it = {offset for offset, other in enumerate(log.messages) if other == epoch}
+        assert of_it <= given or not of_it & given
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_step_is_no_larger_than_it_must_be(data: st.DataObject) -> None:
+    log = Log(1, LowerFrontier.of([(0,)]))
+    for epoch in range(data.draw(st.integers(1, 6))):
+        for _ in range(data.draw(st.integers(0, 3))):
+            log.append([(epoch,)] * data.draw(st.integers(1, 4)))
+        log.advance([(epoch + 1,)])
+    limit = data.draw(st.integers(1, 8))
+    plan = WholeEpochs(0, ConsumedFrontier(0))
+    plan.note(log.look(0, 1_000))
+    while (step := plan.next_step(limit)) is not None:
+        taken = {epoch for run in step.runs for epoch in log.messages[run.start : run.end]}
+        assert sum(run.size for run in step.runs) <= limit or len(taken) == 1, "more than one epoch, and too many bytes"
+        plan.take(step)
+    assert plan.position == len(log.messages)
