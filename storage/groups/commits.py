@@ -64,7 +64,13 @@ def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: in
     pen.write(connection)
     renewed = _renew(connection, [w for w in valid if w.renew], when_gone, pen)
     return tuple(
-        GroupResult(w.group_id, False, results[w.group_id], renewed.get(w.group_id, ()))
+        GroupResult(
+            w.group_id,
+            False,
+            results[w.group_id],
+            renewed.get(w.group_id, ()),
+            tuple(pen.recorded.get(w.group_id, ())),
+        )
         if w.group_id in results
         else GroupResult(w.group_id, deposed=True)
         for w in batch

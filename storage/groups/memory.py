@@ -85,6 +85,11 @@ class MemoryGroups:
         life = self._lives.get(group_id)
         return life.group if life and not life.deleted else None
 
+    def live_group(self, subscription: Subscription) -> Group | None:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        return life.group if life else None
+
     def delete_group(self, subscription: Subscription) -> int | None:
         """See `GroupStore`."""
         life, now = self._live(subscription), self._clock()
@@ -156,11 +161,11 @@ class MemoryGroups:
         if self._deposed(writes.group_id, writes.term, now):
             return GroupResult(writes.group_id, deposed=True)
         life = self._lives.get(writes.group_id)
-        before = dict(life.rows) if life else {}
+        before, told = dict(life.rows) if life else {}, len(self._history)
         when_gone = life.group.options.when_gone if life else WhenGone.FAIL
         results = tuple(self._apply(entry, writes, before, when_gone, now) for entry in writes.entries)
         renewed = self._renew_streams(life, writes.term, now) if writes.renew and life and not life.deleted else ()
-        return GroupResult(writes.group_id, False, results, renewed)
+        return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[told:]))
 
     def _apply(
         self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], when_gone: WhenGone, now: int

@@ -201,12 +201,16 @@ class GroupWrites:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Answers in the order of the entries. `deposed`: the term is over and nothing of this group was written."""
+    """Answers in the order of the entries. `deposed`: the term is over and nothing of this group was written.
+
+    `recorded`: the lines that the group's history has from this commit, in their order, those of a renewal last.
+    """
 
     group_id: int
     deposed: bool
     results: tuple[EntryResult, ...] = ()
     renewed: tuple[Lending, ...] = ()
+    recorded: tuple[HistoryRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
