@@ -119,6 +119,7 @@ class Watched:
             "node": claim.node.name if claim else None,
             "term": claim.term if claim else None,
             "address": claim.node.address if claim else None,
+            "answered_by": self._node,
         }
         return GroupEvent(json.dumps(told).encode())
 
