@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from borrower.watch import Missed, Seen, Sight, Watch
+import pytest
+
+from borrower.watch import Answer, Missed, Seen, Sight, Watch
 from protocol.events import GroupEvent
 from protocol.session.values import Channel, Delivery, Gap
-from sublet.cli.group_watch import _line
+from protocol.words import Subscription
+from sublet.cli.command import Cli
+from sublet.cli.group_watch import _line, _Show
 
 GROUP = "$share/g/#"
 
 
-def delivered(watch: Watch, body: object) -> None:
-    watch._delivered("n1:1", Delivery(1, Channel.GROUP, GROUP, body))
+def delivered(watch: Watch, body: object, address: str = "n1:1") -> None:
+    watch._delivered(address, Delivery(1, Channel.GROUP, GROUP, body))
 
 
 def event(number: int) -> GroupEvent:
@@ -55,16 +59,75 @@ def test_what_comes_while_the_rest_is_taken_is_part_of_the_gap_so_that_the_order
     assert taken(watch) == [1, Missed(2)]
 
 
+# --- where the leader is ----------------------------------------------------------------------------------------------
+
+
+class Followed(Watch):
+    """A watch that only notes whom it would follow."""
+
+    def __init__(self, *addresses: str) -> None:
+        super().__init__(GROUP)
+        for address in addresses:
+            self._connect(address)
+
+    def _connect(self, address: str) -> None:
+        self._connections[address] = None  # type: ignore[assignment]
+        self._unheard.add(address)
+
+    def _let_go(self, address: str) -> None:
+        del self._connections[address]
+
+    def hears(self, address: str, by: str, leader: str | None, at: str | None = None) -> list[str]:
+        """That node says who leads; whom it follows then."""
+        told = {"event": "leader", "group_id": 1, "node": leader, "term": 7, "address": at, "answered_by": by}
+        delivered(self, GroupEvent(json.dumps(told).encode()), address)
+        return list(self._connections)
+
+
+def test_a_leader_that_is_not_known_is_followed_once_all_that_are_have_said_who_they_are() -> None:
+    watch = Followed("localhost:1", "localhost:2", "localhost:3")
+    assert watch.hears("localhost:2", "n2", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2", "localhost:3"]
+    watch._lost("localhost:3", "silent")
+    assert len(watch.hears("localhost:1", "n1", "n1", "127.0.0.1:1")) == 3, "it is known, by another address"
+    assert watch.hears("localhost:2", "n2", "n4", "127.0.0.1:4")[3:] == ["127.0.0.1:4"]
+    assert watch.hears("localhost:2", "n2", None)[3:] == ["127.0.0.1:4"]
+
+
+def test_a_leader_is_not_followed_over_two_addresses() -> None:
+    watch = Followed("localhost:1", "localhost:2")
+    watch._lost("localhost:1", "silent")
+    assert watch.hears("localhost:2", "n2", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
+    assert watch.hears("127.0.0.1:1", "n1", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
+    assert watch.hears("localhost:1", "n1", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2"]
+
+
+def test_who_leads_is_told_with_whether_it_is_that_node_itself() -> None:
+    watch = Followed("a:1")
+    for leader in ("n1", "n2", None):
+        watch.hears("a:1", "n1", leader, "b:1")
+    assert [watch.take(0) for _ in range(3)] == [
+        Answer(1, "n1", 7, here=True),
+        Answer(1, "n2", 7, here=False),
+        Answer(1, None, 7, here=False),
+    ]
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
 def test_a_line_for_people_says_what_may_be_seen_again_and_moves_no_cursor() -> None:
-    seized = {
-        "at": "T",
-        "event": "seize",
-        "stream_id": 3,
-        "position": 5,
-        "until": 8,
-        "agent": "a",
-        "reason": "x\x1b[2J",
-    }
+    of_stream = {"stream_id": 3, "position": 5, "until": 8}
+    seized = {"at": "T", "event": "seize", "agent": "a", "reason": "x\x1b[2J", **of_stream}
     assert _line(seized) == "T  seize      stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J"
     assert "seen again" not in _line(seized | {"until": 5})
     assert _line({"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}) == "T  step_down  n1  idle"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    cli = Cli(None, None, json=as_json, debug=False)
+    with Watch(GROUP) as watch:
+        _Show(cli, Subscription.parse(GROUP), watch, list)._miss(7)
+    said = capsys.readouterr()
+    assert "7 events were lost; `sublet groups history '$share/g/#'` has all that is durable." in said.err
+    assert said.out == ('{"event":"gap","subscription":"$share/g/#","lost":7}\n' if as_json else "")
