@@ -55,7 +55,8 @@ class _Show:
 
     def __init__(self, cli: Cli, wanted: Subscription, watching: Watch, find: Callable[[], Sequence[str]]) -> None:
         self._cli, self._wanted, self._watching, self._find = cli, wanted, watching, find
-        self._began = time.monotonic()
+        self._give_up_at = time.monotonic() + NODE_PATIENCE_S
+        self._answered_at_all = False
         self._leader: tuple[str | None, int | None] | None = None
         self._trouble = ""
 
@@ -81,12 +82,13 @@ class _Show:
     def _look(self) -> None:
         self._watching.follow(self._find())
         self._watching.ask()
-        if self._leader is None and time.monotonic() > self._began + NODE_PATIENCE_S:
+        if not self._answered_at_all and time.monotonic() > self._give_up_at:
             raise Unavailable(f"no node has said who leads {self._wanted}. {self._trouble}".strip())
 
     def _answered(self, answer: Answer) -> None:
+        was_there, self._answered_at_all = self._answered_at_all, True
         if answer.group_id is None:
-            raise gone(self._wanted, self._leader is not None)
+            raise gone(self._wanted, was_there)
         leader = (answer.node, answer.term)
         if leader == self._leader or not (answer.here or answer.node is None):
             return

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from borrower.watch import Answer, Missed, Seen, Sight, Watch
+from protocol.errors import NotFound, Unavailable
 from protocol.events import GroupEvent
 from protocol.session.values import Channel, Delivery, Gap
 from protocol.words import Subscription
@@ -131,3 +132,17 @@ def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: p
     said = capsys.readouterr()
     assert "7 events were lost; `sublet groups history '$share/g/#'` has all that is durable." in said.err
     assert said.out == ('{"event":"gap","subscription":"$share/g/#","lost":7}\n' if as_json else "")
+
+
+def test_a_watch_gives_up_where_no_node_answers_and_not_where_one_does_that_does_not_lead() -> None:
+    cli = Cli(None, None, json=False, debug=False)
+    with Watch(GROUP) as watch:
+        show = _Show(cli, Subscription.parse(GROUP), watch, list)
+        show._look()
+        show._give_up_at = 0.0
+        with pytest.raises(Unavailable):
+            show._look()
+        show._answered(Answer(1, "n2", 7, here=False))
+        show._look()
+        with pytest.raises(NotFound, match="was deleted"):
+            show._answered(Answer(None, None, None, here=False))
