@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from storage.publish import Publisher
 from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell
 from tests.kit import eventually
 from tests.kit_nodes import environment
@@ -95,14 +96,16 @@ def test_a_watcher_sees_what_history_says_and_who_comes_and_goes(shell: Shell) -
     assert "Traceback" not in watch.err + plain.err
 
 
-def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(shell: Shell) -> None:
+def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(shell: Shell, database: str) -> None:
     shell.leader("n1")
     consumer = shell.start("consume", GROUP, "--start", "earliest", "--max", "1000000")
     eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
     watch, plain = watching(shell, leader="n1"), shell.start("groups", "watch", GROUP)
     plain.says("n1 leads it")
-    consumer.process.send_signal(signal.SIGSTOP)
-    assert shell.run("publish", "orders/a", stdin="".join(f"{n}\n" for n in range(50))).code == 0
+    with Publisher(database) as publisher:  # not a process: it would begin when the consumer is evicted already
+        consumer.process.send_signal(signal.SIGSTOP)
+        for number in range(50):
+            publisher.publish("orders/a", b"%d" % number)
     events = saw(watch, "evict", "seize", "seize")
     seized = [event for event in events if event["event"] == "seize"]
     assert all(event["forced"] and event["reason"] == "evicted: unheard of" for event in seized)
