@@ -116,10 +116,11 @@ def _check_nodes(nodes: object) -> None:
     if not isinstance(nodes, Sequence) or isinstance(nodes, bytes):
         raise InvalidSetting(f"nodes is {_shown(nodes)}: it must be a list of addresses, such as ['127.0.0.1:7411'].")
     for node in nodes:
-        _check_node(node)
+        check_node(node)
 
 
-def _check_node(node: object) -> None:
+def check_node(node: object) -> None:
+    """Raise `InvalidSetting` unless it is the address of a node."""
     address = split_address(node) if isinstance(node, str) else None
     if address is None or address[1] == 0:
         raise InvalidSetting(

@@ -23,12 +23,13 @@ from leader.feed import FeedServer
 from leader.hub import Hub
 from leader.listen import Listen
 from leader.maintenance import Housekeeper
-from leader.node_events import Begin, Heard, NodeEvent, Opened, Shutdown, StreamsChanged, Tick
+from leader.node_events import Asked, Begin, Heard, NodeEvent, Opened, Shutdown, StreamsChanged, Tick
 from leader.node_machine import Node
 from leader.node_state import NodeState
 from leader.relay import Relay
 from leader.settings import LeaderSettings
-from protocol.errors import InvalidSetting, UsageError
+from leader.watching import Watched, microseconds, question
+from protocol.errors import InvalidSetting
 from protocol.events import GroupEvent
 from protocol.messages import ToBorrower, ToLeader
 from protocol.session.publisher import PublisherSettings
@@ -81,6 +82,7 @@ class NodeServer:
         self._sessions = SessionServer(
             self._publisher, self._heard, on_expired=self._expired, on_interest=self._interest, clock=clock
         )
+        self._watched = Watched(self._name, self._sessions.publish, lambda: microseconds(time.time()))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._feed = FeedServer(self._url, on_stored=shared(self._url).tell_heads)
@@ -172,6 +174,10 @@ class NodeServer:
             self._worker.submit(request)
         for agent, message in outcome.sends:
             self._send(agent, message)
+        self._watched.tell(outcome.happened)
+        for answer in outcome.answers:
+            told = self._watched.answer(answer)
+            self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, told)
         if self._timer is not None:
             self._timer.cancel()
         if outcome.stopped:
@@ -191,7 +197,8 @@ class NodeServer:
 
     def _heard(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
         if isinstance(message, GroupEvent):
-            raise UsageError("a node takes no events from agents: they are its own to publish.")
+            self._handle(Asked(subscriber_id, question(message)))
+            return
         agent = subscriber_id.rpartition(".")[0]
         self._subscribers[agent] = subscriber_id
         self._handle(Heard(agent, message))
@@ -207,6 +214,8 @@ class NodeServer:
         self._subscribers = {a: s for a, s in self._subscribers.items() if s not in gone}
 
     def _interest(self, channel: str, key: str | None, wanted: bool) -> None:
+        if channel == Channel.GROUP:
+            self._watched.interest(key, wanted)
         if self._hub is not None and channel == Channel.STREAM and key is not None:
             self._hub.followed(key, wanted)
 

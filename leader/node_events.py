@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from leader.watching import Happened, Whereabouts
 from protocol.messages import ToBorrower, ToLeader
 from protocol.words import Subscription
 from storage.groups.model import Claim, Group, GroupResult, GroupWrites, Lending, Start
@@ -62,7 +63,14 @@ class Commit:
     batch: tuple[GroupWrites, ...]
 
 
-Request = Open | ClaimLeadership | RenewLeaderships | ReleaseLeaderships | Load | Commit
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Is there a group of that subscription, and who leads it? Changes nothing."""
+
+    subscription: Subscription
+
+
+Request = Open | ClaimLeadership | RenewLeaderships | ReleaseLeaderships | Load | Commit | Look
 
 
 # --- in -------------------------------------------------------------------------------------------------------------
@@ -145,6 +153,24 @@ class NotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class Looked:
+    """Answer to `Look`: the group and its leadership, as far as there are any; not `answered`: nobody knows."""
+
+    request: Look
+    group: Group | None = None
+    claim: Claim | None = None
+    answered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Somebody who watches that subscription wants to know who leads it."""
+
+    subscriber_id: str
+    subscription: Subscription
+
+
+@dataclass(frozen=True, slots=True)
 class RevokeWanted:
     """Take these streams of a group led here back, by force at the revoke deadline."""
 
@@ -170,8 +196,8 @@ class Tick:
     """Time has passed."""
 
 
-DatabaseAnswer = Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten
-NodeEvent = Begin | Heard | RevokeWanted | StreamsChanged | Shutdown | Tick | DatabaseAnswer
+DatabaseAnswer = Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten | Looked
+NodeEvent = Begin | Heard | Asked | RevokeWanted | StreamsChanged | Shutdown | Tick | DatabaseAnswer
 
 
 # --- out ------------------------------------------------------------------------------------------------------------
@@ -181,7 +207,8 @@ NodeEvent = Begin | Heard | RevokeWanted | StreamsChanged | Shutdown | Tick | Da
 class NodeOutcome:
     """`sends` are (agent, message) and may go at once. `stopped`: nothing is left to do, the process may end.
 
-    `stories`: rules of our own that a group's leader found broken; it is over, the other groups go on.
+    `stories`: rules of our own that a group's leader found broken; it is over, the other groups go on. `happened`: what
+    is true by now, for those who watch; `answers`: who leads, for those who asked.
     """
 
     requests: tuple[Request, ...] = ()
@@ -189,3 +216,5 @@ class NodeOutcome:
     wake_at: float | None = None
     stopped: bool = False
     stories: tuple[str, ...] = ()
+    happened: tuple[Happened, ...] = ()
+    answers: tuple[Whereabouts, ...] = ()

@@ -16,6 +16,7 @@ from leader import election as el
 from leader.group import events as group_events
 from leader.group.machine import GroupLeader
 from leader.node_events import (
+    Asked,
     Begin,
     Claimed,
     ClaimLeadership,
@@ -24,6 +25,8 @@ from leader.node_events import (
     Heard,
     Load,
     Loaded,
+    Look,
+    Looked,
     NodeEvent,
     NodeOutcome,
     NotWritten,
@@ -42,6 +45,7 @@ from leader.node_events import (
 )
 from leader.registry import Registry
 from leader.settings import LeaderSettings
+from leader.watching import STEP_DOWN, Happened, Inquiries, Whereabouts, unrecorded
 from protocol.errors import UsageError
 from protocol.messages import (
     Disconnect,
@@ -55,7 +59,7 @@ from protocol.messages import (
     UpdateProgress,
 )
 from protocol.words import Subscription
-from storage.groups.model import MAINTENANCE, Entry, Group, GroupWrites, NodeRef, Start
+from storage.groups.model import MAINTENANCE, TAKEOVER, Entry, Group, GroupWrites, HistoryRecord, NodeRef, Start
 
 _NEVER = float("inf")
 
@@ -76,6 +80,8 @@ class _Out:
     requests: list[Request] = field(default_factory=list)
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     stories: list[str] = field(default_factory=list)
+    happened: list[Happened] = field(default_factory=list)
+    answers: list[Whereabouts] = field(default_factory=list)
 
 
 class Node:
@@ -92,6 +98,7 @@ class Node:
         self._committing = False
         self._stop_by: float | None = None
         self._releasing_all = False
+        self._inquiries = Inquiries()
         self._out = _Out()
 
     # --- the one door -----------------------------------------------------------------------------------------------
@@ -104,6 +111,8 @@ class Node:
                 self._elect(el.Want(MAINTENANCE), now)
             case Heard():
                 self._hear(event, now)
+            case Asked():
+                self._asked(event)
             case RevokeWanted():
                 leader = self.leaders.get(event.group_id)
                 if leader is not None:
@@ -120,7 +129,15 @@ class Node:
         self._commit()
         stopped = self._wind_down(now)
         out = self._out
-        return NodeOutcome(tuple(out.requests), tuple(out.sends), self._wake_at(), stopped, tuple(out.stories))
+        return NodeOutcome(
+            tuple(out.requests),
+            tuple(out.sends),
+            self._wake_at(),
+            stopped,
+            tuple(out.stories),
+            tuple(out.happened),
+            tuple(out.answers),
+        )
 
     def _database_answered(self, event: DatabaseAnswer, now: float) -> None:
         match event:
@@ -132,6 +149,8 @@ class Node:
                 self._loaded(event, now)
             case Written() | NotWritten():
                 self._commit_answered(event, now)
+            case Looked():
+                self._looked(event)
             case _:
                 assert_never(event)
 
@@ -142,6 +161,24 @@ class Node:
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
+
+    # --- those who watch --------------------------------------------------------------------------------------------
+
+    def _tell(self, group_id: int, lines: Iterable[HistoryRecord]) -> None:
+        group = self.registry.group_by_id(group_id)
+        if group is not None:
+            self._out.happened.extend(Happened(str(group.subscription), line) for line in lines)
+
+    def _asked(self, asked: Asked) -> None:
+        if self._inquiries.ask(asked.subscription, asked.subscriber_id):
+            self._out.requests.append(Look(asked.subscription))
+
+    def _looked(self, answer: Looked) -> None:
+        wanted = answer.request.subscription
+        if answer.answered:
+            self._out.answers.extend(self._inquiries.answered(wanted, answer.group, answer.claim))
+        else:
+            self._inquiries.unanswered(wanted)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -272,6 +309,7 @@ class Node:
             return
         leader = GroupLeader(group, term, answer.rows, self.settings, now)
         self.leaders[group.group_id] = leader
+        self._tell(group.group_id, [unrecorded(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
         self._give(leader, group_events.Tick(), now)
         self._admit(group, now)
 
@@ -279,6 +317,7 @@ class Node:
         """Forget the leader; its borrowers look for the next one and keep their streams."""
         leader = self.leaders.pop(group_id, None)
         if leader is not None:
+            self._tell(group_id, [unrecorded(group_id, leader.term, STEP_DOWN, why)])
             self._out.sends.extend(leader.dismissals(why))
             self._wake.pop(group_id, None)
             self._unwritten.pop(group_id, None)
@@ -301,6 +340,7 @@ class Node:
             return
         self._out.sends.extend(outcome.sends)
         self._out.stories.extend(f"group {group_id}: {story}" for story in outcome.stories)
+        self._tell(group_id, outcome.happened)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.entries or outcome.renew:
             unwritten = self._unwritten.setdefault(group_id, _Unwritten(leader.term))
@@ -322,6 +362,7 @@ class Node:
         self._committing = False
         if isinstance(answer, Written):
             for writes, result in zip(answer.request.batch, answer.results, strict=True):
+                self._tell(writes.group_id, result.recorded)
                 self._inform(writes, group_events.Committed(result), now)
             return
         for writes in answer.request.batch:

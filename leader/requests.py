@@ -15,6 +15,8 @@ from leader.node_events import (
     DatabaseAnswer,
     Load,
     Loaded,
+    Look,
+    Looked,
     NotWritten,
     Open,
     Opened,
@@ -49,6 +51,8 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
             return _load(request, store)
         case Commit():
             return Written(request, store.commit(request.batch))
+        case Look():
+            return _look(request, store)
         case _:
             assert_never(request)
 
@@ -68,6 +72,8 @@ def failed(request: Request, *, unknown: bool, jitter_s: float = 0.0) -> Databas
             return Loaded(request, None)
         case Commit():
             return NotWritten(request, unknown)
+        case Look():
+            return Looked(request, answered=False)
         case _:
             assert_never(request)
 
@@ -89,3 +95,9 @@ def _load(request: Load, store: GroupStore) -> Loaded:
         return Loaded(request, store.load(request.group.group_id, request.term))
     except LostLeadership:
         return Loaded(request, None)
+
+
+def _look(request: Look, store: GroupStore) -> Looked:
+    group = store.live_group(request.subscription)
+    claim = None if group is None else store.look((group.group_id,)).get(group.group_id)
+    return Looked(request, group, claim)

@@ -165,6 +165,16 @@ class GroupFrontier:
     lower: LowerFrontier
 
 
+def shown(lower: LowerFrontier) -> str:
+    """A frontier for people: the epoch, or each of them."""
+    return " or ".join(map(shown_epoch, lower.least)) or "nothing"
+
+
+def shown_epoch(epoch: Epoch) -> str:
+    """An epoch for people: a number, or numbers in parentheses."""
+    return str(epoch[0]) if len(epoch) == 1 else str(epoch)
+
+
 def lower_of_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | None:
     """A frontier as it is stored; None for none."""
     return None if stored is None else LowerFrontier.of(tuple(epoch) for epoch in stored)

@@ -14,7 +14,15 @@ from typing import Any
 
 import psycopg
 
-from protocol.epochs import Epoch, LowerFrontier, UpperFrontier, check_epoch, lower_of_json
+from protocol.epochs import (
+    Epoch,
+    LowerFrontier,
+    UpperFrontier,
+    check_epoch,
+    lower_of_json,
+    shown,
+    shown_epoch,
+)
 from protocol.errors import CapabilityExpired, EpochCompleted, UnknownSpace
 from storage.log import Producer, fenced
 from storage.turnover import Guard
@@ -143,8 +151,8 @@ def check_forward(who: Producer, held: LowerFrontier, least: Iterable[Epoch]) ->
     for epoch in least:
         if not held.may_come(epoch):
             raise EpochCompleted(
-                f"epoch {_shown(epoch)}: producer {who.producer_id!r} has advanced to {_list(held)}, and does not go "
-                "back. Give an epoch at or after that."
+                f"epoch {shown_epoch(epoch)}: producer {who.producer_id!r} has advanced to {shown(held)}, and does not "
+                "go back. Give an epoch at or after that."
             )
 
 
@@ -209,18 +217,10 @@ def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
     for epoch in wanted.least:
         if not lower.may_come(epoch):
             raise EpochCompleted(
-                f"epoch {_shown(epoch)} is completed: in this space, what may still be published is at or after "
-                f"{_list(lower)}. Begin with such an epoch."
+                f"epoch {shown_epoch(epoch)} is completed: in this space, what may still be published is at or after "
+                f"{shown(lower)}. Begin with such an epoch."
             )
 
 
 def _json(lower: LowerFrontier) -> str:
     return json.dumps(lower.least)
-
-
-def _shown(epoch: Epoch) -> str:
-    return str(epoch[0]) if len(epoch) == 1 else str(epoch)
-
-
-def _list(lower: LowerFrontier) -> str:
-    return " or ".join(map(_shown, lower.least)) or "nothing"

@@ -223,10 +223,11 @@ class _Draft:
         self._unwanted: list[Mark] = []
         self.wanted: list[Mark] = []
         self.size = 0
+        self._skips = False
 
     @property
     def has_effect(self) -> bool:
-        return bool(self.wanted) or self.reached.lower != self._begun.lower
+        return self._skips or bool(self.wanted) or self.reached.lower != self._begun.lower
 
     def go_on(self, blocks: tuple[Mark, ...], upto: int, lower: LowerFrontier | None) -> None:
         before, self.reached = self.reached, self.reached.moved(upto, lower)
@@ -237,6 +238,8 @@ class _Draft:
             if _touches(mark, self._begun, self.reached):
                 self.wanted.append(mark)
                 self.size += mark.size
+            elif mark.end > self._begun.upto and not _stays(mark, self.reached):
+                self._skips = True
             else:
                 self._unwanted.append(mark)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.messages import ToBorrower, ToLeader
-from storage.groups.model import Entry, GroupResult
+from storage.groups.model import Entry, GroupResult, HistoryRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Outcome:
     """`entries` and `renew` are to be committed under the term; `sends` are (agent, message) and may go at once.
 
     `stop`: why this leader is over ("idle", "deposed"); the node forgets it, and releases the claim if it still has it.
-    `stories`: what people should read.
+    `stories`: what people should read. `happened`: what no commit will tell those who watch: members come and go.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -65,3 +65,4 @@ class Outcome:
     wake_at: float | None = None
     stop: str | None = None
     stories: tuple[str, ...] = ()
+    happened: tuple[HistoryRecord, ...] = ()

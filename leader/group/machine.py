@@ -15,6 +15,7 @@ from leader.group.schedule import Schedule
 from leader.group.slots import Slot, Slots
 from leader.group.table import Kind
 from leader.settings import LeaderSettings
+from leader.watching import EVICT, FENCE, JOIN, LEAVE, unrecorded
 from protocol.epochs import GroupFrontier
 from protocol.messages import (
     Disconnect,
@@ -37,6 +38,7 @@ from storage.groups.model import (
     Grant,
     Group,
     GroupResult,
+    HistoryRecord,
     Lending,
     LendingStatus,
     Mark,
@@ -53,6 +55,7 @@ class _Out:
 
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     stop: str | None = None
+    happened: list[HistoryRecord] = field(default_factory=list)
 
 
 class GroupLeader:
@@ -69,7 +72,7 @@ class GroupLeader:
         self.epochs: tuple[GroupFrontier, ...] = ()
         self._out = _Out()
         self._assignments = Assignments(group, term, self.slots, self.members, settings, self._send)
-        self._names = Names(group, self.slots, self.members, self._assignments, settings, self._send)
+        self._names = Names(group, self.slots, self.members, self._assignments, settings, self._end_as_fenced)
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
@@ -97,10 +100,21 @@ class GroupLeader:
         entries = self.slots.take(now)
         renew = self.schedule.take_renewal(now)
         stories = tuple(self._assignments.problems())
-        return Outcome(entries, renew, tuple(self._out.sends), self._wake_at(), self._out.stop, stories)
+        out = self._out
+        return Outcome(entries, renew, tuple(out.sends), self._wake_at(), out.stop, stories, tuple(out.happened))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
+
+    def _note(self, event: str, borrower_id: str, agent: str, session: str | None, reason: str) -> None:
+        """Something for those who watch; what is written is told when it is committed."""
+        line = unrecorded(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
+        self._out.happened.append(line)
+
+    def _end_as_fenced(self, agent: str, borrower_id: str, term: int, session: str) -> None:
+        detail = f"a newer process goes by the name {session!r}"
+        self._send(agent, Invalidate(borrower_id, term, EndReason.FENCED, detail))
+        self._note(FENCE, borrower_id, agent, session, detail)
 
     def _wake_at(self) -> float:
         return min(self.schedule.wake_at(), self.slots.retry_at())
@@ -167,6 +181,7 @@ class GroupLeader:
                 w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=epoch, number=number
             )
             self.members.add(member)
+            self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
             self.schedule.membership_changed(now)
         member.heard_at, member.leaving = now, member.leaving or wanted.leaving
         self._send(agent, LeaderConnectResponse(wanted.borrower_id, self.term, self.group.group_id))
@@ -176,6 +191,7 @@ class GroupLeader:
         if predecessor is not None and predecessor.agent == agent:
             self._assignments.last_words(predecessor, (), now)
             self.members.replace(predecessor.borrower_id, now)
+            self._note(LEAVE, predecessor.borrower_id, agent, predecessor.session, f"succeeded by {member.borrower_id}")
 
     def _is_later(self, held: Held, agent: str, number: int) -> bool:
         """The grant has gone on to a later borrower of that agent: this message is older than the one that said so."""
@@ -236,6 +252,7 @@ class GroupLeader:
         member = self.members.get(borrower_id)
         if member is not None and member.departing and not member.streams:
             self._send(member.agent, Invalidate(borrower_id, self.term, EndReason.DONE))
+            self._note(LEAVE, borrower_id, member.agent, member.session, "left, all that it had is durable")
             self.members.depart(borrower_id, now)
 
     # --- answers of the database ------------------------------------------------------------------------------------
@@ -322,8 +339,10 @@ class GroupLeader:
                 self._assignments.seize(slot, "not reclaimed")
 
     def _evict(self, member: Member, now: float) -> None:
-        self._assignments.put_out(member, "evicted: unheard of")
-        self._send(member.agent, Invalidate(member.borrower_id, self.term, EndReason.RETRY, "evicted: unheard of"))
+        why = "evicted: unheard of"
+        self._assignments.put_out(member, why)
+        self._send(member.agent, Invalidate(member.borrower_id, self.term, EndReason.RETRY, why))
+        self._note(EVICT, member.borrower_id, member.agent, member.session, why)
         self.schedule.membership_changed(now)
 
     # --- who gets what ----------------------------------------------------------------------------------------------

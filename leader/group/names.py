@@ -12,7 +12,7 @@ from leader.group.assignments import Assignments
 from leader.group.members import Members
 from leader.group.slots import Slots
 from leader.settings import LeaderSettings
-from protocol.messages import EndReason, Invalidate, LeaderWanted, ToBorrower
+from protocol.messages import LeaderWanted
 from storage.groups.model import Group, LendingStatus
 
 REMEMBERED = 10_000
@@ -20,7 +20,7 @@ REMEMBERED = 10_000
 
 
 class Names:
-    """Asked before a borrower is welcomed."""
+    """Asked before a borrower is welcomed. `end(agent, borrower, term, name)` tells one that it is fenced."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class Names:
         members: Members,
         assignments: Assignments,
         settings: LeaderSettings,
-        send: Callable[[str, ToBorrower], None],
+        end: Callable[[str, str, int, str], None],
     ) -> None:
-        self._slots, self._members, self._assignments, self._send = slots, members, assignments, send
+        self._slots, self._members, self._assignments, self._end = slots, members, assignments, end
         self._let_in: dict[str, int] = {}
         # Long enough for the newer process to be given what the older is deprived of.
         self._keep_s = max(group.options.session_expiry_s, settings.eviction_s)
@@ -70,7 +70,3 @@ class Names:
         for older in self._members.bearing(session, epoch):
             self._assignments.put_out(older, why, self._keep_s)
             self._end(older.agent, older.borrower_id, term, session)
-
-    def _end(self, agent: str, borrower_id: str, term: int, session: str) -> None:
-        detail = f"a newer process goes by the name {session!r}"
-        self._send(agent, Invalidate(borrower_id, term, EndReason.FENCED, detail))

@@ -63,11 +63,16 @@ def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: in
     pen.write(connection)
     renewed = _renew(connection, [w for w in valid if w.renew], when_gone, pen)
     return tuple(
-        GroupResult(w.group_id, False, results[w.group_id], *renewed.get(w.group_id, ()))
+        _result(w.group_id, results[w.group_id], renewed.get(w.group_id, ((), ())), pen)
         if w.group_id in results
         else GroupResult(w.group_id, deposed=True)
         for w in batch
     )
+
+
+def _result(group_id: int, results: tuple[EntryResult, ...], renewed: Renewed, pen: Pen) -> GroupResult:
+    lendings, epochs = renewed
+    return GroupResult(group_id, False, results, lendings, tuple(pen.recorded.get(group_id, ())), epochs)
 
 
 def busy_result(writes: GroupWrites) -> GroupResult:

@@ -14,7 +14,8 @@ from typing import Any
 from protocol.epochs import GroupFrontier, LowerFrontier, UpperFrontier, lower_of_json
 from storage.groups.channel import Connection
 from storage.groups.model import Start
-from storage.groups.rules import consumed_by_group, first_epochs
+from storage.groups.pen import Pen
+from storage.groups.rules import consumed_by_group, consumption, first_epochs
 from storage.groups.sql import NOW
 
 _SPACES = "select space_id, name, lower_frontier from space"
@@ -94,30 +95,34 @@ def add_spaces(connection: Connection, group_ids: Iterable[int], now_us: int) ->
 
 
 def move_on(
-    connection: Connection, group_ids: Iterable[int], spaces: Mapping[int, Completed], now_us: int
+    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, Completed], pen: Pen
 ) -> dict[int, tuple[GroupFrontier, ...]]:
-    """Write how far these groups, which are atomic and whose leadership is locked, have come; all their frontiers."""
-    groups = {"groups": list(group_ids)}
+    """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and say it
+    in their history; all their frontiers."""
+    groups = {"groups": list(terms)}
     known = connection.execute(_KNOWN, groups).fetchall()
     held_back: dict[tuple[int, int], list[LowerFrontier | None]] = {}
     for group_id, space_id, least in connection.execute(_HELD_BACK, groups).fetchall():
         held_back.setdefault((group_id, space_id), []).append(lower_of_json(least))
-    moved: dict[tuple[int, int], LowerFrontier | None] = {}
+    moved: dict[tuple[int, int], LowerFrontier] = {}
     found: dict[int, list[GroupFrontier]] = {}
     for group_id, space_id, least in known:
         before, space = lower_of_json(least), spaces.get(space_id)
         if space is None or space.lower is None:
             continue
         now = consumed_by_group(before, space.lower, held_back.get((group_id, space_id), ()))
+        if now is None:
+            continue
+        found.setdefault(group_id, []).append(GroupFrontier(space.name, now, space.lower))
         if now != before:
             moved[group_id, space_id] = now
-        if now is not None:
-            found.setdefault(group_id, []).append(GroupFrontier(space.name, now, space.lower))
-    _write(connection, moved, now_us)
+            pen.lines.append(consumption(group_id, space.name, now, terms[group_id], pen.now_us))
+    _write(connection, moved, pen.now_us)
+    pen.write(connection)
     return {group_id: tuple(sorted(each, key=lambda one: one.space)) for group_id, each in found.items()}
 
 
-def _write(connection: Connection, moved: Mapping[tuple[int, int], LowerFrontier | None], now_us: int) -> None:
+def _write(connection: Connection, moved: Mapping[tuple[int, int], LowerFrontier], now_us: int) -> None:
     if moved:
         parameters: dict[str, Any] = {
             "groups": [group_id for group_id, _ in moved],

@@ -37,6 +37,7 @@ from storage.groups.rules import (
     Row,
     Ruling,
     consumed_by_group,
+    consumption,
     deletion,
     first_epochs,
     judge,
@@ -99,6 +100,11 @@ class MemoryGroups:
         """See `GroupStore`."""
         life = self._lives.get(group_id)
         return life.group if life and not life.deleted else None
+
+    def live_group(self, subscription: Subscription) -> Group | None:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        return life.group if life else None
 
     def delete_group(self, subscription: Subscription) -> int | None:
         """See `GroupStore`."""
@@ -171,13 +177,13 @@ class MemoryGroups:
         if self._deposed(writes.group_id, writes.term, now):
             return GroupResult(writes.group_id, deposed=True)
         life = self._lives.get(writes.group_id)
-        before = dict(life.rows) if life else {}
+        before, told = dict(life.rows) if life else {}, len(self._history)
         when_gone = life.group.options.when_gone if life else WhenGone.FAIL
         results = tuple(self._apply(entry, writes, before, when_gone, now) for entry in writes.entries)
-        if not (writes.renew and life and not life.deleted):
-            return GroupResult(writes.group_id, False, results)
-        renewed = self._renew_streams(life, writes.term, now)
-        return GroupResult(writes.group_id, False, results, renewed, self._move_frontiers(life))
+        renewed, epochs = (), ()
+        if writes.renew and life and not life.deleted:
+            renewed, epochs = self._renew_streams(life, writes.term, now), self._move_frontiers(life, writes.term, now)
+        return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[told:]), epochs)
 
     def _apply(
         self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], when_gone: WhenGone, now: int
@@ -210,7 +216,7 @@ class MemoryGroups:
         report = [row for row in life.rows.values() if row.stream_id in touched or self._ending(row)]
         return tuple(self._lending(row, now) for row in sorted(report, key=lambda row: row.stream_id))
 
-    def _move_frontiers(self, life: _Life) -> tuple[GroupFrontier, ...]:
+    def _move_frontiers(self, life: _Life, term: int, now_us: int) -> tuple[GroupFrontier, ...]:
         """How far an atomic group has come."""
         held_back: dict[int, list[LowerFrontier | None]] = {}
         for row in life.rows.values():
@@ -221,8 +227,12 @@ class MemoryGroups:
         for space_id, before in life.frontiers.items():
             lower = self.streams.lowers.get(space_id)
             now = life.frontiers[space_id] = consumed_by_group(before, lower, held_back.get(space_id, ()))
-            if now is not None and lower is not None:
-                found.append(GroupFrontier(self.streams.spaces[space_id].name, now, lower))
+            if now is None or lower is None:
+                continue
+            name = self.streams.spaces[space_id].name
+            found.append(GroupFrontier(name, now, lower))
+            if now != before:
+                self._history.append(consumption(life.group.group_id, name, now, term, now_us))
         return tuple(sorted(found, key=lambda one: one.space))
 
     def _add_rows(self, life: _Life) -> list[Row]:

@@ -23,6 +23,10 @@ TAKEOVER = "takeover"
 """The event of history that says who leads from now on; it is of the group, so its stream_id is 0."""
 
 
+CONSUMED = "consumed"
+"""The event of history that says how far a group that is atomic has consumed a space; its stream_id is 0."""
+
+
 class LendingStatus(StrEnum):
     """The durable half of a stream's life in a group; the other half is the leader's memory."""
 
@@ -211,12 +215,16 @@ class GroupWrites:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Answers in the order of the entries. `deposed`: the term is over and nothing of this group was written."""
+    """Answers in the order of the entries. `deposed`: the term is over and nothing of this group was written.
+
+    `recorded`: the lines that the group's history has from this commit, in their order, those of a renewal last.
+    """
 
     group_id: int
     deposed: bool
     results: tuple[EntryResult, ...] = ()
     renewed: tuple[Lending, ...] = ()
+    recorded: tuple[HistoryRecord, ...] = ()
     epochs: tuple[GroupFrontier, ...] = ()
 
 

@@ -12,12 +12,13 @@ from storage.groups.rules import Row, Ruling, record
 
 @dataclass(slots=True)
 class Pen:
-    """`now_us` is the time of all that it writes."""
+    """`now_us` is the time of all that it writes. `recorded`: the lines of history that it wrote so far, by group."""
 
     now_us: int
     moved: list[tuple[Row, int]] = field(default_factory=list)
     changed: list[tuple[Row, int]] = field(default_factory=list)
     lines: list[HistoryRecord] = field(default_factory=list)
+    recorded: dict[int, list[HistoryRecord]] = field(default_factory=dict)
 
     def note(self, before: Row, ruling: Ruling, term: int, *, moves: bool = False) -> None:
         """Take over a ruling. `moves`: unless there is an event, it changed the position, and nothing else but what is
@@ -34,5 +35,7 @@ class Pen:
         rows.move(connection, self.moved, self.now_us)
         rows.change(connection, self.changed, self.now_us)
         rows.write_history(connection, self.lines, self.now_us)
+        for line in self.lines:
+            self.recorded.setdefault(line.group_id, []).append(line)
         for kind in (self.moved, self.changed, self.lines):
             kind.clear()

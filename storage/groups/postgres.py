@@ -85,22 +85,26 @@ class PostgresGroups:
 
     def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
         """See `GroupStore`."""
-        found = self._live(subscription)
+        found = self.live_group(subscription)
         if found is None and subscription.kind == "queue":
             raise undeclared(subscription)
         return found or self._create(subscription, GroupOptions(start))
 
     def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
         """See `GroupStore`."""
-        return same_options(self._live(subscription) or self._create(subscription, options), options)
+        return same_options(self.live_group(subscription) or self._create(subscription, options), options)
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
         return self._channel.read(lambda connection: births.find(connection, group_id))
 
+    def live_group(self, subscription: Subscription) -> Group | None:
+        """See `GroupStore`."""
+        return self._channel.read(lambda connection: births.find_live(connection, subscription))
+
     def delete_group(self, subscription: Subscription) -> int | None:
         """See `GroupStore`."""
-        found, now_us = self._live(subscription), self._now_us()
+        found, now_us = self.live_group(subscription), self._now_us()
         if found is None:
             return None
         deleted = self._channel.write(lambda connection: births.delete(connection, found.group_id, now_us))
@@ -197,15 +201,12 @@ class PostgresGroups:
     def _now_us(self) -> int | None:
         return self._clock() if self._clock else None
 
-    def _live(self, subscription: Subscription) -> Group | None:
-        return self._channel.read(lambda connection: births.find_live(connection, subscription))
-
     def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
         """Create it, or find the one that somebody else has just created; if that is deleted already, once more."""
         now_us = self._now_us()
         while True:
             created = self._channel.write(lambda connection: births.create(connection, subscription, options, now_us))
-            group = created or self._live(subscription)
+            group = created or self.live_group(subscription)
             if group is not None:
                 return group
 

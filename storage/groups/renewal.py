@@ -74,10 +74,10 @@ def renew_streams(
 ) -> dict[int, Renewed]:
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
     groups = [_Renewing(*found) for found in connection.execute(_FILTERS, {"groups": list(terms)}).fetchall()]
-    atomic = [group.group_id for group in groups if group.atomic]
+    atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
     spaces = frontiers.completed(connection) if atomic else {}
     touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
-    epochs = frontiers.move_on(connection, atomic, spaces, pen.now_us) if atomic else {}
+    epochs = frontiers.move_on(connection, atomic, spaces, pen) if atomic else {}
     lendings = _report(connection, terms, touched, pen.now_us)
     return {group_id: (lendings.get(group_id, ()), epochs.get(group_id, ())) for group_id in terms}
 

@@ -22,8 +22,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from protocol.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier
+from protocol.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, shown
 from storage.groups.model import (
+    CONSUMED,
     LOSSES_BEFORE_BLOCKED,
     TAKEOVER,
     Advance,
@@ -227,6 +228,12 @@ def takeover(leadership_id: int, node: str, before: str | None, term: int, now_u
     return HistoryRecord(
         now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, forced=False
     )
+
+
+def consumption(group_id: int, space: str, consumed: LowerFrontier, term: int, now_us: int) -> HistoryRecord:
+    """The line of history for a group that has consumed all epochs of a space that are not at or after these."""
+    said = f"space {space}: consumed are all epochs before {shown(consumed)}"
+    return HistoryRecord(now_us, group_id, 0, CONSUMED, said, 0, None, None, 0, term, forced=False)
 
 
 def deletion(rows: Iterable[Row], term: int, now_us: int) -> list[HistoryRecord]:

@@ -38,6 +38,9 @@ class GroupStore(Protocol):
     def find_group(self, group_id: int) -> Group | None:
         """The group of that id, None once it is deleted or if it never was."""
 
+    def live_group(self, subscription: Subscription) -> Group | None:
+        """The group of that subscription, None where there is none; looking creates nothing."""
+
     def delete_group(self, subscription: Subscription) -> int | None:
         """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
 

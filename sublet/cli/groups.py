@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from protocol.words import Subscription
-from sublet.cli import group_history, group_lives
+from sublet.cli import group_history, group_lives, group_watch
 from sublet.cli.command import Cli, command_group, register
 from sublet.cli.values import GroupName, options_as_json, utc
 
@@ -25,6 +25,7 @@ def add_to(app: typer.Typer) -> None:
     register(groups, "create")(group_lives.create)
     register(groups, "delete")(group_lives.delete)
     register(groups, "history")(group_history.history)
+    register(groups, "watch")(group_watch.watch)
 
 
 def list_(cli: Cli) -> None:

@@ -93,19 +93,20 @@ def lines(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
     before, after = (_DIM, _PLAIN) if coloured else ("", "")
     columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
     for topic, key, value in zip(*columns, strict=True):
-        yield f"{before}{_printable(topic)}\t{_text(key)}{after}\t{_text(value)}"
+        yield f"{before}{printable(topic)}\t{_text(key)}{after}\t{_text(value)}"
 
 
 def _text(data: bytes | None) -> str:
     if data is None:
         return ""
     try:
-        return _printable(data.decode())
+        return printable(data.decode())
     except UnicodeDecodeError:
         return "base64:" + base64.b64encode(data).decode()
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """The text without what could move a cursor, which is escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,15 +39,22 @@ def declare(url: str, start: str = "latest") -> None:
 class Reader:
     """A session, what it was given by epoch, and what was announced to it."""
 
-    def __init__(self, url: str, **arguments: int) -> None:
+    def __init__(self, url: str, batch_bytes: int = 4_000_000, auto_ack: bool = True) -> None:
         self.announced: list[GroupFrontier] = []
-        self.session = Session(GROUP, url, settings=FAST, on_epoch=self.announced.append, **arguments)
+        self.session = Session(
+            GROUP, url, settings=FAST, on_epoch=self.announced.append, batch_bytes=batch_bytes, auto_ack=auto_ack
+        )
         self.batches: list[Batch] = []
 
-    def read(self) -> None:
-        batch = self.session.next_batch(0.05)
-        if batch is not None:
-            self.batches.append(batch)
+    def until(self, fact: Callable[[], bool]) -> None:
+        """Read until it is true."""
+
+        def read_on() -> bool:
+            batch = self.session.next_batch(0.05)
+            self.batches += [batch] if batch is not None else []
+            return fact()
+
+        eventually(read_on, 20.0, lambda: f"given {self.given()}, announced {self.announced}")
 
     def given(self) -> dict[int | None, int]:
         """{epoch: how many messages}."""
@@ -79,18 +86,18 @@ def test_an_epoch_is_given_out_when_it_is_completed_and_announced_when_it_is_con
         publish(publisher, 8, 100)
         publish(publisher, 7, 50)
         publisher.publish("t", b"in no epoch").result()
-        eventually(lambda: reader.read() or reader.given() == {None: 1})
+        reader.until(lambda: reader.given() == {None: 1})
         publisher.advance(8)
-        eventually(lambda: reader.read() or reader.given() == {None: 1, 7: 150})
-        eventually(lambda: reader.read() or reader.reached() == LowerFrontier(((8,),)))
+        reader.until(lambda: reader.given() == {None: 1, 7: 150})
+        reader.until(lambda: reader.reached() == LowerFrontier(((8,),)))
         publisher.advance(9)
-        eventually(lambda: reader.read() or reader.given() == {None: 1, 7: 150, 8: 100})
-        eventually(lambda: reader.read() or reader.reached() == LowerFrontier(((9,),)))
+        reader.until(lambda: reader.given() == {None: 1, 7: 150, 8: 100})
+        reader.until(lambda: reader.reached() == LowerFrontier(((9,),)))
         publisher.advance(20)
-        eventually(lambda: reader.read() or reader.reached() == LowerFrontier(((20,),)))
+        reader.until(lambda: reader.reached() == LowerFrontier(((20,),)))
     again = Reader(database)
     with again.session, Publisher(database, space="default") as publisher:
         publisher.advance(20)
         publish(publisher, 20, 10)
         publisher.advance(21)
-        eventually(lambda: again.read() or again.given() == {20: 10})
+        again.until(lambda: again.given() == {20: 10})

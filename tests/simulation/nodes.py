@@ -79,7 +79,7 @@ class SimulatedNode(Process):
         """Give one event to the machine and do what it says."""
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
-        self.simulation.checkers.node_acted(self, outcome.stories)
+        self.simulation.checkers.node_acted(self, outcome)
         for request in outcome.requests:
             self.way.ask(request, self.machine.ref, self.settings.lease_s, self._answers())
             self.simulation.troubles.asked(self, request)

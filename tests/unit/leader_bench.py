@@ -22,7 +22,7 @@ from protocol.messages import (
 from protocol.words import Subscription
 from storage.groups.memory import MemoryGroups
 from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import Entry, GroupOptions, GroupWrites, LendingStatus, NodeRef, Start
+from storage.groups.model import Entry, GroupOptions, GroupWrites, HistoryRecord, LendingStatus, NodeRef, Start
 from storage.groups.rules import Row
 
 EPOCH_US = 1_700_000_000_000_000
@@ -66,6 +66,7 @@ class Bench:
         self.wake_at = self.now
         self.stopped: str | None = None
         self.stories: list[str] = []
+        self.told: list[HistoryRecord] = []
         self.give(Tick())
         self.settle()
 
@@ -79,6 +80,7 @@ class Bench:
         self.sent += outcome.sends
         self.stopped = self.stopped or outcome.stop
         self.stories += outcome.stories
+        self.told += outcome.happened
         self.wake_at = self.now + 1.0 if outcome.wake_at is None else outcome.wake_at
         return outcome
 

@@ -28,6 +28,7 @@ from leader.node_events import (
 from leader.node_machine import Node
 from leader.requests import execute
 from leader.settings import LeaderSettings
+from leader.watching import Happened
 from protocol.messages import (
     Disconnect,
     EndReason,
@@ -71,6 +72,7 @@ class Play:
         self.requests: list[Request] = []
         self.sent: list[tuple[str, ToBorrower]] = []
         self.stories: list[str] = []
+        self.told: list[Happened] = []
         self.last = NodeOutcome()
 
     def do(self, event: NodeEvent, at: float | None = None) -> NodeOutcome:
@@ -80,6 +82,7 @@ class Play:
         self.requests += self.last.requests
         self.sent += self.last.sends
         self.stories += self.last.stories
+        self.told += self.last.happened
         return self.last
 
     def hear(self, message: ToLeader, agent: str = "a") -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from borrower.machine.agent import Closed
+from leader.node_events import NodeOutcome
 from storage.groups.model import Claim, Group, GroupResult, GroupWrites
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
@@ -72,10 +73,11 @@ class Checkers:
 
     # --- processes --------------------------------------------------------------------------------------------------
 
-    def node_acted(self, node: SimulatedNode, stories: Sequence[str]) -> None:
+    def node_acted(self, node: SimulatedNode, outcome: NodeOutcome) -> None:
         """A node has answered an event."""
-        if stories:
-            raise Violation("\n".join(stories))
+        if outcome.stories:
+            raise Violation("\n".join(outcome.stories))
+        self.record.told(outcome.happened)
         self.authority.node_acted(node)
 
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:

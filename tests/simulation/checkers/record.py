@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from storage.groups.model import MAINTENANCE, TAKEOVER, Claim, HistoryRecord, Lending, LendingStatus
+from leader.watching import Happened
+from storage.groups.model import CONSUMED, MAINTENANCE, TAKEOVER, Claim, HistoryRecord, Lending, LendingStatus
 from tests.simulation.checkers.lives import Key, Lives, Violation
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Record:
     def __init__(self, world: World, store: WatchedGroups, lives: Lives) -> None:
         self._world, self._store, self._lives = world, store, lives
         self._read = 0
+        self._lines: set[HistoryRecord] = set()
         self._in_force: dict[Key, HistoryRecord] = {}
         self._terms: dict[int, int] = {}
         self._positions: dict[Key, int] = {}
@@ -60,6 +62,12 @@ class Record:
         if left:
             raise Violation(f"group {group_id} is deleted, but history says that these are in force: {left}")
 
+    def told(self, happened: Iterable[Happened]) -> None:
+        """Who watches a group hears of what is in history, and of nothing that a leader merely wished."""
+        for each in happened:
+            if each.line.at_us and each.line not in self._lines:
+                raise Violation(f"told, but not in history: {each}")
+
     def compare(self, group_id: int, rows: Iterable[Lending]) -> None:
         """Rows that a transaction has just answered are as history says."""
         for row in rows:
@@ -73,9 +81,10 @@ class Record:
         if not line.reason or line.term < self._terms.get(line.group_id, 0):
             raise Violation(f"without a reason, or under an older term than the line before: {line}")
         self._terms[line.group_id] = line.term
+        self._lines.add(line)
         key = line.group_id, line.stream_id
         before = self._in_force.get(key)
-        if line.event == TAKEOVER:
+        if line.event in (TAKEOVER, CONSUMED):
             return
         if line.event == "grant":
             if before is not None:

@@ -1,0 +1,88 @@
+"""What both group stores say that a commit has written into history: just that, in its order, and to nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.words import Subscription
+from storage.groups.model import Advance, GroupWrites, Mark, Release, Seize, Verdict
+from tests.contract.group_world import LEASE_S, SHARE, TWO, World, grant, lent
+
+OTHER = Subscription.parse("$share/other/#")
+
+
+@pytest.mark.conforms("A7")
+def test_a_commit_answers_with_the_lines_of_history_that_it_wrote(world: World) -> None:
+    first, second, third = world.add_space(shards=3)
+    group, other = world.group(), world.group(OTHER)
+    term, other_term = world.lead(group), world.lead(other)
+    held = {stream: lent(world, group, term, stream).grant_id for stream in (first, second)}
+    world.append(first, 9)
+    world.clock.advance(1.5)
+    before = world.store.history(group.group_id), world.store.history(other.group_id)
+    entries = (
+        Seize(first, held[first], "gone"),
+        Mark(second, held[second], "revoke", "balance"),
+        grant(third, "b2", "a2"),
+    )
+    batch = [
+        GroupWrites(group.group_id, term, entries),
+        GroupWrites(other.group_id, other_term, (grant(first, "b3"), Advance(second, 17, 1))),
+    ]
+    ours, theirs = world.store.commit(batch)
+    assert [(line.event, line.stream_id) for line in ours.recorded] == [
+        ("seize", first),
+        ("revoke", second),
+        ("grant", third),
+    ]
+    assert [(line.event, line.group_id) for line in theirs.recorded] == [("grant", other.group_id)]
+    assert (ours.recorded[0].position, ours.recorded[0].until, ours.recorded[0].forced) == (0, 9, True)
+    assert world.store.history(group.group_id) == before[0] + ours.recorded
+    assert world.store.history(other.group_id) == before[1] + theirs.recorded
+
+
+def test_progress_writes_no_line_and_a_term_that_is_over_none_either(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.group()
+    term = world.lead(group)
+    held = lent(world, group, term, stream)
+    world.append(stream, 5)
+    assert world.write(group, term, Advance(stream, held.grant_id, 3), renew=True).recorded == ()
+    assert world.write(group, term, Release(stream, held.grant_id - 1, 3, "late")).recorded == ()
+    world.clock.advance(LEASE_S)
+    world.lead(group, TWO)
+    deposed = world.write(group, term, Release(stream, held.grant_id, 5, "left"))
+    assert (deposed.deposed, deposed.recorded) == (True, ())
+
+
+def test_a_renewal_tells_after_the_entries_what_it_ended(world: World) -> None:
+    first, second = world.add_space(shards=2)
+    group = world.group()
+    term = world.lead(group)
+    held = lent(world, group, term, first)
+    for stream in (first, second):
+        world.append(stream, 4)
+    world.rollover(1)
+    world.retire(1)
+    told = world.write(group, term, Mark(first, held.grant_id, "revoke", "balance"), renew=True).recorded
+    assert [(line.event, line.stream_id) for line in told] == [("revoke", first), ("block", first), ("block", second)]
+    assert told == world.store.history(group.group_id)[-3:]
+
+
+def test_a_row_that_was_busy_is_not_told_of(world: World) -> None:
+    first, second = world.add_space(shards=2)
+    group = world.group()
+    term = world.lead(group)
+    with world.locked(group.group_id, first):
+        result = world.write(group, term, grant(first), grant(second))
+    assert [answer.verdict for answer in result.results] == [Verdict.BUSY, Verdict.APPLIED]
+    assert [(line.event, line.stream_id) for line in result.recorded] == [("grant", second)]
+
+
+def test_looking_for_a_group_creates_none(world: World) -> None:
+    world.add_space()
+    assert world.store.live_group(SHARE) is None
+    group = world.group()
+    assert world.store.live_group(SHARE) == group
+    world.store.delete_group(SHARE)
+    assert world.store.live_group(SHARE) is None

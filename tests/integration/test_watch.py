@@ -1,0 +1,178 @@
+"""`sublet groups watch`: what happens in a group is seen while it happens, whoever leads it, and disturbs nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from storage.publish import Publisher
+from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell
+from tests.kit import eventually
+from tests.kit_nodes import environment
+
+GROUP = "$share/billing/orders/#"
+OF_HISTORY = ("at", "event", "reason", "stream_id", "grant_id", "agent", "session", "position", "until", "term")
+
+
+@pytest.fixture
+def shell(database: str) -> Iterator[Shell]:
+    quick = {name: value for name, value in environment().items() if name.startswith("SUBLET_")}
+    with a_shell(**quick | {"SUBLET_DATABASE_URL": database}) as shell:
+        assert shell.run("spaces", "reshard", "default", "2").code == 0
+        yield shell
+
+
+def seen(watch: Running) -> list[dict[str, Any]]:
+    """The events so far; the last line may be under way."""
+    return [json.loads(line) for line in watch.out.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def saw(watch: Running, *events: str, of: str | None = None) -> list[dict[str, Any]]:
+    """Wait until it has seen all of these, be it of that node only; all that it has seen."""
+
+    def all_there() -> bool:
+        names = [event["event"] for event in seen(watch) if of in (None, event.get("node"))]
+        return all(names.count(event) >= events.count(event) for event in events)
+
+    eventually(all_there, TIMEOUT_S, lambda: watch.out + watch.err)
+    return seen(watch)
+
+
+def watching(shell: Shell, *options: str, leader: str = "nobody") -> Running:
+    """A watch that misses nothing from now on."""
+    watch = shell.start("groups", "watch", GROUP, "--json", *options)
+    watch.says(f"{leader} leads it")
+    return watch
+
+
+def history(shell: Shell) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = shell.run("groups", "history", GROUP, "--json").object["history"]
+    return [{name: line[name] for name in OF_HISTORY} for line in lines if line["stream_id"]]
+
+
+def address(node: Running) -> str:
+    said = (node.out + node.err).split("serves on ")[1]
+    return said.split()[0].strip('",}')
+
+
+@contextlib.contextmanager
+def away(shell: Shell) -> Iterator[None]:
+    """Commands meanwhile know of no database."""
+    here = shell.environment
+    shell.environment = {name: value for name, value in here.items() if name != "SUBLET_DATABASE_URL"}
+    yield
+    shell.environment = here
+
+
+def leader_of(shell: Shell) -> str:
+    return str(shell.run("groups", "describe", GROUP, "--json").object["leader"]["node"])
+
+
+@pytest.mark.conforms("A9")
+def test_a_watcher_sees_what_history_says_and_who_comes_and_goes(shell: Shell) -> None:
+    shell.leader("n1")
+    assert shell.run("groups", "create", GROUP).code == 0
+    watch = watching(shell)
+    plain = shell.start("groups", "watch", GROUP)
+    plain.says("nobody leads it")
+    consumer = shell.start("consume", GROUP, "--name", "worker")
+    saw(watch, "takeover", "join", "grant", "grant")
+    consumer.ask(signal.SIGINT)
+    events = saw(watch, "leave", "release", "release")
+    assert [event["event"] for event in events][:2] == ["takeover", "join"]
+    assert events[-1]["event"] == "leave", "after all that it had was written"
+    assert {(event["node"], event["subscription"], event["group_id"]) for event in events} == {("n1", GROUP, 1)}
+    assert {event["session"] for event in events if event["event"] in ("join", "leave")} == {"worker"}
+    told = [{name: event.get(name) for name in OF_HISTORY} for event in events if "stream_id" in event]
+    assert told == history(shell), "the very same lines"
+    plain.says("leave      worker")
+    assert watch.ask(signal.SIGINT).code == 0
+    assert plain.ask(signal.SIGINT).code == 0
+    assert "Traceback" not in watch.err + plain.err
+
+
+def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(shell: Shell, database: str) -> None:
+    shell.leader("n1")
+    consumer = shell.start("consume", GROUP, "--start", "earliest", "--max", "1000000")
+    eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
+    watch, plain = watching(shell, leader="n1"), shell.start("groups", "watch", GROUP)
+    plain.says("n1 leads it")
+    with Publisher(database) as publisher:  # not a process: it would begin when the consumer is evicted already
+        consumer.process.send_signal(signal.SIGSTOP)
+        for number in range(50):
+            publisher.publish("orders/a", b"%d" % number)
+    events = saw(watch, "evict", "seize", "seize")
+    seized = [event for event in events if event["event"] == "seize"]
+    assert all(event["forced"] and event["reason"] == "evicted: unheard of" for event in seized)
+    assert sorted((event["position"], event["until"]) for event in seized) == [(0, 0), (0, 50)]
+    plain.says("[0, 50) may be seen again")
+    consumer.kill()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_watch_goes_on_where_the_next_leader_begins(shell: Shell, end: signal.Signals) -> None:
+    nodes = {name: shell.leader(name) for name in ("n1", "n2")}
+    consumer = shell.start("consume", GROUP)
+    eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
+    first = leader_of(shell)
+    (second,) = nodes.keys() - {first}
+    watch = watching(shell, leader=first)
+    nodes[first].process.send_signal(end)
+    events = saw(watch, "takeover", "reclaim", "reclaim", of=second)
+    stepped_down = [(event["node"], event["reason"]) for event in events if event["event"] == "step_down"]
+    assert stepped_down == ([] if end == signal.SIGKILL else [(first, "the node is shutting down")])
+    takeover = next(event for event in events if event["event"] == "takeover")
+    assert all(event["term"] == takeover["term"] for event in events if event["node"] == second)
+    watch.says(f"Now node {second} leads it")
+    consumer.ask(signal.SIGINT)
+    saw(watch, "leave", of=second)
+
+
+def test_without_the_database_any_node_shows_the_way_to_the_one_that_leads(shell: Shell) -> None:
+    nodes = {name: shell.leader(name) for name in ("n1", "n2")}
+    shell.start("consume", GROUP)
+    eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
+    leader = leader_of(shell)
+    (other,) = nodes.keys() - {leader}
+    port = address(nodes[leader]).rpartition(":")[2]
+    with away(shell):
+        by_other = watching(shell, "--node", address(nodes[other]), leader=leader)
+        by_both = watching(shell, "--node", f"localhost:{port}", "--node", address(nodes[other]), leader=leader)
+    shell.start("consume", GROUP)
+    for watch in (by_other, by_both):
+        events = saw(watch, "join", "revoke", "release", "grant")
+        names = [(event["event"], event.get("stream_id"), event.get("borrower")) for event in events]
+        assert len(names) == len(set(names)), "each once"
+
+
+@pytest.mark.conforms("A9")
+def test_a_group_that_is_not_there_or_not_any_more_is_not_found(shell: Shell) -> None:
+    node = shell.leader("n1")
+    for way in ((), ("--node", address(node))):
+        with away(shell) if way else contextlib.nullcontext():
+            answer = shell.run("groups", "watch", GROUP, *way)
+        assert (answer.code, answer.out) == (3, ""), answer.err
+        assert "there is no such group" in answer.err
+    assert shell.run("groups", "list", "--json").object == {"groups": []}, "watching creates none"
+    assert shell.run("groups", "create", GROUP).code == 0
+    watch = watching(shell)
+    assert shell.run("groups", "delete", GROUP, "--yes").code == 0
+    ended = watch.end()
+    assert (ended.code, "was deleted while it was watched" in ended.err) == (3, True), ended.err
+
+
+@pytest.mark.conforms("A9")
+def test_without_a_node_there_is_nothing_to_watch(shell: Shell) -> None:
+    assert shell.run("groups", "create", GROUP).code == 0
+    for way in ((), ("--node", "127.0.0.1:1")):
+        with away(shell) if way else contextlib.nullcontext():
+            answer = shell.run("groups", "watch", GROUP, *way)
+        assert (answer.code, answer.out) == (5, ""), answer.err
+        assert "Traceback" not in answer.err
+    refused = shell.run("groups", "watch", GROUP, "--node", "nowhere")
+    assert (refused.code, "HOST:PORT" in refused.err) == (2, True), refused.err

@@ -1,0 +1,221 @@
+"""What those who watch a group are told: nothing before it is written, everything in its order, and who leads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from leader.node_events import Asked, Commit, Look, Looked, NotWritten, Shutdown, Tick
+from leader.watching import MAX_ASKED, Happened, Watched, as_event, question, unrecorded
+from protocol.errors import UsageError
+from protocol.events import GroupEvent
+from protocol.session.values import Channel
+from protocol.words import Subscription
+from storage.groups.model import GroupOptions, HistoryRecord, Start
+from tests.unit.leader_bench import Bench
+from tests.unit.test_node_machine import SETTINGS, SUBSCRIPTION, Play
+
+WANTED = Subscription.parse(SUBSCRIPTION)
+
+
+def events(play: Play) -> list[str]:
+    """What was told since the last look."""
+    names = [each.line.event for each in play.told]
+    play.told.clear()
+    return names
+
+
+def members(bench: Bench) -> list[tuple[str, str | None]]:
+    """What was told of them since the last look."""
+    told = [(line.event, line.borrower_id) for line in bench.told]
+    bench.told.clear()
+    return told
+
+
+def under_way(play: Play) -> Commit:
+    """A first subscriber is there, and two grants for it are being written."""
+    play.want()
+    play.settle()
+    play.do(Tick(), play.now + SETTINGS.debounce_s + 0.001)
+    (request,) = play.waiting(Commit)
+    return request
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_grant_is_told_when_it_is_written_and_not_before() -> None:
+    play = Play()
+    request = under_way(play)
+    assert events(play) == ["takeover", "join"]
+    play.do(play.execute(request))
+    assert [(each.line.event, each.line.stream_id) for each in play.told] == [("grant", 1), ("grant", 2)]
+    assert {each.subscription for each in play.told} == {SUBSCRIPTION}
+    assert tuple(each.line for each in play.told) == play.store.history(1)[1:], "the very lines, with their time"
+
+
+@pytest.mark.parametrize(("unknown", "then"), [(False, []), (True, ["step_down"])])
+def test_what_was_not_written_or_nobody_knows_of_is_not_told(unknown: bool, then: list[str]) -> None:
+    play = Play()
+    request = under_way(play)
+    play.told.clear()
+    play.do(NotWritten(request, unknown))
+    assert events(play) == then
+
+
+def test_what_a_leader_wrote_that_is_over_by_now_is_told_all_the_same() -> None:
+    play = Play()
+    request = under_way(play)
+    play.told.clear()
+    written = play.execute(request)
+    play.do(Shutdown(play.now))
+    play.do(written)
+    assert events(play) == ["step_down", "grant", "grant"]
+
+
+def test_each_leader_says_when_it_begins_and_ends_and_why() -> None:
+    first = Play()
+    first.lent()
+    first.told.clear()
+    first.do(Shutdown(first.now + 5))
+    first.settle()
+    (ended,) = (each.line for each in first.told)
+    assert (ended.event, ended.reason) == ("step_down", "the node is shutting down")
+    second = Play("n2", first.store)
+    second.now = first.now
+    second.want("b/1")
+    second.settle()
+    takeover = second.told[0].line
+    assert (takeover.event, takeover.reason) == ("takeover", "node n2 leads")
+    assert takeover.term == second.machine.leaders[1].term > ended.term
+
+
+def test_whoever_asks_hears_who_leads_and_one_look_answers_all_who_asked() -> None:
+    play = Play()
+    play.do(Asked("w.1", WANTED))
+    play.do(Asked("w.2", WANTED))
+    play.do(Asked("w.1", WANTED))
+    assert play.requests == [Look(WANTED)]
+    nobody = play.answer().answers
+    assert [(a.subscriber_id, a.group, a.claim) for a in nobody] == [("w.1", None, None), ("w.2", None, None)]
+    assert play.store.live_group(WANTED) is None, "asking has created nothing"
+    play.lent()
+    play.do(Asked("w.1", WANTED))
+    (answer,) = play.answer().answers
+    assert answer.group == play.store.live_group(WANTED)
+    assert answer.claim is not None
+    assert (answer.claim.node, answer.subscription) == (play.ref, SUBSCRIPTION)
+
+
+def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
+    play = Play()
+    play.lent()
+    play.now += SETTINGS.lease_s
+    play.do(Asked("w.1", WANTED))
+    (request,) = play.waiting(Look)
+    (answer,) = play.do(play.execute(request)).answers
+    assert (answer.group, answer.claim) == (play.store.live_group(WANTED), None)
+
+
+def test_a_question_that_the_database_did_not_answer_is_forgotten_and_may_be_asked_again() -> None:
+    play = Play()
+    play.do(Asked("w.1", WANTED))
+    request = play.requests.pop()
+    assert isinstance(request, Look)
+    assert play.do(Looked(request, answered=False)).answers == ()
+    play.do(Asked("w.1", WANTED))
+    assert play.requests == [Look(WANTED)]
+
+
+def test_not_more_is_looked_up_at_a_time_than_the_limit() -> None:
+    play = Play()
+    for number in range(MAX_ASKED + 5):
+        play.do(Asked("w.1", Subscription.parse(f"$share/g{number}/#")))
+    assert len(play.waiting(Look)) == MAX_ASKED
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def test_members_join_leave_and_are_evicted_and_each_join_has_its_end() -> None:
+    bench = Bench(2)
+    bench.join("a/1")
+    bench.join("b/1", session="second")
+    bench.join("a/2", predecessor="a/1")
+    assert members(bench) == [("join", "a/1"), ("join", "b/1"), ("join", "a/2"), ("leave", "a/1")]
+    bench.leave(borrower_id="b/1")
+    (left,) = bench.told
+    assert (left.agent, left.session, left.term, left.stream_id) == ("b", "second", bench.term, 0)
+    bench.pass_time(bench.settings.eviction_s + 1)
+    assert members(bench) == [("leave", "b/1"), ("evict", "a/2")]
+
+
+def test_a_member_has_left_when_what_it_held_is_written() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    bench.told.clear()
+    bench.leave(bench.said(7))
+    assert members(bench) == []
+    bench.settle()
+    assert members(bench) == [("leave", "a/1")]
+
+
+def test_of_two_under_one_name_the_older_is_fenced_also_where_it_comes_too_late() -> None:
+    bench = Bench(options=GroupOptions(Start.EARLIEST, session_expiry_s=60))
+    bench.join("a/1", session="worker", session_epoch=1)
+    bench.join("b/1", session="worker", session_epoch=2)
+    assert members(bench) == [("join", "a/1"), ("fence", "a/1"), ("join", "b/1")]
+    bench.join("a/2", session="worker", session_epoch=1)
+    assert members(bench) == [("fence", "a/2")]
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+LINE = HistoryRecord(1_700_000_000_000_000, 7, 3, "seize", "evicted", 17, "a/1", "a", 5, 9, True, 8, "worker")
+
+
+def test_an_event_is_an_object_without_what_does_not_apply() -> None:
+    told = json.loads(as_event(Happened(SUBSCRIPTION, LINE), "n1", LINE.at_us).payload)
+    assert told == {
+        "at": "2023-11-14T22:13:20Z", "event": "seize", "group_id": 7, "subscription": SUBSCRIPTION, "node": "n1",
+        "term": 9, "stream_id": 3, "grant_id": 17, "position": 5, "until": 8, "forced": True, "reason": "evicted",
+        "borrower": "a/1", "agent": "a", "session": "worker",
+    }  # fmt: skip
+    of_group = json.loads(as_event(Happened(SUBSCRIPTION, unrecorded(7, 9, "step_down", "idle")), "n1", 1).payload)
+    assert set(of_group) == {"at", "event", "group_id", "subscription", "node", "term", "reason"}
+    start = json.loads(
+        as_event(Happened(SUBSCRIPTION, replace(LINE, position=0, until=None, forced=False)), "n1", 1).payload
+    )
+    assert (start["position"], start["forced"], "until" in start) == (0, False, False)
+
+
+def test_only_what_is_watched_is_published_under_the_node_s_time_where_it_has_none() -> None:
+    published: list[tuple[str, str, object]] = []
+    watched = Watched("n1", lambda *told: published.append(told), lambda: 1_700_000_001_000_000)
+    joined = unrecorded(7, 9, "join", "joined", "a/1", "a")
+    watched.tell([Happened(SUBSCRIPTION, joined)])
+    watched.interest("$share/other/#", True)
+    watched.tell([Happened(SUBSCRIPTION, joined)])
+    assert published == []
+    watched.interest(None, True)
+    watched.tell([Happened(SUBSCRIPTION, joined), Happened(SUBSCRIPTION, LINE)])
+    assert [(channel, key) for channel, key, _ in published] == [(Channel.GROUP, SUBSCRIPTION)] * 2
+    bodies = [json.loads(body.payload) for _, _, body in published if isinstance(body, GroupEvent)]
+    assert [body["at"] for body in bodies] == ["2023-11-14T22:13:21Z", "2023-11-14T22:13:20Z"]
+    watched.interest(None, False)
+    watched.interest(SUBSCRIPTION, True)
+    watched.tell([Happened(SUBSCRIPTION, LINE)])
+    assert len(published) == 3
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'])
+def test_what_is_no_question_is_refused(payload: bytes) -> None:
+    with pytest.raises(UsageError):
+        question(GroupEvent(payload))
+
+
+def test_a_question_names_a_subscription() -> None:
+    assert question(GroupEvent(b'{"watch": "$shared/g/#"}')) == WANTED
