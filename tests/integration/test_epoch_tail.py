@@ -121,11 +121,12 @@ def test_messages_without_an_epoch_always_come_also_out_of_blocks_that_have_othe
     story.three_and_five()
     reading = EpochReading(conn, ALL)
     put(conn, story.streams()[0], b"plain")
-    plain = batch([b"in 3", b"without", b"in 6"])
+    plain = batch([b"in 3", b"without", b"in 5"])
     place = BLOCK_SCHEMA.get_field_index("epoch")
-    column = pa.array([[3], None, [6]], BLOCK_SCHEMA.field(place).type)
+    column = pa.array([[3], None, [5]], BLOCK_SCHEMA.field(place).type)
     mixed = pack(plain.set_column(place, BLOCK_SCHEMA.field(place), column))
     append(conn, [Append(story.streams()[0], mixed, Stamp("a", 1, 99))])
+    story.publish(A, 6, stream=1)
     assert numbers(seen(reading.messages(conn))) == {None: 2, 6: 1}
 
 
@@ -222,7 +223,9 @@ def test_a_space_that_begins_while_others_are_read_is_not_read_beyond_the_look(
 ) -> None:
     """What it publishes meanwhile may be in epochs that are told to be completed at the end of this very round."""
     create_space(conn, "eu", "eu/#", shards=1)
+    rollover(conn, "eu")
     other = Story(conn, "eu")
+    assert min(other.streams()) > max(story.streams()), "it is read after the others"
     story.advance(A, 2)
     reading = EpochReading(conn, ALL)
     put(conn, story.streams()[0], b"plain")
