@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from protocol.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before
 from storage.epoch_selection import Begin, Selection
@@ -17,7 +18,7 @@ from storage.epoch_selection import Begin, Selection
 Choose = Callable[[int], int]
 """A number below the one that is given."""
 
-STEPS = 14
+STEPS = 12
 SPACES = (0, 0, 0, 1)
 """Of each stream."""
 
@@ -31,7 +32,7 @@ class View:
     lowers: dict[int, LowerFrontier | None]
 
 
-@dataclass(slots=True)
+@dataclass
 class World:
     """Streams of two spaces, publishers that hold capabilities, and all views since the beginning."""
 
@@ -49,6 +50,15 @@ class World:
         for _ in range(STEPS):
             self._step()
             self._note()
+
+    @cached_property
+    def by_epoch(self) -> dict[tuple[int, Epoch], set[int]]:
+        """{(space, epoch): its messages}."""
+        had = defaultdict(set)
+        for stream, log in enumerate(self.logs):
+            for offset, epoch in enumerate(log):
+                had[SPACES[stream], epoch].add(offset * len(SPACES) + stream)
+        return had
 
     def _step(self) -> None:
         space = SPACES[self.choose(len(SPACES))]
@@ -122,7 +132,7 @@ class Reader:
             self._round(at, min(last, at + self.world.choose(3)))
             if at == last:
                 return self
-            at = min(last, at + 1 + self.world.choose(4))
+            at = min(last, at + 1 + self.world.choose(6))
 
     def _round(self, seen: int, reached: int) -> None:
         """Streams are read up to the heads that were seen, or further; then the frontiers of that look are told."""
@@ -158,13 +168,11 @@ class Reader:
 
     def _by_epoch(self) -> tuple[dict[tuple[int, Epoch], set[int]], dict[tuple[int, Epoch], set[int]]]:
         """{(space, epoch): its messages} of all, and of those that were given."""
-        had, given = defaultdict(set), defaultdict(set)
+        given = defaultdict(set)
         for stream, log in enumerate(self.world.logs):
-            for offset, epoch in enumerate(log):
-                had[SPACES[stream], epoch].add(offset * len(SPACES) + stream)
             for offset in self.given[stream]:
                 given[SPACES[stream], log[offset]].add(offset * len(SPACES) + stream)
-        return had, given
+        return self.world.by_epoch, given
 
     def _due(self, epoch: Epoch) -> bool:
         """By the definitions, from the messages that were there and the frontiers when it joined."""
