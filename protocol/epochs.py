@@ -85,6 +85,10 @@ class LowerFrontier:
         """Of several streams, or of several publishers: what may come from any of them."""
         return LowerFrontier.of(epoch for each in (self, *others) for epoch in each.least)
 
+    def within(self, other: LowerFrontier) -> LowerFrontier:
+        """What may come according to both."""
+        return LowerFrontier.of(tuple(map(max, one, two)) for one in self.least for two in other.least)
+
 
 @dataclass(frozen=True, slots=True)
 class UpperFrontier:

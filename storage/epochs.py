@@ -82,8 +82,15 @@ def renew(conn: psycopg.Connection[Any], who: Producer, lease_s: float = LEASE_S
 
 
 def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tuple[int, str]]:
-    """Take away what is held beyond its lease: (space, producer). One that is writing is left for the next time."""
+    """Take away what is held beyond its lease: (space, producer). One that is writing is left for the next time.
+
+    What was held in a space that was dropped since is forgotten: nothing comes there any more.
+    """
     conn.execute("delete from capability where expired_at < clock_timestamp() - make_interval(secs => %s)", (KEPT_S,))
+    conn.execute(
+        "delete from capability c using space p where p.space_id = c.space_id and p.dropped_at is not null"
+        " and c.expires_at < clock_timestamp()"
+    )
     overdue = conn.execute(
         "select space_id, producer_id from capability where expired_at is null and expires_at < clock_timestamp()"
         " order by space_id, producer_id"

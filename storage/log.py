@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
@@ -26,6 +27,7 @@ from protocol.errors import BeyondHead, Gone, NotFound, ProducerFenced, SubletEr
 from protocol.words import Filter
 from storage.block import Epochs, Packed, decode, deliver, from_offset, matching
 from storage.connect import UnknownOutcome
+from storage.epoch_selection import LeftOut, without
 
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
@@ -47,13 +49,21 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
       select end_offset, count, codec, topics, case when matched then payload end as payload,
              case when matched then uri end as uri, case when matched then octet_length(payload) else 0 end as size
         from (
-          select *, topics is null or {matches} as matched from block
+          select *, {matched} as matched from block
            where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
            order by end_offset limit %(blocks)s) found) sized) b on b.before < %(bytes)s
  where s.stream_id = %(stream)s
  order by b.end_offset"""
-_SINCE_ALL = _SINCE.format(matches="true")
-_SINCE_FILTER = _SINCE.format(matches="exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)")
+_ANY_TOPIC = "topics is null or true"
+_WANTED_TOPIC = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
+_WANTED_EPOCH = """(epochs is null or coalesce((epochs ->> 'mixed')::boolean, true) or exists (
+             select from jsonb_array_elements(epochs -> 'greatest') as mine(epoch)
+              where not is_covered(jsonb_build_array(mine.epoch), %(covered)s::jsonb)
+                and (%(least)s::jsonb is null or may_come(%(least)s::jsonb, mine.epoch))))"""
+_SINCE_ALL = _SINCE.format(matched=_ANY_TOPIC)
+_SINCE_FILTER = _SINCE.format(matched=_WANTED_TOPIC)
+_SINCE_ALL_BUT = _SINCE.format(matched=_WANTED_EPOCH)
+_SINCE_FILTER_BUT = _SINCE.format(matched=f"({_WANTED_TOPIC}) and {_WANTED_EPOCH}")
 
 
 class Outcome(StrEnum):
@@ -119,6 +129,13 @@ class Page:
         """True if there is nothing after this page, and never will be."""
         return self.closed and self.position == self.head
 
+    def before(self, offset: int) -> Page:
+        """What of it lies before an offset."""
+        if self.position <= offset:
+            return self
+        cut = [batch.filter(pc.less(batch.column("offset"), offset)) for batch in self.batches]
+        return replace(self, batches=tuple(batch for batch in cut if batch.num_rows), position=offset)
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -153,18 +170,20 @@ def since(
     *,
     filter: Filter = ALL,
     generation_id: int | None = None,
+    left_out: LeftOut | None = None,
     limit_blocks: int = PAGE_BLOCKS,
     limit_bytes: int = PAGE_BYTES,
 ) -> Page:
     """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
 
-    `generation_id` saves a look-up. Raises `Gone` if the offset is older than retention, `BeyondHead` if it lies after
+    `left_out`: without the messages of these epochs; blocks that have no others are not fetched. `generation_id` saves
+    a look-up. Raises `Gone` if the offset is older than retention, `BeyondHead` if it lies after
     the stream's end, `NotFound` for no such stream.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id)
     rows = conn.execute(
-        _SINCE_ALL if filter == ALL or len(filter.regex) > LONGEST_PATTERN else _SINCE_FILTER,
+        _statement(filter, left_out),
         {
             "generation": Int8(generation_id),
             "stream": Int8(stream_id),
@@ -172,6 +191,7 @@ def since(
             "blocks": Int8(max(1, limit_blocks)),
             "bytes": Int8(max(1, limit_bytes)),
             "regex": filter.regex,
+            **({} if left_out is None else left_out.as_json()),
         },
         prepare=True,
         binary=True,
@@ -183,7 +203,7 @@ def since(
     if first_end is None:
         return Page((), offset, offset, head, closed)
     blocks = _consecutive([row[3:] for row in rows])
-    batches = [batch for row in blocks if (batch := _batch(stream_id, offset, filter, row)) is not None]
+    batches = [batch for row in blocks if (batch := _batch(stream_id, offset, filter, left_out, row)) is not None]
     return Page(tuple(batches), offset, blocks[-1][0], head, closed)
 
 
@@ -316,7 +336,15 @@ def _consecutive(blocks: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return blocks
 
 
-def _batch(stream_id: int, offset: int, filter: Filter, row: tuple[Any, ...]) -> pa.RecordBatch | None:
+def _statement(filter: Filter, left_out: LeftOut | None) -> str:
+    if filter == ALL or len(filter.regex) > LONGEST_PATTERN:
+        return _SINCE_ALL if left_out is None else _SINCE_ALL_BUT
+    return _SINCE_FILTER if left_out is None else _SINCE_FILTER_BUT
+
+
+def _batch(
+    stream_id: int, offset: int, filter: Filter, left_out: LeftOut | None, row: tuple[Any, ...]
+) -> pa.RecordBatch | None:
     """The wanted messages of one block; None if there are none."""
     end_offset, count, codec, topics, payload, uri = row
     if uri is not None:
@@ -326,4 +354,6 @@ def _batch(stream_id: int, offset: int, filter: Filter, row: tuple[Any, ...]) ->
     first = end_offset - count
     whole = deliver(decode(codec, payload), stream_id, first)
     wanted = matching(from_offset(whole, first, offset), filter, topics)
+    if left_out is not None:
+        wanted = without(wanted, left_out)
     return wanted if wanted.num_rows else None

@@ -6,7 +6,7 @@ were published. Between different streams there is no order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,13 +18,15 @@ from protocol.errors import BeyondHead, Gone
 from protocol.words import Bookmark, Filter
 from storage import log
 from storage.catalogue import filled
+from storage.epoch_selection import LeftOut
 
 Begin = str | int | datetime | Bookmark
 """Where to begin in the streams there are: `earliest`, `latest`, an offset, a time (of the database's clock), or where
 an earlier reader of the same filter was."""
 
 _STREAMS = """
-select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone', s.parents
+select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone', s.parents, s.space_id,
+       s.upper_frontier
   from stream s join generation n using (generation_id)
  where n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
  order by s.generation_id, s.stream_id"""
@@ -32,7 +34,10 @@ select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone
 
 @dataclass(slots=True)
 class Place:
-    """How far one stream was read. `target`: where it ended when that began. `done`: there will never be more."""
+    """How far one stream was read. `target`: where it ended when that began. `done`: there will never be more.
+
+    `greatest`: the greatest epochs in it when it came into view.
+    """
 
     stream_id: int
     generation_id: int
@@ -40,6 +45,8 @@ class Place:
     closed: bool
     gone: bool
     parents: list[int]
+    space_id: int
+    greatest: list[list[int]] | None
     position: int = 0
     target: int = 0
     done: bool = False
@@ -62,15 +69,22 @@ class Step:
 class Reading:
     """All matching streams, and how far each was read. It holds no connection: each call is given one. Not thread-safe.
 
-    Streams that open later are read from their beginning.
+    Streams that open later are read from their beginning. `places`: what `matching` has just found, where the caller
+    has use for it too.
     """
 
-    def __init__(self, conn: psycopg.Connection[Any], filter: Filter, begin: Begin = "latest") -> None:
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        filter: Filter,
+        begin: Begin = "latest",
+        places: Sequence[Place] | None = None,
+    ) -> None:
         self.filter = filter
         self._places: dict[int, Place] = {}
         self._known = begin.known if isinstance(begin, Bookmark) else 0
         self._closures = False
-        for place in _matching(conn, filter):
+        for place in matching(conn, filter) if places is None else places:
             self._known = max(self._known, place.stream_id)
             position = _first_position(conn, place, begin)
             if position is not None:
@@ -88,6 +102,11 @@ class Reading:
         return [place.stream_id for place in self._places.values() if not place.done]
 
     @property
+    def spaces(self) -> set[int]:
+        """Those of the streams of which more may come."""
+        return {place.space_id for place in self._places.values() if not place.done}
+
+    @property
     def bookmark(self) -> Bookmark:
         """How far it has come."""
         offsets = {place.stream_id: place.position for place in self._places.values() if not place.done}
@@ -102,8 +121,16 @@ class Reading:
         """The streams of which there is something to read now, each for a step or more."""
         return [place for place in self._places.values() if self._unread(place) and self._is_its_turn(place)]
 
-    def read(self, conn: psycopg.Connection[Any], place: Place, limit_bytes: int = log.PAGE_BYTES) -> Step:
-        """The next page of a stream, at least one block."""
+    def read(
+        self,
+        conn: psycopg.Connection[Any],
+        place: Place,
+        limit_bytes: int = log.PAGE_BYTES,
+        left_out: LeftOut | None = None,
+        until: int | None = None,
+    ) -> Step:
+        """The next page of a stream, at least one block; without the epochs that are to be left out, and up to before
+        the offset `until`, which lies ahead."""
         start = place.position
         try:
             page = log.since(
@@ -112,12 +139,14 @@ class Reading:
                 start,
                 filter=self.filter,
                 generation_id=place.generation_id,
+                left_out=left_out,
                 limit_bytes=limit_bytes,
             )
         except Gone as gone:
             place.position = place.head if gone.oldest is None else gone.oldest
             place.done = place.closed and gone.oldest is None
             return Step(place.stream_id, start, place.position, gone=gone)
+        page = page if until is None else page.before(until)
         self._closures = self._closures or page.closed != place.closed
         place.position, place.head, place.closed, place.done = page.position, page.head, page.closed, page.finished
         return Step(place.stream_id, start, page.position, page.batches)
@@ -139,7 +168,7 @@ class Reading:
         """
         self._closures, known = False, self._known
         self._places = {place.stream_id: place for place in self._places.values() if not place.done}
-        for place in _matching(conn, self.filter):
+        for place in matching(conn, self.filter):
             if place.stream_id > known:
                 self._known = max(self._known, place.stream_id)
                 self._add(place)
@@ -191,8 +220,8 @@ class Tail:
                     yield pa.Table.from_batches(step.batches)
 
 
-def _matching(conn: psycopg.Connection[Any], filter: Filter) -> list[Place]:
-    """By the filters that generations were filled under, in one snapshot."""
+def matching(conn: psycopg.Connection[Any], filter: Filter) -> list[Place]:
+    """The streams that match, by the filters that generations were filled under, in one snapshot."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
         wanted = filled(conn).wanted(filter)

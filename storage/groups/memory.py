@@ -180,7 +180,8 @@ class MemoryGroups:
         before, told = dict(life.rows) if life else {}, len(self._history)
         when_gone = life.group.options.when_gone if life else WhenGone.FAIL
         results = tuple(self._apply(entry, writes, before, when_gone, now) for entry in writes.entries)
-        renewed, epochs = (), ()
+        renewed: tuple[Lending, ...] = ()
+        epochs: tuple[GroupFrontier, ...] = ()
         if writes.renew and life and not life.deleted:
             renewed, epochs = self._renew_streams(life, writes.term, now), self._move_frontiers(life, writes.term, now)
         return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[told:]), epochs)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from protocol.errors import UsageError
 from protocol.words import Filter
 from sublet.cli import values
 from sublet.cli.command import Cli, Nodes, held_back, register
+from sublet.cli.epoch_printer import EpochPrinter
 from sublet.cli.printer import Printer
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from borrower.feed_reader import Where
-    from storage.tail import Tail
+
+T = TypeVar("T")
+
+STARTS = ("latest", "active", "earliest")
+"""Of whole epochs."""
 
 FIRST_WAIT_S = 0.005
 LONGEST_WAIT_S = 0.2
-"""Between two looks for news: the wait grows while nothing comes."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -41,19 +44,26 @@ def tail(
             "--from",
             metavar="WHERE",
             help="earliest, latest, a time (2026-01-31T12:00, UTC unless it says otherwise), how long ago (15m, 2h), "
-            "or an offset in every stream.",
+            "or an offset in every stream. With --epochs: latest, active (what is not completed too) or earliest.",
         ),
     ] = "latest",
     follow: Annotated[
         bool, typer.Option(help="Go on with what is published from now on, or end where the log ends.")
     ] = True,
     max_messages: Annotated[str | None, typer.Option("--max", metavar="N", help="End after N messages.")] = None,
+    epochs: Annotated[
+        bool,
+        typer.Option(
+            "--epochs", help="In whole epochs: first a snapshot of the frontiers, then each epoch whole or not at all."
+        ),
+    ] = False,
     nodes: Nodes = None,
 ) -> None:
     """Show messages whose topics match a filter.
 
     Reads only: no group is made or moved, and no leader needed. Messages of one key come in their order; different
-    keys are shown stream by stream. Each line is topic, key and value.
+    keys are shown stream by stream. Each line is topic, key and value. With --epochs there are lines about the
+    frontiers too: "snapshot" once, and "completed" whenever the lower one has moved.
 
     Examples:
 
@@ -61,10 +71,15 @@ def tail(
       sublet tail '#'
       sublet tail 'orders/+/created' --from earliest --no-follow --json
       sublet tail 'orders/#' --from 15m --max 10
+      sublet tail 'flights/#' --epochs --from active --json
       sublet tail 'orders/#' --node 10.0.0.5:7411
     """
-    begin, wanted = values.begin(start), Filter.parse(filter)
+    wanted = Filter.parse(filter)
     printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
+    if epochs:
+        _in_whole_epochs(cli, nodes, wanted, start, follow, printer)
+        return
+    begin = values.begin(start)
     if nodes:
         _through_nodes(cli, nodes, wanted, begin, follow, printer)
     else:
@@ -82,28 +97,63 @@ def _through_nodes(cli: Cli, nodes: list[str], wanted: Filter, begin: Where, fol
 def _from_database(cli: Cli, wanted: Filter, begin: str | int | datetime, follow: bool, printer: Printer) -> None:
     from storage.tail import Tail
 
-    wait_s = 0.0
+    waiting = _Waiting()
     with cli.connection() as connection:
         with held_back():
             reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
         while not printer.full:
             before = printer.count
-            for page in _pages(reading):
+            for page in _held_back(reading.pages()):
                 printer.show(page)
                 if printer.full or (not follow and reading.caught_up):
                     break
             if not follow and reading.caught_up:
                 return
-            wait_s = 0.0 if printer.count > before else min(wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
-            time.sleep(0.0 if printer.full else wait_s)
+            waiting.after(printer.count > before or printer.full)
 
 
-def _pages(reading: Tail) -> Iterator[pa.Table]:
+def _in_whole_epochs(
+    cli: Cli, nodes: list[str] | None, wanted: Filter, start: str, follow: bool, printer: Printer
+) -> None:
+    from storage.epoch_tail import EpochReading
+
+    if nodes:
+        raise UsageError(
+            "--epochs and --node: nodes do not serve epochs yet. Name the database, or leave --epochs out."
+        )
+    if start not in STARTS:
+        raise UsageError(f"--from {start!r}: with --epochs, give {', '.join(STARTS)}.")
+    waiting, shown = _Waiting(), EpochPrinter(cli, printer)
+    with cli.connection() as connection:
+        with held_back():
+            reading = EpochReading(connection, wanted, start, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
+        while True:
+            before = shown.count
+            for message in _held_back(reading.messages(connection)):
+                if not shown.show(message):
+                    return
+            if not follow:
+                return
+            waiting.after(shown.count > before)
+
+
+class _Waiting:
+    """Between two looks for news: longer and longer while there is none."""
+
+    def __init__(self) -> None:
+        self._wait_s = 0.0
+
+    def after(self, news: bool) -> None:
+        """Wait for the next look; not at all after news."""
+        self._wait_s = 0.0 if news else min(self._wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
+        time.sleep(self._wait_s)
+
+
+def _held_back(found: Iterator[T]) -> Iterator[T]:
     """What is there now; signals wait for each read to be over."""
-    pages = reading.pages()
     while True:
         with held_back():
-            page = next(pages, None)
-        if page is None:
+            each = next(found, None)
+        if each is None:
             return
-        yield page
+        yield each

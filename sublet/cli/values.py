@@ -152,6 +152,8 @@ def begin(text: str) -> str | int | datetime:
     """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
     if text in ("earliest", "latest"):
         return text
+    if text == "active":
+        raise UsageError("--from 'active': is for whole epochs. Add --epochs, or begin elsewhere.")
     if text.isascii() and text.isdigit():
         return int(text)
     if _DURATION.fullmatch(text):

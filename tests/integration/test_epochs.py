@@ -20,7 +20,7 @@ from storage.connect import connect
 from storage.epochs import hold, lower_frontier, release, renew
 from storage.log import Append, Outcome, Producer, Stamp, append
 from storage.publish import Publisher
-from storage.spaces import create_space, reshard
+from storage.spaces import create_space, drop_space, reshard
 from tests.integration.log_kit import everything, in_epochs
 from tests.kit import eventually
 
@@ -193,6 +193,15 @@ def test_a_producer_that_is_not_heard_of_for_its_lease_holds_nothing_back(
         hold(conn, space, A, [(6,)])
     later = Producer("a", 2)
     assert least(hold(conn, space, later, [(6,)])) == [(5,)], "a later life begins anew"
+
+
+@pytest.mark.conforms("S9")
+def test_a_space_that_was_dropped_keeps_no_other_from_going_on(conn: psycopg.Connection[Any], space: int) -> None:
+    create_space(conn, "other", "other/#", shards=1)
+    hold(conn, find_space(conn, "other").space_id, A, [(3,)], lease_s=0.0)
+    hold(conn, space, B, [(3,)], lease_s=0.0)
+    drop_space(conn, "other")
+    assert epochs.expire(conn) == [(space, "b")]
 
 
 def test_one_that_renews_keeps_what_it_holds(conn: psycopg.Connection[Any], space: int) -> None:

@@ -1,0 +1,92 @@
+"""What the tests of whole epochs share: publishing in epochs by hand, and judging what a reader was given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+
+from protocol.epochs import Epoch, LowerFrontier
+from protocol.words import Filter
+from storage.catalogue import find_space, open_streams
+from storage.epoch_tail import Data, Message, Snapshot
+from storage.epochs import hold
+from storage.log import Append, Outcome, Producer, Stamp, append
+from tests.integration.log_kit import in_epochs
+
+A, B = Producer("a", 1), Producer("b", 1)
+ALL = Filter("#")
+
+
+class Story:
+    """Blocks in epochs, published by hand."""
+
+    def __init__(self, conn: psycopg.Connection[Any], space: str = "default") -> None:
+        self.conn, self.space = conn, find_space(conn, space).space_id
+        self._stamps: Counter[str] = Counter()
+
+    def publish(self, who: Producer, *of: Epoch | int, stream: int = 0) -> None:
+        """A block with a message in each of these epochs, in the space's stream of that place."""
+        self._stamps[who.producer_id] += 1
+        stamp = Stamp(who.producer_id, who.incarnation, self._stamps[who.producer_id])
+        block = in_epochs(*((each,) if isinstance(each, int) else each for each in of))
+        (answer,) = append(self.conn, [Append(self.streams()[stream], block, stamp)])
+        assert answer.outcome is Outcome.APPENDED, answer
+
+    def streams(self) -> list[int]:
+        """Those that are open, in the order of ids."""
+        return [each.stream_id for each in open_streams(self.conn) if each.space_id == self.space]
+
+    def advance(self, who: Producer, *to: Epoch | int) -> None:
+        """Move, or take, the producer's capability."""
+        hold(self.conn, self.space, who, [(each,) if isinstance(each, int) else each for each in to], lease_s=600)
+
+    def three_and_five(self) -> None:
+        """Completed 0, 1, 2; active 3 and 5; in both streams."""
+        self.advance(A, 0)
+        self.publish(A, 0, 1)
+        self.publish(A, 2, 5, stream=1)
+        self.publish(A, 3)
+        self.advance(A, 3)
+
+    def the_rest(self) -> None:
+        """More of what was active, then what comes."""
+        self.publish(A, 3, 4, 5, 6)
+        self.publish(A, 5, 7, stream=1)
+        self.advance(A, 6)
+        self.publish(A, 6, 8)
+        self.advance(A, 9)
+
+
+def seen(messages: Iterable[Message]) -> Counter[Epoch | None]:
+    """{epoch: how many messages of it}."""
+    found: Counter[Epoch | None] = Counter()
+    for message in messages:
+        if isinstance(message, Data):
+            found.update(None if epoch is None else tuple(epoch) for epoch in message.table.column("epoch").to_pylist())
+    return found
+
+
+def numbers(counted: Counter[Epoch | None]) -> dict[int | None, int]:
+    """`seen`, of epochs of one number."""
+    return {None if epoch is None else epoch[0]: count for epoch, count in counted.items()}
+
+
+def told(messages: Iterable[Message]) -> list[tuple[Epoch, ...]]:
+    """The lower frontiers, in their order."""
+    return [message.least for message in messages if isinstance(message, LowerFrontier)]
+
+
+def check_course(messages: list[Message]) -> None:
+    """The snapshot first and once; frontiers move on only; nothing of an epoch comes after it was completed."""
+    assert isinstance(messages[0], Snapshot)
+    assert not any(isinstance(each, Snapshot) for each in messages[1:])
+    lower = messages[0].lower
+    for message in messages[1:]:
+        if isinstance(message, LowerFrontier):
+            assert lower is None or (lower != message and lower.is_at_or_before(message))
+            lower = message
+        elif lower is not None:
+            assert all(epoch is None or lower.may_come(epoch) for epoch in seen([message]))

@@ -1,0 +1,309 @@
+"""Whole epochs without a group: who joins when, across streams and spaces, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from protocol.epochs import LowerFrontier, UpperFrontier
+from protocol.errors import InvalidEpoch, UsageError
+from protocol.words import Filter
+from storage import log
+from storage.block import pack
+from storage.connect import connect
+from storage.epoch_selection import LeftOut
+from storage.epoch_tail import Data, EpochReading, Message, Snapshot
+from storage.layout import BLOCK_SCHEMA
+from storage.log import Append, Stamp, append
+from storage.spaces import create_space, drop_space, reshard, rollover
+from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, seen, told
+from tests.integration.log_kit import batch, put
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 2)
+        yield connection
+
+
+@pytest.fixture
+def story(conn: psycopg.Connection[Any]) -> Story:
+    return Story(conn)
+
+
+# --- who joins ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("S1", "S2")
+def test_a_live_reader_sees_what_begins_after_it_has_come_and_nothing_of_what_had_begun(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.three_and_five()
+    reading = EpochReading(conn, ALL)
+    first = list(reading.messages(conn))
+    assert first == [Snapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))]
+    story.the_rest()
+    rest = list(reading.messages(conn))
+    assert numbers(seen(rest)) == {6: 2, 7: 1, 8: 1}
+    assert told(rest) == [((9,),)]
+    check_course(first + rest)
+
+
+@pytest.mark.conforms("S7", "S1")
+def test_from_history_a_reader_gets_the_active_epochs_whole_and_no_completed_ones(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.three_and_five()
+    reading = EpochReading(conn, ALL, "active")
+    assert reading.snapshot == Snapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))
+    first = list(reading.messages(conn))
+    assert numbers(seen(first)) == {3: 1, 5: 1}
+    story.the_rest()
+    rest = list(reading.messages(conn))
+    assert numbers(seen(first + rest)) == {3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}
+    check_course(first + rest)
+
+
+@pytest.mark.conforms("S1", "S4")
+def test_from_the_beginning_all_epochs_come_and_are_completed_once(conn: psycopg.Connection[Any], story: Story) -> None:
+    story.three_and_five()
+    reading = EpochReading(conn, ALL, "earliest")
+    first = list(reading.messages(conn))
+    assert first[0] == Snapshot(None, UpperFrontier(((5,),)))
+    assert told(first) == [((3,),)], "a reader of history is told of its epochs after it was given them"
+    story.the_rest()
+    rest = list(reading.messages(conn))
+    assert numbers(seen(first + rest)) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}
+    assert told(rest) == [((9,),)]
+    check_course(first + rest)
+
+
+@pytest.mark.conforms("S10")
+def test_who_opts_out_gets_epochs_in_part_and_hears_of_the_frontier(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.three_and_five()
+    reading = EpochReading(conn, ALL, whole=False)
+    story.the_rest()
+    messages = list(reading.messages(conn))
+    assert numbers(seen(messages)) == {3: 1, 4: 1, 5: 2, 6: 2, 7: 1, 8: 1}
+    assert told(messages) == [((9,),)]
+    with pytest.raises(UsageError, match="'active' is for whole epochs"):
+        EpochReading(conn, ALL, "active", whole=False)
+
+
+@pytest.mark.conforms("S2", "S3")
+def test_in_product_order_what_lies_beside_the_filter_is_seen(conn: psycopg.Connection[Any], story: Story) -> None:
+    story.advance(A, (0, 0))
+    story.publish(A, (1, 2), (2, 1))
+    reading = EpochReading(conn, ALL)
+    assert reading.snapshot.upper == UpperFrontier(((1, 2), (2, 1)))
+    story.publish(A, (1, 1), (2, 2), (0, 3))
+    story.publish(A, (1, 2), (0, 2))
+    first = list(reading.messages(conn))
+    assert seen(first) == {(2, 2): 1, (0, 3): 1}
+    story.advance(A, (2, 0))
+    story.publish(A, (2, 1), (3, 0))
+    assert seen(reading.messages(conn)) == {(3, 0): 1}, "(2, 1) may still come: it is not retired"
+    story.advance(A, (2, 2))
+    assert told(reading.messages(conn)) == [((2, 2),)]
+    assert not reading.filtering
+
+
+def test_messages_without_an_epoch_always_come_also_out_of_blocks_that_have_others(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.three_and_five()
+    reading = EpochReading(conn, ALL)
+    put(conn, story.streams()[0], b"plain")
+    plain = batch([b"in 3", b"without", b"in 5"])
+    place = BLOCK_SCHEMA.get_field_index("epoch")
+    column = pa.array([[3], None, [5]], BLOCK_SCHEMA.field(place).type)
+    mixed = pack(plain.set_column(place, BLOCK_SCHEMA.field(place), column))
+    append(conn, [Append(story.streams()[0], mixed, Stamp("a", 1, 99))])
+    story.publish(A, 6, stream=1)
+    assert numbers(seen(reading.messages(conn))) == {None: 2, 6: 1}
+
+
+# --- several streams and spaces -------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("S5")
+def test_the_frontiers_of_several_spaces_are_merged_and_epochs_whole_across_them(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    create_space(conn, "eu", "eu/#", shards=2)
+    other = Story(conn, "eu")
+    story.advance(A, 4)
+    story.publish(A, 4)
+    other.advance(B, 3)
+    other.publish(B, 6, stream=1)
+    reading = EpochReading(conn, ALL)
+    assert reading.snapshot == Snapshot(LowerFrontier(((3,),)), UpperFrontier(((6,),)))
+    story.publish(A, 5, 6, 7)
+    story.advance(A, 9)
+    other.publish(B, 6, 7, 8)
+    messages = list(reading.messages(conn))
+    assert numbers(seen(messages)) == {7: 2, 8: 1}
+    assert told(messages) == []
+    other.advance(B, 8)
+    assert told(reading.messages(conn)) == [((8,),)]
+
+
+@pytest.mark.conforms("S4")
+def test_a_frontier_is_told_once_and_after_all_it_completes_also_across_a_rollover(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.advance(A, 0)
+    reading = EpochReading(conn, ALL)
+    assert len(list(reading.messages(conn))) == 1
+    story.publish(A, 0, 1)
+    rollover(conn, "default")
+    story.publish(A, 1, 2, stream=1)
+    reshard(conn, "default", 3)
+    story.publish(A, 2, stream=2)
+    story.advance(A, 5)
+    messages = list(reading.messages(conn))
+    assert numbers(seen(messages)) == {0: 1, 1: 2, 2: 2}
+    assert messages[-1] == LowerFrontier(((5,),)), "3 and 4 were skipped: they are completed, empty"
+    assert told(messages) == [((5,),)]
+    assert list(reading.messages(conn)) == []
+    put(conn, story.streams()[0], b"plain")
+    assert told(reading.messages(conn)) == []
+
+
+@pytest.mark.conforms("S4")
+def test_what_is_published_while_it_reads_does_not_hold_the_frontier_back(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    """The frontier is of the look: it does not wait for an end that never comes."""
+    story.advance(A, 0)
+    reading = EpochReading(conn, ALL)
+    story.publish(A, 1)
+    story.advance(A, 2)
+    messages: list[Message] = []
+    for message in reading.messages(conn):
+        messages.append(message)
+        if isinstance(message, Data):
+            assert len(messages) < 20
+            story.publish(A, 2)
+    assert told(messages) == [((2,),)]
+
+
+@pytest.mark.conforms("S4")
+def test_of_a_space_that_begins_late_nothing_comes_that_was_told_to_be_completed(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.advance(A, 5)
+    reading = EpochReading(conn, ALL)
+    first = list(reading.messages(conn))
+    create_space(conn, "eu", "eu/#", shards=1)
+    other = Story(conn, "eu")
+    other.advance(B, 3)
+    other.publish(B, 3, 6)
+    messages = list(reading.messages(conn))
+    story.publish(A, 6)
+    story.advance(A, 9)
+    other.publish(B, 4, 6, 7)
+    other.advance(B, 7)
+    messages += list(reading.messages(conn))
+    assert numbers(seen(messages)) == {6: 3, 7: 1}
+    assert told(messages) == [((7,),)]
+    check_course(first + messages)
+
+
+@pytest.mark.conforms("S3")
+def test_a_space_that_begins_while_others_are_read_is_not_read_beyond_the_look(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    """What it publishes meanwhile may be in epochs that are told to be completed at the end of this very round."""
+    create_space(conn, "eu", "eu/#", shards=1)
+    rollover(conn, "eu")
+    other = Story(conn, "eu")
+    assert min(other.streams()) > max(story.streams()), "it is read after the others"
+    story.advance(A, 2)
+    reading = EpochReading(conn, ALL)
+    put(conn, story.streams()[0], b"plain")
+    put(conn, other.streams()[0], b"plain", topic="eu/1")
+    story.advance(A, 5)
+    messages: list[Message] = []
+    for message in reading.messages(conn):
+        if isinstance(message, Data) and not seen(messages):
+            other.advance(B, 3)
+            other.publish(B, 3, 6)
+        messages.append(message)
+    other.publish(B, 3, 6)
+    messages += reading.messages(conn)
+    assert numbers(seen(messages)) == {None: 2, 6: 2}
+    check_course(messages)
+
+
+@pytest.mark.conforms("S5")
+def test_spaces_of_which_only_history_matches_are_not_compared(conn: psycopg.Connection[Any], story: Story) -> None:
+    story.advance(A, (10**9, 1))
+    story.publish(A, (10**9, 1))
+    create_space(conn, "eu", "eu/#", shards=1)
+    other = Story(conn, "eu")
+    other.advance(B, 3)
+    mine = Filter("eu/#")
+    live, history = EpochReading(conn, mine), EpochReading(conn, mine, "earliest")
+    assert live.snapshot == Snapshot(LowerFrontier(((3,),)), UpperFrontier())
+    other.publish(B, 3)
+    other.advance(B, 4)
+    for reading in (live, history):
+        assert told(reading.messages(conn)) == [((4,),)]
+    with pytest.raises(InvalidEpoch, match="Read each space by a filter of its own"):
+        EpochReading(conn, ALL)
+    drop_space(conn, "eu")
+    with pytest.raises(InvalidEpoch):
+        list(live.messages(conn))
+
+
+# --- what is left out costs little ----------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("S6")
+def test_blocks_that_are_left_out_are_neither_fetched_nor_decoded(conn: psycopg.Connection[Any], story: Story) -> None:
+    story.three_and_five()
+    reading = EpochReading(conn, ALL)
+    stream = story.streams()[0]
+    for _ in range(9):
+        story.publish(A, 3, 5)
+    conn.execute("update block set payload = '\\x00'")
+    story.publish(A, 6)
+    assert numbers(seen(reading.messages(conn))) == {6: 1}
+    left_out = LeftOut(UpperFrontier(((5,),)), None)
+    page = log.since(conn, stream, 3, left_out=left_out, limit_bytes=1)
+    assert page.position == page.head, "what is not fetched does not count as bytes of a page"
+    with pytest.raises(pa.ArrowInvalid):
+        log.since(conn, stream, 3)
+
+
+@pytest.mark.conforms("S6")
+def test_with_the_frontier_past_it_there_is_no_filter_any_more(
+    conn: psycopg.Connection[Any], story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    since = log.since
+
+    def noted(*args: Any, **kwargs: Any) -> log.Page:
+        asked.append(kwargs["left_out"])
+        return since(*args, **kwargs)
+
+    monkeypatch.setattr(log, "since", noted)
+    story.three_and_five()
+    reading = EpochReading(conn, ALL)
+    story.publish(A, 5)
+    list(reading.messages(conn))
+    before = reading.filtering
+    story.advance(A, 6)
+    list(reading.messages(conn))
+    assert (before, reading.filtering) == (True, False)
+    story.publish(A, 6)
+    assert numbers(seen(reading.messages(conn))) == {6: 1}
+    assert asked == [LeftOut(UpperFrontier(((5,),)), None), None]

@@ -1,0 +1,248 @@
+"""Whole epochs without a group, through retention, deaths, restarts and load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import Gone
+from storage import epochs
+from storage.catalogue import find_space
+from storage.connect import connect
+from storage.epoch_tail import EpochReading, Message
+from storage.epochs import hold, release
+from storage.publish import Publisher
+from storage.retention import retain
+from storage.spaces import create_space, reshard, rollover
+from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, seen, told
+from tests.kit import eventually
+from tests.kit_nodes import ROOT
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 2)
+        yield connection
+
+
+@pytest.fixture
+def story(conn: psycopg.Connection[Any]) -> Story:
+    return Story(conn)
+
+
+# --- retention ------------------------------------------------------------------------------------------------------
+
+
+def take_what_is_closed(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("update space set retention_s = 1")
+    conn.execute("update generation set closed_at = closed_at - interval '9 s' where state = 'closed'")
+    assert retain(conn)
+
+
+@pytest.mark.conforms("S7")
+@pytest.mark.parametrize(("begin", "wanted"), [("earliest", {6: 3, 7: 1}), ("active", {6: 3, 7: 1})])
+def test_of_epochs_that_retention_has_taken_in_part_nothing_comes(
+    conn: psycopg.Connection[Any], story: Story, begin: str, wanted: dict[int | None, int]
+) -> None:
+    story.three_and_five()
+    rollover(conn, "default")
+    story.publish(A, 5, 6)
+    take_what_is_closed(conn)
+    reading = EpochReading(conn, ALL, begin)
+    messages = list(reading.messages(conn))
+    story.publish(A, 4, 5, 6, stream=1)
+    story.publish(A, 6, 7)
+    assert numbers(seen([*messages, *reading.messages(conn)])) == wanted
+
+
+@pytest.mark.conforms("S3")
+def test_where_retention_takes_what_was_to_come_reading_ends_with_the_reason(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.three_and_five()
+    gone: list[Gone] = []
+    torn, partial = EpochReading(conn, ALL), EpochReading(conn, ALL, whole=False, on_gone=gone.append)
+    untouched = EpochReading(conn, ALL, on_gone=gone.append)
+    story.publish(A, 5)
+    list(untouched.messages(conn))
+    story.publish(A, 6)
+    list(partial.messages(conn))
+    story.publish(A, 6)
+    list(untouched.messages(conn))
+    rollover(conn, "default")
+    take_what_is_closed(conn)
+    story.publish(A, 6)
+    for _ in range(2):
+        with pytest.raises(Gone):
+            list(torn.messages(conn))
+    assert numbers(seen(partial.messages(conn))) == {6: 1}
+    assert numbers(seen(untouched.messages(conn))) == {6: 1}
+    assert len(gone) == 1
+
+
+def test_what_retention_has_taken_of_left_out_epochs_is_told_and_harms_nothing(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.three_and_five()
+    gone: list[Gone] = []
+    reading = EpochReading(conn, ALL, on_gone=gone.append)
+    story.publish(A, 3, 5)
+    rollover(conn, "default")
+    take_what_is_closed(conn)
+    story.publish(A, 5, 6)
+    assert numbers(seen(reading.messages(conn))) == {6: 1}
+    assert len(gone) == 1
+
+
+# --- deaths and restarts --------------------------------------------------------------------------------------------
+
+DYING = """
+import os, signal, sys
+from storage.publish import Publisher
+
+publisher = Publisher(sys.argv[1], space="default", epoch_lease_s=1)
+publisher.advance(3)
+publisher.at(4).publish("t", b"unfinished").result(30)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.conforms("S4")
+def test_a_publisher_that_dies_holds_the_frontier_back_for_its_lease_and_what_it_left_is_completed(
+    database: str, conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.advance(A, 2)
+    reading = EpochReading(conn, ALL)
+    messages = list(reading.messages(conn))
+    subprocess.run([sys.executable, "-c", DYING, database], cwd=ROOT, check=False, timeout=60)
+    story.publish(A, 7)
+    story.advance(A, 9)
+    messages += reading.messages(conn)
+    assert numbers(seen(messages)) == {4: 1, 7: 1}
+    assert told(messages) == [((3,),)]
+    eventually(lambda: epochs.expire(conn), 30)
+    assert told(reading.messages(conn)) == [((9,),)]
+
+
+def test_it_goes_on_over_another_connection_where_it_was(
+    database: str, conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.three_and_five()
+    story.publish(A, 5, stream=1)
+    with connect(database) as first:
+        reading = EpochReading(first, ALL, "active")
+        course = reading.messages(first)
+        messages = [next(course), next(course)]
+        conn.execute("select pg_terminate_backend(%s)", (first.info.backend_pid,))
+        with pytest.raises(psycopg.OperationalError):
+            list(course)
+    story.the_rest()
+    messages += reading.messages(conn)
+    assert numbers(seen(messages)) == {3: 2, 4: 1, 5: 4, 6: 2, 7: 1, 8: 1}
+    check_course(messages)
+
+
+@pytest.mark.conforms("S7")
+def test_a_durable_reader_that_begins_again_gets_what_was_not_completed_whole(
+    conn: psycopg.Connection[Any], story: Story
+) -> None:
+    story.three_and_five()
+    first = EpochReading(conn, ALL, "active")
+    assert numbers(seen(first.messages(conn))) == {3: 1, 5: 1}
+    story.publish(A, 4, 5)
+    story.advance(A, 4)
+    again = EpochReading(conn, ALL, "active")
+    messages = list(again.messages(conn))
+    assert numbers(seen(messages)) == {4: 1, 5: 2}
+    check_course(messages)
+
+
+WRITERS = [("default", "t", 40), ("default", "u", 25), ("eu", "eu/1", 40)]
+"""Space, topic, and how many epochs are published."""
+HOLDERS = {"default": A, "eu": B}
+"""They keep what is unfinished from being completed before the writers come."""
+READERS = ["latest", "active", "earliest"] * 3
+
+
+class Load:
+    """Publishers, a space that is cut anew, and readers that join all the time; each in a thread of its own."""
+
+    def __init__(self, database: str) -> None:
+        self.database = database
+        self.courses: list[tuple[str, list[Message]]] = []
+        self._over = threading.Event()
+        self._writers = [threading.Thread(target=self._publish, args=each) for each in WRITERS]
+        self._writers.append(threading.Thread(target=self._reshard))
+        self._readers = [threading.Thread(target=self._read, args=(begin,)) for begin in READERS]
+
+    def run(self, conn: psycopg.Connection[Any]) -> None:
+        """Until all is published and completed."""
+        for space, who in HOLDERS.items():
+            hold(conn, find_space(conn, space).space_id, who, [(0,)], lease_s=600)
+        for writer in self._writers:
+            writer.start()
+        for number, reader in enumerate(self._readers):
+            self._after(conn, 100 * number)
+            reader.start()
+        for writer in self._writers:
+            writer.join(60)
+        for space, who in HOLDERS.items():
+            release(conn, find_space(conn, space).space_id, who)
+        self._over.set()
+        for reader in self._readers:
+            reader.join(60)
+        assert not any(thread.is_alive() for thread in (*self._writers, *self._readers))
+
+    def _after(self, conn: psycopg.Connection[Any], messages: int) -> None:
+        over = self._writers[:-1]
+        eventually(lambda: published(conn) >= messages or not any(each.is_alive() for each in over), 60)
+
+    def _publish(self, space: str, topic: str, until: int) -> None:
+        with Publisher(self.database, space=space, linger_ms=1) as publisher:
+            for epoch in range(until):
+                for early in range(3):
+                    publisher.publish_batch({"topic": topic, "value": [b"x"] * 5, "epoch": [[epoch + early]] * 5})
+                publisher.advance(epoch + 1)
+
+    def _reshard(self) -> None:
+        with connect(self.database) as conn:
+            for number, shards in enumerate((3, 1, 2), start=1):
+                self._after(conn, 200 * number)
+                reshard(conn, "default", shards)
+
+    def _read(self, begin: str) -> None:
+        with connect(self.database) as conn:
+            reading, messages = EpochReading(conn, ALL, begin), list[Message]()
+            self.courses.append((begin, messages))
+            while not self._over.is_set():
+                messages += reading.messages(conn)
+            messages += reading.messages(conn)
+
+
+def published(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute("select coalesce(sum(head), 0)::bigint from stream").fetchone()
+    return int(row[0]) if row else 0
+
+
+@pytest.mark.conforms("S3", "S4", "S5")
+def test_under_load_across_rollovers_every_reader_gets_whole_epochs(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    create_space(conn, "eu", "eu/#", shards=2)
+    load = Load(database)
+    load.run(conn)
+    had = seen(EpochReading(conn, ALL, "earliest", whole=False).messages(conn))
+    assert len(load.courses) == len(READERS)
+    for begin, messages in load.courses:
+        check_course(messages)
+        given = seen(messages)
+        assert {epoch: had[epoch] for epoch in given} == given, begin
+        assert begin != "earliest" or given == had
+    assert any(seen(messages) for begin, messages in load.courses if begin == "latest")
