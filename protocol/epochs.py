@@ -77,10 +77,6 @@ class LowerFrontier:
         """Whether one could become the other in time: all that may still come there may still come here."""
         return all(self.may_come(epoch) for epoch in other.least)
 
-    def later(self, other: LowerFrontier) -> LowerFrontier:
-        """What may still come when both are true."""
-        return LowerFrontier.of(tuple(map(max, one, two)) for one in self.least for two in other.least)
-
     def meet(self, *others: LowerFrontier) -> LowerFrontier:
         """Of several streams, or of several publishers: what may come from any of them."""
         return LowerFrontier.of(epoch for each in (self, *others) for epoch in each.least)
@@ -148,7 +144,7 @@ class ConsumedFrontier:
         """All is consumed that lies before `upto` and is completed."""
         if completed is None:
             return ConsumedFrontier(upto, self.lower)
-        return ConsumedFrontier(upto, completed if self.lower is None else self.lower.later(completed))
+        return ConsumedFrontier(upto, completed if self.lower is None else self.lower.within(completed))
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored."""

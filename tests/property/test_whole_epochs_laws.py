@@ -41,7 +41,7 @@ class Log:
             self.marks.append(Mark(first, len(self.messages), len(allowed), self.lower, found))
 
     def advance(self, by: list[Epoch]) -> None:
-        self.lower = self.lower.later(LowerFrontier.of(by))
+        self.lower = self.lower.within(LowerFrontier.of(by))
 
     def complete(self) -> None:
         self.advance([(MOST + 1,) * self.numbers])
