@@ -18,7 +18,7 @@ from protocol.session.values import Channel
 from storage.notify import snapshot
 from storage.notify.driver import Driver
 from storage.notify.ears import Ears
-from storage.notify.model import SPACE, STREAM, Change, NotifySettings
+from storage.notify.model import EPOCHS, SPACE, STREAM, Change, NotifySettings
 
 LARGEST = 2**63 - 1
 """Of a stream id and of a head: larger ones nobody has."""
@@ -27,7 +27,8 @@ LARGEST = 2**63 - 1
 class Hub:
     """Made and used on the node's loop; listens from the beginning to `close`. Raises what the driver raises.
 
-    On the loop it calls `streams_changed()` when some were opened or closed, and `grown(stream_id)`.
+    On the loop it calls `streams_changed(False)` when some were opened or closed, `streams_changed(True)` when nothing
+    but epochs were completed, and `grown(stream_id)`.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Hub:
         url: str,
         driver: Driver,
         publisher: SessionPublisher,
-        streams_changed: Callable[[], None],
+        streams_changed: Callable[[bool], None],
         grown: Callable[[int], None],
         settings: NotifySettings | None = None,
     ) -> None:
@@ -92,14 +93,14 @@ class Hub:
                 self._loop.call_soon_threadsafe(self._pass_on)
 
     def _pass_on(self) -> None:
-        streams_changed = False
+        changed: set[str] = set()
         while self._news:
             change = self._news.popleft()
             if change.kind == STREAM:
                 self._tell(change)
-            streams_changed = streams_changed or change.kind == SPACE
-        if streams_changed:
-            self._streams_changed()
+            changed.add(change.kind)
+        if changed & {SPACE, EPOCHS}:
+            self._streams_changed(SPACE not in changed)
 
     def _tell(self, change: Change) -> None:
         """A head is in the version itself; what else a publisher says of it is not looked at."""

@@ -94,7 +94,7 @@ class NodeServer:
                 self._url,
                 self._driver,
                 self._publisher,
-                lambda: self._handle(StreamsChanged()),
+                lambda epochs: self._handle(StreamsChanged(epochs)),
                 self._feed.watch.hurry,
                 news,
             )

@@ -181,7 +181,9 @@ class RevokeWanted:
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """Somebody says that streams were opened or closed: the groups led here look, sooner than they would anyway."""
+    """Somebody says that streams were opened or closed; `epochs`: that nothing but epochs were completed."""
+
+    epochs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,8 @@ class Tick:
 
 
 DatabaseAnswer = Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten | Looked
+
+
 NodeEvent = Begin | Heard | Asked | RevokeWanted | StreamsChanged | Shutdown | Tick | DatabaseAnswer
 
 

@@ -117,9 +117,8 @@ class Node:
                 leader = self.leaders.get(event.group_id)
                 if leader is not None:
                     self._give(leader, group_events.RevokeWanted(event.stream_ids, event.reason), now)
-            case StreamsChanged():
-                for leader in tuple(self.leaders.values()):
-                    self._give(leader, group_events.StreamsChanged(), now)
+            case StreamsChanged(epochs):
+                self._look_anew(epochs, now)
             case Shutdown():
                 self._stop_by = event.by
             case Tick():
@@ -373,6 +372,12 @@ class Node:
                     self._elect(el.Unwant(writes.group_id), now)
             else:
                 self._inform(writes, group_events.NotWritten(writes.entries), now)
+
+    def _look_anew(self, epochs: bool, now: float) -> None:
+        """Completed epochs concern atomic groups alone."""
+        for leader in tuple(self.leaders.values()):
+            if leader.group.options.atomic or not epochs:
+                self._give(leader, group_events.StreamsChanged(), now)
 
     def _leads(self, writes: GroupWrites) -> bool:
         leader = self.leaders.get(writes.group_id)

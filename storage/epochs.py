@@ -25,6 +25,7 @@ from protocol.epochs import (
 )
 from protocol.errors import CapabilityExpired, EpochCompleted, UnknownSpace
 from storage.log import Producer, fenced
+from storage.notify.model import Change, epochs_change
 from storage.turnover import Guard
 
 LEASE_S = 30.0
@@ -102,6 +103,13 @@ def lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontie
     """What may still be published in the space; None where no epoch was ever used."""
     row = conn.execute("select lower_frontier from space where space_id = %s", (space_id,)).fetchone()
     return lower_of_json(row[0]) if row is not None else None
+
+
+def moves(conn: psycopg.Connection[Any], space_id: int) -> Change:
+    """The news that the lower frontier of the space has moved."""
+    row = conn.execute("select name, frontier_moves from space where space_id = %s", (space_id,)).fetchone()
+    assert row is not None, "spaces are dropped, not deleted"
+    return epochs_change(*row)
 
 
 def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None) -> bool:
@@ -207,7 +215,8 @@ def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, Low
     if lower != space.lower:
         numbers = next((len(epoch) for epoch in lower.least), space.numbers)
         conn.execute(
-            "update space set lower_frontier = %s, epoch_numbers = %s where space_id = %s",
+            "update space set lower_frontier = %s, epoch_numbers = %s, frontier_moves = frontier_moves + 1"
+            " where space_id = %s",
             (_json(lower), numbers, space.space_id),
         )
     return lower

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from leader.group.assignments import Assignments
-from leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, StreamsChanged, Tick
+from leader.group.events import (
+    Committed,
+    Event,
+    Heard,
+    NotWritten,
+    Outcome,
+    RevokeWanted,
+    StreamsChanged,
+    Tick,
+)
 from leader.group.members import Member, Members
 from leader.group.names import Names
 from leader.group.schedule import Schedule

@@ -10,6 +10,7 @@ create table space (
   rollover_s bigint check (rollover_s > 0),            -- null: only when asked
   compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
   epoch_numbers smallint check (epoch_numbers between 1 and 8), -- of each epoch in it; null: no epoch was ever used
+  frontier_moves bigint not null default 0,            -- how often the lower frontier has moved
   lower_frontier jsonb,                                -- the least epochs that may still be published (0001_epochs.sql)
   created_at timestamptz not null default clock_timestamp(),
   dropped_at timestamptz

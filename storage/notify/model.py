@@ -10,8 +10,8 @@ from typing import Any
 
 from protocol.errors import InvalidSetting, SubletError
 
-STREAM, SPACE, GROUP, NODE = "stream", "space", "group", "node"
-KINDS = (STREAM, SPACE, GROUP, NODE)
+STREAM, SPACE, GROUP, NODE, EPOCHS = "stream", "space", "group", "node", "epochs"
+KINDS = (STREAM, SPACE, GROUP, NODE, EPOCHS)
 """The kinds of objects; each has a channel of its own, of the same name."""
 
 PREFIX = "SUBLET_NOTIFY_"
@@ -95,6 +95,11 @@ def group_change(subscription: str, group_id: int, deleted: bool = False) -> Cha
 def node_change(name: str, started_us: int, deleted: bool = False, data: Mapping[str, Any] | None = None) -> Change:
     """A node has come or gone; `started_us`: when this incarnation was listed first, by the database's clock."""
     return Change(NODE, name, started_us, deleted, data)
+
+
+def epochs_change(space: str, moves: int) -> Change:
+    """More epochs of a space are completed; `moves`: how often its lower frontier has moved."""
+    return Change(EPOCHS, space, moves)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,21 @@ import psycopg
 
 from protocol.words import Filter, Subscription
 from storage.notify.model import (
+    EPOCHS,
     GROUP,
     NODE,
     SPACE,
     STREAM,
     Change,
     Snapshot,
+    epochs_change,
     group_change,
     node_change,
     space_change,
     stream_change,
 )
+
+_EPOCHS = "select name, frontier_moves from space where dropped_at is null and frontier_moves > 0"
 
 Connection = psycopg.Connection[Any]
 ReadSnapshot = Callable[[Connection, str], Snapshot]
@@ -70,6 +74,11 @@ def nodes(conn: Connection) -> list[Change]:
     ]
 
 
+def epochs(conn: Connection) -> list[Change]:
+    """How often the lower frontiers of the spaces that have one have moved."""
+    return [epochs_change(name, moves) for name, moves in conn.execute(_EPOCHS)]
+
+
 def reading(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
     """A `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
 
@@ -78,6 +87,6 @@ def reading(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
             ids = frozenset(wanted_streams())
             found = streams(conn, ids) if ids else []
             return Snapshot(tuple(found), frozenset(map(str, ids)))
-        return Snapshot(tuple({SPACE: spaces, GROUP: groups, NODE: nodes}[kind](conn)))
+        return Snapshot(tuple({SPACE: spaces, GROUP: groups, NODE: nodes, EPOCHS: epochs}[kind](conn)))
 
     return read

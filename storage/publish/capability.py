@@ -15,6 +15,7 @@ from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
 from storage import epochs
 from storage.connect import connect
 from storage.log import Producer
+from storage.notify.teller import shared
 from storage.publish.sender import FIRST_PAUSE_S, LOCK_TIMEOUT_S, LONGEST_PAUSE_S, Retryable
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Capability:
             try:
                 with self._connection() as conn:
                     epochs.release(conn, self._space_id, self._who)
+                    shared(self._url).tell([epochs.moves(conn, self._space_id)])
             except (*Retryable, SubletError) as error:
                 log.warning("the epochs of producer %s end with their lease: %s", self._who.producer_id, error)
             self._lost = epochs.expired(self._who.producer_id)
@@ -72,11 +74,15 @@ class Capability:
         if self._lost is not None:
             raise self._lost
         wanted = LowerFrontier.of(check_epoch(epoch, len(least[0])) for epoch in least)
-        self._retrying(lambda conn: epochs.hold(conn, self._space_id, self._who, wanted.least, self._lease_s))
+        self._retrying(lambda conn: self._move(conn, wanted))
         self._held = wanted
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="sublet publisher lease", daemon=True)
             self._thread.start()
+
+    def _move(self, conn: psycopg.Connection[Any], wanted: LowerFrontier) -> None:
+        epochs.hold(conn, self._space_id, self._who, wanted.least, self._lease_s)
+        shared(self._url).tell([epochs.moves(conn, self._space_id)])
 
     def _keep(self) -> None:
         while not self._over.wait(self._lease_s / 3):

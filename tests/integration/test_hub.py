@@ -40,7 +40,7 @@ def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database
         publisher = new_publisher("n1#1")
         grown: list[int] = []
         changed: list[bool] = []
-        hub = Hub(database, load("postgres")(database), publisher, lambda: changed.append(True), grown.append, NEWS)
+        hub = Hub(database, load("postgres")(database), publisher, lambda _: changed.append(True), grown.append, NEWS)
         publisher.on_interest = lambda channel, key, wanted: hub.followed(str(key), wanted)
         conn.execute(
             "insert into node (name, incarnation, address, protocol_version, notify, expires_at)"
