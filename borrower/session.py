@@ -387,14 +387,17 @@ class Session:
 
     def _look(self, lent: WholeLent) -> bool:
         """See what is completed of what follows; True if it goes on."""
-        marks = self._readable(lent, lambda: self._reader.marks(lent))
-        if marks is None:
-            return lent.unreadable
         known = lent.plan.scanned
-        if lent.look(marks, self._batch_bytes):
+        begun = lent.go_on(self._batch_bytes)
+        if not begun:
+            marks = self._readable(lent, lambda: self._reader.marks(lent))
+            if marks is None:
+                return lent.unreadable
+            lent.look(marks)
+            begun = lent.go_on(self._batch_bytes)
+        if begun:
             self._handler.moved(lent)
-            return True
-        return lent.plan.scanned > known
+        return begun or lent.plan.scanned > known
 
     def _page(self, lent: Lent) -> Page | None:
         return self._readable(lent, lambda: self._reader.page(lent, self._may_start))

@@ -52,7 +52,7 @@ class _Made:
 class WholeLent(Lent):
     """See the module's page. `read` is the next offset to be read; while there is no step, up to where marks are known.
 
-    `told`: somebody says that more is completed. `pieces`: what was read and not given out yet, since it is not known
+    `told`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
     whether the step ends with it.
     """
 
@@ -97,10 +97,13 @@ class WholeLent(Lent):
         """Nothing will be acknowledged any more."""
         return self.given_up or not (self.outstanding or self.reading or (self.step is not None and not self.cut))
 
-    def look(self, marks: Marks, limit_bytes: int) -> bool:
-        """Take notice of what follows, and make the next step of about so many bytes; False if there is none yet."""
+    def look(self, marks: Marks) -> None:
+        """Take notice of what follows."""
         self.plan.note(marks)
         self.head, self.read, self.told = marks.head, self.plan.scanned, False
+
+    def go_on(self, limit_bytes: int) -> bool:
+        """Make the next step, of about so many bytes, from what is known; False if there is none."""
         if self.over or self.stopping or (step := self.plan.next_step(limit_bytes)) is None:
             return False
         self.plan.take(step)
@@ -181,7 +184,7 @@ class WholeLent(Lent):
             run = self.step.runs[self._run]
             self.read, self.most_bytes = run.start, run.size
             return
-        self._made[-1].complete = True
+        self._made[-1].complete = self.told = True
         self.step, self.read = None, self.plan.scanned
         self._settle()
 

@@ -151,6 +151,10 @@ class Fleet:
         """{node address: what has happened between it and a consumer}, at its last batch or its end."""
         return dict(self._last(name, "connections"))
 
+    def consumed(self, name: str) -> list[list[list[int]]]:
+        """What a consumer was told that its group, which is atomic, has consumed: frontier after frontier."""
+        return [line["consumed"] for line in _lines(self._record(name)) if "consumed" in line]
+
     def _last(self, name: str, what: str) -> dict[str, Any]:
         found = [line[what] for line in _lines(self._record(name)) if what in line]
         return found[-1] if found else {}

@@ -3,7 +3,8 @@
 Writes a line {"stream", "grant", "offsets", "at"} to FILE for every batch it is given, before the batch is
 acknowledged, works on it for PAUSE_S, and writes {"done": [stream, first offset], "news": how it has heard of new
 messages so far, "connections": what has happened between it and each node}. NAME is a stable session's. SIGTERM makes
-it leave gracefully and say both once more; where it is told to end, it writes {"ended": reason} and fails.
+it leave gracefully and say both once more; where it is told to end, it writes {"ended": reason} and fails. Of an atomic
+group it writes {"consumed": [epoch, ...]} whenever it is told how far that has come.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from borrower.session import Session
+from protocol.epochs import GroupFrontier
 from protocol.errors import SubscriptionEnded
 
 
@@ -28,7 +30,12 @@ def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str =
             record.write(json.dumps(line) + "\n")
             record.flush()
 
-        with Session(subscription, url, start="earliest", batch_bytes=1, name=name or None) as session:
+        def announced(found: GroupFrontier) -> None:
+            write({"consumed": found.consumed.least})
+
+        with Session(
+            subscription, url, start="earliest", batch_bytes=1, name=name or None, on_epoch=announced
+        ) as session:
             signal.signal(signal.SIGTERM, lambda *_: session.drain())
             write({"ready": True})
             try:

@@ -1,0 +1,190 @@
+"""Epochs stay whole, whoever dies: real consumers, nodes and publishers, killed and moved about."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.words import Start, Subscription
+from storage.connect import connect
+from storage.groups.model import CONSUMED, GroupOptions
+from storage.publish import Publisher
+from storage.spaces import reshard
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
+from tests.kit import eventually
+
+LAST = 24
+
+
+class EpochLoad:
+    """Two publishers that go through the epochs, each at its own pace, one epoch apart at most; then all are completed.
+
+    `completed_at`: {epoch: when the first of them said that it has finished with it}: nothing of the epoch may be
+    delivered before.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.completed_at: dict[int, float] = {}
+        self.failures: list[BaseException] = []
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._publish, args=(number,)) for number in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        assert not self.failures
+
+    @property
+    def is_over(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _publish(self, number: int) -> None:
+        try:
+            with Publisher(self._url, space="default", block_messages=7) as publisher:
+                publisher.advance(0)
+                for epoch in range(LAST):
+                    for message in range(60):
+                        late = epoch + message % 2  # half of them are in the next epoch already
+                        publisher.at(late).publish("t", b"%d" % message, key=b"%d-%d" % (number, message))
+                    with self._lock:
+                        self.completed_at.setdefault(epoch, time.time())
+                    publisher.advance(epoch + 1)
+                publisher.advance(LAST + 1)
+        except BaseException as error:  # noqa: BLE001 told by `end`
+            self.failures.append(error)
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(database, tmp_path)
+    options = GroupOptions(start=Start.parse("earliest"), atomic=True)
+    stage.scene.store.declare_group(Subscription.parse(ALL), options)
+    yield stage
+    stage.close()
+
+
+def kill_a_consumer(stage: Stage) -> None:
+    stage.fleet.consumers["a"].kill()
+    stage.fleet.consumer("c", ALL, 0.01)
+
+
+def let_a_consumer_leave(stage: Stage) -> None:
+    stage.fleet.consumers["a"].stop()
+
+
+def add_a_consumer(stage: Stage) -> None:
+    stage.fleet.consumer("c", ALL, 0.01)
+
+
+def freeze_a_consumer(stage: Stage) -> None:
+    consumer = stage.fleet.consumers["a"]
+    consumer.signal(signal.SIGSTOP)
+    eventually(lambda: any(line.forced for line in stage.scene.history()), WAIT_S)
+    consumer.signal(signal.SIGCONT)
+
+
+def kill_the_leader(stage: Stage) -> None:
+    claim, leader = stage.leader()
+    leader.kill()
+    stage.next_leader(claim)
+
+
+def change_the_streams(stage: Stage) -> None:
+    with connect(stage.scene.url) as connection:
+        reshard(connection, "default", 5)
+
+
+@pytest.mark.conforms("S8")
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        kill_a_consumer,
+        let_a_consumer_leave,
+        add_a_consumer,
+        freeze_a_consumer,
+        kill_the_leader,
+        change_the_streams,
+    ],
+)
+def test_epochs_stay_whole_and_each_is_announced_once(stage: Stage, trouble: Callable[[Stage], None]) -> None:
+    stage.serve("n1", "n2")
+    stage.share("a", "b")
+    load = EpochLoad(stage.scene.url)
+    stage.more(30)
+    trouble(stage)
+    load.end()
+    verdict = stage.verdict()
+    if trouble in (let_a_consumer_leave, add_a_consumer, kill_the_leader, change_the_streams):
+        assert verdict.explained == [], "nothing was forced"
+    _check_epochs(stage, load)
+
+
+def _check_epochs(stage: Stage, load: EpochLoad) -> None:
+    epochs = _epochs_by_place(stage)
+    delivered = stage.fleet.delivered()
+    parts: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for (stream, offset), epoch in epochs.items():
+        parts[stream, epoch].add(offset)
+    given: dict[tuple[int, int, int], set[int]] = defaultdict(set)
+    for batch in delivered:
+        for offset in batch.offsets:
+            epoch = epochs[batch.stream, offset]
+            assert batch.at > load.completed_at.get(epoch, 0.0), f"epoch {epoch} was given out before it was completed"
+            given[batch.stream, epoch, batch.grant].add(offset)
+    grants = defaultdict(set)
+    for stream, _, grant in given:
+        grants[stream].add(grant)
+    for (stream, epoch), part in parts.items():
+        assert any(given[stream, epoch, grant] == part for grant in grants[stream]), f"{stream}: {epoch} was split"
+    _check_announcements(stage, epochs)
+
+
+def _epochs_by_place(stage: Stage) -> dict[tuple[int, int], int]:
+    """{(stream, offset): epoch} of all messages."""
+    from storage.log import since
+
+    with connect(stage.scene.url) as connection:
+        found = {}
+        for stream, head in stage.scene.heads().items():
+            position = 0
+            while position < head:
+                page = since(connection, stream, position)
+                position = page.position
+                for batch in page.batches:
+                    for row in batch.select(["offset", "epoch"]).to_pylist():
+                        found[stream, row["offset"]] = row["epoch"][0]
+        return found
+
+
+def _check_announcements(stage: Stage, epochs: dict[tuple[int, int], int]) -> None:
+    """History says each step of the frontier once, and after all before it was delivered; consumers hear the same."""
+
+    def steps() -> list[tuple[int, int]]:
+        lines = [line for line in stage.scene.history() if line.event == CONSUMED]
+        return [(int(line.reason.rsplit(" ", 1)[1]), line.at_us) for line in lines]
+
+    eventually(lambda: steps() and steps()[-1][0] == LAST + 1, WAIT_S, lambda: f"{steps()}{stage.said()}")
+    frontiers = [frontier for frontier, _ in steps()]
+    assert frontiers == sorted(set(frontiers)), "one was announced twice, or it went back"
+    first: dict[tuple[int, int], float] = {}
+    for batch in stage.fleet.delivered():
+        for offset in batch.offsets:
+            first.setdefault((batch.stream, offset), batch.at)
+    for frontier, at_us in steps():
+        late = [place for place, epoch in epochs.items() if epoch < frontier and first[place] > at_us / 1e6]
+        assert late == [], f"{frontier} was announced before these were delivered"
+    for name, process in stage.fleet.consumers.items():
+        if process.alive:
+            eventually(lambda name=name: stage.fleet.consumed(name)[-1] == [[LAST + 1]], WAIT_S)  # type: ignore[misc]
+        told = [least[0][0] for least in stage.fleet.consumed(name)]
+        assert told == sorted(set(told))
+        assert set(told) <= set(frontiers)
