@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import psycopg
 
+from protocol.epochs import LowerFrontier, UpperFrontier
 from protocol.words import Subscription
+from storage.block import Epochs
 from storage.connect import connect
 from storage.groups.memory import MemoryGroups
 from storage.groups.memory_streams import MemoryStreams
@@ -34,7 +37,7 @@ SHARE = Subscription.parse("$share/billing/orders/#")
 ONE = NodeRef("one", "incarnation-1", "127.0.0.1:1")
 TWO = NodeRef("two", "incarnation-2", "127.0.0.1:2")
 LEASE_S = 10.0
-TABLES = "space, generation, stream, block, consumer_group, leadership, lending, lending_history"
+TABLES = "space, generation, stream, block, consumer_group, leadership, lending, lending_history, consumed_frontier"
 
 FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
 FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
@@ -81,8 +84,16 @@ class World:
     def rollover(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
         return self._published(self.streams.rollover(*args, **kwargs))
 
-    def append(self, stream_id: int, count: int = 1) -> None:
-        self.streams.append(stream_id, count, self.clock())
+    def append(self, stream_id: int, count: int = 1, *epochs: int) -> None:
+        """A block of so many messages, in these epochs."""
+        found = {(epoch,) for epoch in epochs}
+        bounds = Epochs(LowerFrontier.of(found).least, UpperFrontier.of(found).greatest) if found else None
+        self.streams.append(stream_id, count, self.clock(), bounds)
+        self.publish_catalogue()
+
+    def complete(self, epoch: int, space_id: int = 1) -> None:
+        """All epochs of the space before this one are completed."""
+        self.streams.lowers[space_id] = LowerFrontier(((epoch,),))
         self.publish_catalogue()
 
     def retire(self, generation_id: int) -> None:
@@ -158,6 +169,9 @@ class PostgresWorld(World):
         generations = streams.generations.values()
         with self.connection.transaction(), self.connection.cursor() as cursor:
             cursor.executemany(_SPACE, [(s.space_id, s.name, s.filter.text, s.shards) for s in streams.spaces.values()])
+            lowers = [(json.dumps(lower.least), space_id) for space_id, lower in streams.lowers.items()]
+            if lowers:
+                cursor.executemany("update space set lower_frontier = %s where space_id = %s", lowers)
             cursor.execute(
                 "update space set dropped_at = now() where space_id = any(%s) and dropped_at is null",
                 (list(streams.dropped),),
@@ -199,17 +213,29 @@ def _stream(stream: Any) -> Sequence[object]:
     state = "closed" if stream.closed else "open"
     return (
         stream.stream_id, generation.space_id, generation.generation_id, stream.hash_from, stream.hash_to, state,
-        stream.head, list(stream.parents),
+        stream.head, list(stream.parents), _json(_upper(stream)),
     )  # fmt: skip
 
 
 def _blocks(stream: Any) -> list[Sequence[object]]:
     """Where there is no message to read, a block is an address and a time."""
-    begins = (0, *(end for end, _ in stream.blocks))
     return [
-        (stream.generation.generation_id, stream.stream_id, end, end - begin, at_us)
-        for begin, (end, at_us) in zip(begins, stream.blocks, strict=False)
+        (stream.generation.generation_id, stream.stream_id, end, end - mark.first, at_us, _epochs(mark))
+        for mark, (end, at_us) in zip(stream.marks, stream.blocks, strict=True)
     ]
+
+
+def _upper(stream: Any) -> list[Any]:
+    greatest = [epoch for mark in stream.marks if mark.epochs for epoch in mark.epochs.greatest]
+    return list(UpperFrontier.of(greatest).greatest)
+
+
+def _epochs(mark: Any) -> str | None:
+    return None if mark.epochs is None else json.dumps({"least": mark.epochs.least, "greatest": mark.epochs.greatest})
+
+
+def _json(found: list[Any]) -> str | None:
+    return json.dumps(found) if found else None
 
 
 _SPACE = """
@@ -220,12 +246,13 @@ insert into generation (generation_id, space_id, ordinal, filter, state)
 overriding system value values (%s, %s, %s, %s, %s)
     on conflict (generation_id) do update set state = excluded.state where generation.state <> excluded.state"""
 _STREAM = """
-insert into stream (stream_id, space_id, generation_id, hash_from, hash_to, state, head, parents)
-overriding system value values (%s, %s, %s, %s, %s, %s, %s, %s::bigint[])
-    on conflict (stream_id) do update set state = excluded.state, head = excluded.head
+insert into stream (stream_id, space_id, generation_id, hash_from, hash_to, state, head, parents, upper_frontier)
+overriding system value values (%s, %s, %s, %s, %s, %s, %s, %s::bigint[], %s)
+    on conflict (stream_id) do update
+   set state = excluded.state, head = excluded.head, upper_frontier = excluded.upper_frontier
  where (stream.state, stream.head) <> (excluded.state, excluded.head)"""
 _BLOCK = """
-insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, codec,
-                   uri)
-select %s, %s, %s, %s, now(), now(), timestamptz 'epoch' + %s * interval '1 microsecond', 0, 'nowhere'
+insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, epochs,
+                   codec, uri)
+select %s, %s, %s, %s, now(), now(), timestamptz 'epoch' + %s * interval '1 microsecond', %s, 0, 'nowhere'
     on conflict do nothing"""

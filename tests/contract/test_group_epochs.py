@@ -1,0 +1,215 @@
+"""How far a group that is atomic has come in whole epochs, as both stores say it."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from storage.groups.model import CONSUMED, Advance, Grant, Group, Reclaim, Release, Start, Verdict
+from tests.contract.group_world import FINISHED, TWO, World, lent, outcome
+
+
+def frontier(epoch: int) -> LowerFrontier:
+    return LowerFrontier(((epoch,),))
+
+
+def consumed(upto: int, epoch: int | None) -> ConsumedFrontier:
+    return ConsumedFrontier(upto, None if epoch is None else frontier(epoch))
+
+
+def reached(world: World, group: Group, term: int) -> list[int]:
+    """The consumed frontier of each space, by a renewal."""
+    return [one.consumed.least[0][0] for one in world.write(group, term, renew=True).epochs]
+
+
+def announced(world: World, group: Group) -> list[str]:
+    return [line.reason for line in world.store.history(group.group_id) if line.event == CONSUMED]
+
+
+@pytest.mark.conforms("S2", "S5")
+def test_who_starts_live_is_given_what_begins_after_all_that_has_begun_in_any_stream(world: World) -> None:
+    first, second, third = world.add_space(shards=3)
+    world.complete(3)
+    world.append(first, 10, 3)
+    world.append(second, 10, 5, 3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    rows = {row.stream_id: row for row in world.store.load(group.group_id, term)}
+    assert {stream: row.consumed for stream, row in rows.items()} == {
+        first: consumed(10, 6),
+        second: consumed(10, 6),
+        third: consumed(0, 6),
+    }
+    assert reached(world, group, term) == [6], "the first epoch that it is given, and nothing before"
+
+
+def test_epochs_of_streams_that_are_closed_and_gone_have_begun_too(world: World) -> None:
+    (first,) = world.add_space()
+    world.complete(3)
+    world.append(first, 10, 7)
+    (second,) = world.rollover(1)
+    world.append(second, 10, 4)
+    world.retire(1)
+    live, history = world.declare(atomic=True), Start.parse("earliest")
+    assert world.row(live, world.lead(live), second).consumed == consumed(10, 8)
+    world.store.delete_group(live.subscription)
+    whole = world.declare(atomic=True, start=history)
+    assert world.row(whole, world.lead(whole), second).consumed == consumed(0, 8), "a part of 7 is gone"
+
+
+def test_who_starts_in_the_middle_is_given_nothing_that_had_begun_before(world: World) -> None:
+    (stream,) = world.add_space()
+    world.complete(0)
+    for epoch in (1, 2, 3):
+        world.append(stream, 10, epoch)
+    group = world.declare(atomic=True, start=Start.parse("offset:15"))
+    assert world.row(group, world.lead(group), stream).consumed == consumed(15, 3)
+
+
+def test_a_group_of_a_space_without_epochs_has_none(world: World) -> None:
+    (stream,) = world.add_space()
+    world.append(stream, 10)
+    group = world.declare(atomic=True, start=Start.parse("earliest"))
+    term = world.lead(group)
+    assert world.row(group, term, stream).consumed == consumed(0, None)
+    assert world.write(group, term, renew=True).epochs == ()
+    assert announced(world, group) == []
+
+
+def test_a_group_that_is_not_atomic_says_nothing_of_epochs(world: World) -> None:
+    (stream,) = world.add_space()
+    world.complete(3)
+    group = world.group()
+    term = world.lead(group)
+    grant_id = lent(world, group, term, stream).grant_id
+    world.append(stream, 10, 3)
+    result = world.apply(group, term, Advance(stream, grant_id, 5, consumed(5, 9)))
+    assert result.lending is not None
+    assert result.lending.consumed is None
+    assert world.write(group, term, renew=True).epochs == ()
+
+
+@pytest.mark.conforms("S8", "S4")
+def test_an_epoch_is_consumed_when_the_last_stream_is_consumed_past_it_and_said_to_be_so_once(world: World) -> None:
+    first, second = world.add_space(shards=2)
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    grants = {stream: lent(world, group, term, stream).grant_id for stream in (first, second)}
+    assert reached(world, group, term) == [3]
+    world.append(first, 10, 3)
+    world.append(second, 10, 4)
+    world.complete(4)
+    assert reached(world, group, term) == [3]
+    world.apply(group, term, Advance(first, grants[first], 10, consumed(10, 4)))
+    assert reached(world, group, term) == [3], "the second stream may have messages of 3, as far as is known"
+    world.apply(group, term, Advance(second, grants[second], 0, consumed(10, 4)))
+    assert reached(world, group, term) == [4]
+    world.complete(5)
+    world.apply(group, term, Release(second, grants[second], 10, "leaves", consumed=consumed(10, 5)))
+    assert reached(world, group, term) == [5]
+    assert reached(world, group, term) == [5]
+    assert announced(world, group) == [f"space default: consumed are all epochs before {n}" for n in (4, 5)]
+
+
+@pytest.mark.conforms("S9", "S4")
+def test_idle_streams_and_skipped_epochs_hold_nothing_back_and_it_never_goes_back(world: World) -> None:
+    first, _ = world.add_space(shards=2)
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    world.complete(9)
+    assert reached(world, group, term) == [9], "nobody has been lent anything"
+    world.append(first, 10, 9)
+    assert reached(world, group, term) == [9], "what its row says is older"
+    world.complete(12)
+    assert reached(world, group, term) == [9]
+    assert world.write(group, term, renew=True).epochs == (GroupFrontier("default", frontier(9), frontier(12)),)
+
+
+@pytest.mark.conforms("S9")
+def test_a_closed_stream_holds_back_what_is_not_consumed_of_it_and_its_children_begin_with_the_group(
+    world: World,
+) -> None:
+    (parent,) = world.add_space()
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    world.complete(4)
+    assert reached(world, group, term) == [4]
+    world.append(parent, 10, 5)
+    children = world.rollover(1, shards=2)
+    world.append(children[0], 10, 5)
+    assert reached(world, group, term) == [4]
+    assert [world.row(group, term, child).consumed for child in children] == [consumed(0, 4)] * 2
+    world.complete(6)
+    grant_id = lent(world, group, term, parent).grant_id
+    ended = world.apply(group, term, Advance(parent, grant_id, 10, consumed(10, 6)))
+    assert outcome(ended) == (Verdict.APPLIED, FINISHED, 10)
+    assert reached(world, group, term) == [4], "its child has messages of 5"
+    grant_id = lent(world, group, term, children[0]).grant_id
+    world.apply(group, term, Advance(children[0], grant_id, 10, consumed(10, 6)))
+    assert reached(world, group, term) == [6]
+
+
+def test_what_is_consumed_moves_on_with_the_position_and_is_handed_on(world: World) -> None:
+    (stream,) = world.add_space()
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    grant_id = lent(world, group, term, stream).grant_id
+    world.append(stream, 30, 3, 4)
+    world.apply(group, term, Advance(stream, grant_id, 10, consumed(30, 4)))
+    world.apply(group, term, Advance(stream, grant_id, 10, consumed(20, 4)))
+    assert world.row(group, term, stream).consumed == consumed(30, 4), "an older word comes late"
+    world.clock.advance(20)
+    next_term = world.lead(group, TWO)
+    reclaimed = world.apply(group, next_term, Reclaim(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5)))
+    assert reclaimed.lending is not None
+    assert reclaimed.lending.consumed == consumed(30, 5)
+    world.apply(group, next_term, Release(stream, grant_id, 10, "leaves"))
+    again = world.apply(group, next_term, Grant(stream, "b3", "a2", None, "share"))
+    assert again.lending is not None
+    assert (again.lending.position, again.lending.consumed) == (10, consumed(30, 5))
+
+
+@pytest.mark.parametrize(
+    "said", [ConsumedFrontier(31, frontier(4)), ConsumedFrontier(20, LowerFrontier(((4, 4),)))], ids=["beyond", "alien"]
+)
+def test_a_word_that_cannot_be_true_changes_nothing_of_it(world: World, said: ConsumedFrontier) -> None:
+    (stream,) = world.add_space()
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    grant_id = lent(world, group, term, stream).grant_id
+    world.append(stream, 30, 3)
+    world.apply(group, term, Advance(stream, grant_id, 0, said))
+    assert world.row(group, term, stream).consumed == consumed(0, 3)
+
+
+def test_each_space_has_a_frontier_of_its_own(world: World) -> None:
+    world.add_space()
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    assert reached(world, group, term) == [3]
+    world.add_space("orders", "orders/#", rolls=(1,))
+    (stream,) = world.streams.open_streams(2)
+    world.complete(100, space_id=2)
+    assert reached(world, group, term) == [3, 100], "a new space has nothing to be consumed"
+    world.append(stream, 10, 100)
+    world.complete(200, space_id=2)
+    world.complete(4)
+    assert reached(world, group, term) == [4, 100]
+
+
+def test_a_deleted_group_leaves_no_frontier_to_the_next_of_its_name(world: World) -> None:
+    world.add_space()
+    world.complete(3)
+    group = world.declare(atomic=True)
+    assert reached(world, group, world.lead(group)) == [3]
+    world.store.delete_group(group.subscription)
+    again = world.declare(atomic=True)
+    assert again.group_id != group.group_id
+    assert reached(world, again, world.lead(again)) == [3]
+    assert announced(world, again) == [], "that is where it begins"
