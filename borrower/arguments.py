@@ -27,6 +27,8 @@ def check_arguments(
     url: object = None,
     data_dir: object = None,
     through_nodes: bool = False,
+    whole_epochs: bool = False,
+    on_epoch: object = None,
 ) -> None:
     """Raise `InvalidSetting`, or `InvalidSubscription` for one that is no text, for the first that cannot be."""
     if not isinstance(subscription, str):
@@ -41,8 +43,11 @@ def check_arguments(
     _check_start(start)
     _check_batch_bytes(batch_bytes)
     _check_nodes(nodes)
-    if not isinstance(auto_ack, bool):
-        raise InvalidSetting(f"auto_ack is {_shown(auto_ack)}: it is True or False.")
+    for option, value in (("auto_ack", auto_ack), ("whole_epochs", whole_epochs)):
+        if not isinstance(value, bool):
+            raise InvalidSetting(f"{option} is {_shown(value)}: it is True or False.")
+    if not (on_epoch is None or callable(on_epoch)):
+        raise InvalidSetting(f"on_epoch is {_shown(on_epoch)}: it is told how far the group has come. Give a function.")
     _check_way(through_nodes, nodes, url, data_dir)
 
 

@@ -66,7 +66,8 @@ class Session:
     first to name: `latest`, `earliest`, a time such as `2026-11-21T10:00:00Z` or `offset:N`. `batch_bytes`: about how
     large a batch may be. `auto_ack`: acknowledge a batch when the next is asked for; else call `batch.ack()`.
     `through_nodes`: all comes from `nodes` and no database is used, nor has it transactions; a batch is smaller then.
-    `on_epoch`: of a group that is atomic, called by `next_batch` when its group has consumed epochs in whole.
+    Of a group that is atomic, `whole_epochs` makes each batch as large as it must be to hold its stream's messages of
+    whole epochs, and `on_epoch` is called by `next_batch` when the group has consumed epochs.
 
     Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`, through nodes `Unavailable`
     and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not lend to it any more. A stream
@@ -89,6 +90,7 @@ class Session:
         through_nodes: bool = False,
         data_dir: Path | str | None = None,
         settings: BorrowerSettings | None = None,
+        whole_epochs: bool = False,
         on_epoch: OnEpoch | None = None,
     ) -> None:
         check_arguments(
@@ -102,6 +104,8 @@ class Session:
             url=url,
             data_dir=data_dir,
             through_nodes=through_nodes,
+            whole_epochs=whole_epochs,
+            on_epoch=on_epoch,
         )
         self.subscription = str(Subscription.parse(subscription))
         self._home = Home()
@@ -110,7 +114,7 @@ class Session:
         self._last: Batch | None = None
         self._group: int | None = None
         self._draining = self._leaving = self._over = self._interrupted = False
-        self._batch_bytes, self._on_epoch = batch_bytes, on_epoch
+        self._batch_bytes, self._whole_epochs, self._on_epoch = batch_bytes, whole_epochs, on_epoch
         self._announced: dict[str, GroupFrontier] = {}
         self._drain_by: float | None = None
         self._handler = Handler(self._report)
@@ -381,7 +385,7 @@ class Session:
         page = self._page(lent)
         if page is None:
             return lent.unreadable
-        if not lent.offer(page, step, run):
+        if not lent.offer(page, step, run, whole=self._whole_epochs):
             self._handler.skipped(lent, lent.ticket)
         return True
 

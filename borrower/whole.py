@@ -121,7 +121,6 @@ class WholeLent(Lent):
         self.ticket += 1
         self.outstanding[self.ticket] = start
         made.tickets.add(self.ticket)
-        made.furthest = max(made.furthest, end)
         self.read, self.head = end, head
         if end == run.end:
             self._run += 1
@@ -129,13 +128,20 @@ class WholeLent(Lent):
         self.reading = False
         return True
 
-    def offer(self, page: Page, step: Step, run: Run) -> bool:
-        """Give out what is wanted of a page that was taken for the run; False if that is nothing."""
+    def offer(self, page: Page, step: Step, run: Run, *, whole: bool = False) -> bool:
+        """Give out what is wanted of a page that was taken for the run; False if nothing more comes of it. `whole`: all
+        of a step together."""
         sifted = [kept for batch in page.batches if (kept := step.sift(run, batch)).num_rows]
-        if sifted:
-            end = min(page.position, run.end)
-            self.pieces.append(Piece(pa.Table.from_batches(sifted), page.start, end, self.ticket))
-        return bool(sifted)
+        if not sifted:
+            return False
+        table, end = pa.Table.from_batches(sifted), min(page.position, run.end)
+        if whole and self.pieces:
+            before = self.pieces.pop()
+            table = pa.concat_tables((before.table, table))
+            self.pieces.append(Piece(table, min(before.first, page.start), max(before.end, end), before.ticket))
+            return False
+        self.pieces.append(Piece(table, page.start, end, self.ticket))
+        return True
 
     @property
     def run(self) -> tuple[Step, Run] | None:
@@ -148,6 +154,7 @@ class WholeLent(Lent):
         if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):
             return None
         piece = self.pieces.popleft()
+        made.furthest = max(made.furthest, piece.end)
         return piece, made.place if made.complete and not self.pieces else None
 
     def done(self, ticket: int) -> bool:

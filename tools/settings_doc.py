@@ -75,6 +75,8 @@ SESSION = {
     "start": "Where the group begins if this session is the first to name it: `latest`, `earliest`, a time such as "
     "`2026-11-21T10:00:00Z`, or `offset:N` of each stream.",
     "batch_bytes": "About the most bytes in one batch.",
+    "whole_epochs": "Of an atomic group: a batch is as large as whole epochs of its stream are.",
+    "on_epoch": "Of an atomic group: called with how far it has come, first and whenever it has consumed epochs.",
     "auto_ack": "Acknowledge a batch when the next one is asked for; else call `batch.ack()`.",
 }
 

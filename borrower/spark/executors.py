@@ -57,6 +57,7 @@ def consume(
     weight: float = 1.0,
     start: str = "latest",
     batch_bytes: int = 4 * 1024 * 1024,
+    whole_epochs: bool = False,
     policy: Policy | None = None,
     settings: BorrowerSettings | None = None,
     on_attempt: Callable[[Attempt], Any] | None = None,
@@ -64,17 +65,24 @@ def consume(
 ) -> Consumption:
     """Start `tasks` sessions in Spark's executors that call `fn(batch)`, and return at once.
 
-    `url`, `nodes`, `weight`, `start`, `batch_bytes`: as for a `Session`; a database that is not given is looked for,
-    or started, on the driver. `name`: begins the sessions' names, for operators. `policy`: how often a raising `fn` is
-    tried; `sys.exit` in it counts as raising, since the process is Spark's. `settings`: the borrowers' times (default:
-    the driver's environment). `on_attempt`: called in the task before its session begins, to open what `fn` needs.
-    `driver_host`: under which address the executors reach the driver (default: Spark's own).
+    `url`, `nodes`, `weight`, `start`, `batch_bytes`, `whole_epochs`: as for a `Session`; a database that is not given
+    is looked for, or started, on the driver. `name`: begins the sessions' names, for operators. `policy`: how often a
+    raising `fn` is tried; `sys.exit` in it counts as raising, since the process is Spark's. `settings`: the borrowers'
+    times (default: the driver's environment). `on_attempt`: called in the task before its session begins, to open what
+    `fn` needs. `driver_host`: under which address the executors reach the driver (default: Spark's own).
 
     Raises `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.
     """
     checks.check(spark, fn, tasks)
-    check_arguments(weight=weight, start=start, batch_bytes=batch_bytes, nodes=nodes, subscription=subscription)
+    check_arguments(
+        weight=weight,
+        start=start,
+        batch_bytes=batch_bytes,
+        nodes=nodes,
+        subscription=subscription,
+        whole_epochs=whole_epochs,
+    )
     check_name(name, MAX_NAME)
     parsed = Subscription.parse(subscription)
     with contextlib.ExitStack() as opened:
@@ -94,6 +102,7 @@ def consume(
             weight=weight,
             start=start,
             batch_bytes=batch_bytes,
+            whole_epochs=whole_epochs,
             policy=policy or Policy(),
             settings=(settings or BorrowerSettings.from_env()).check(),
             schema=os.environ.get("SUBLET_SCHEMA"),

@@ -73,6 +73,7 @@ class Work:
     weight: float
     start: str
     batch_bytes: int
+    whole_epochs: bool
     policy: Policy
     settings: BorrowerSettings
     schema: str | None
@@ -169,6 +170,7 @@ class _Task:
                     weight=work.weight,
                     start=work.start,
                     batch_bytes=work.batch_bytes,
+                    whole_epochs=work.whole_epochs,
                     auto_ack=False,
                     settings=work.settings,
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,13 @@ from borrower.batch import Batch
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from protocol.epochs import GroupFrontier, LowerFrontier
+from protocol.errors import GrantLost, InvalidSetting, UsageError
 from protocol.words import Start, Subscription
+from storage import fence
+from storage.connect import connect
 from storage.groups.model import GroupOptions
 from storage.groups.postgres import PostgresGroups
+from storage.nodes import live_nodes
 from storage.publish import Publisher
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -39,11 +44,9 @@ def declare(url: str, start: str = "latest") -> None:
 class Reader:
     """A session, what it was given by epoch, and what was announced to it."""
 
-    def __init__(self, url: str, batch_bytes: int = 4_000_000, auto_ack: bool = True) -> None:
+    def __init__(self, url: str, **arguments: Any) -> None:
         self.announced: list[GroupFrontier] = []
-        self.session = Session(
-            GROUP, url, settings=FAST, on_epoch=self.announced.append, batch_bytes=batch_bytes, auto_ack=auto_ack
-        )
+        self.session = Session(GROUP, url, settings=FAST, on_epoch=self.announced.append, **arguments)
         self.batches: list[Batch] = []
 
     def until(self, fact: Callable[[], bool]) -> None:
@@ -69,7 +72,7 @@ class Reader:
         return self.announced[-1].consumed if self.announced else None
 
 
-def publish(publisher: Publisher, epoch: int, count: int) -> None:
+def publish(publisher: Publisher, epoch: int | tuple[int, int], count: int) -> None:
     for number in range(count):
         publisher.at(epoch).publish("t", b"%d" % number, key=b"%d" % number)
     publisher.flush()
@@ -101,3 +104,163 @@ def test_an_epoch_is_given_out_when_it_is_completed_and_announced_when_it_is_con
         publish(publisher, 20, 10)
         publisher.advance(21)
         again.until(lambda: again.given() == {20: 10})
+
+
+@pytest.mark.conforms("S2")
+def test_a_live_group_is_given_the_epochs_that_begin_after_it(database: str, fleet: Fleet) -> None:
+    with Publisher(database, space="default") as publisher:
+        for epoch in (0, 1, 2, 3, 5):
+            publish(publisher, epoch, 10)
+        publisher.advance(3)
+        declare(database)
+        reader = Reader(database)
+        with reader.session:
+            reader.until(lambda: reader.reached() == LowerFrontier(((6,),)))
+            for epoch in (3, 4, 5, 6, 7, 8):
+                publish(publisher, epoch, 10)
+            publisher.advance(8)
+            reader.until(lambda: reader.given() == {6: 10, 7: 10})
+            publisher.advance(9)
+            reader.until(lambda: reader.given() == {6: 10, 7: 10, 8: 10})
+
+
+def test_epochs_of_several_numbers_are_given_out_in_product_order(database: str, fleet: Fleet) -> None:
+    declare(database, "earliest")
+    reader = Reader(database)
+    with reader.session, Publisher(database, space="default") as publisher:
+        for epoch in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            publish(publisher, epoch, 10)
+        publisher.advance((0, 1))
+        reader.until(lambda: len(reader.batches) > 0 and sum(map(len, reader.batches)) == 20)
+        assert {tuple(epoch) for batch in reader.batches for epoch in batch.table.column("epoch").to_pylist()} == {
+            (0, 0),
+            (1, 0),
+        }
+        publisher.advance((1, 1))
+        reader.until(lambda: sum(map(len, reader.batches)) == 30)
+        reader.until(lambda: reader.reached() == LowerFrontier(((1, 1),)))
+
+
+@pytest.mark.conforms("S10")
+def test_a_group_that_is_not_atomic_is_given_everything_at_once(database: str, fleet: Fleet) -> None:
+    with Publisher(database, space="default") as publisher:
+        publish(publisher, 7, 10)
+        with Session(GROUP, database, settings=FAST, start="earliest") as session:
+            found = [session.next_batch(20.0)]
+            while sum(len(batch) for batch in found if batch) < 10:
+                found.append(session.next_batch(20.0))
+        assert not any(batch.is_atomic or batch.ends_epochs for batch in found if batch)
+
+
+def rows(database: str) -> list[tuple[int, Any]]:
+    with connect(database) as connection:
+        return connection.execute(
+            "select position, consumed from lending where position > 0 or consumed ->> 'upto' <> '0' order by stream_id"
+        ).fetchall()
+
+
+def one_stream(database: str, messages: int) -> None:
+    """Epoch 1, completed, in one stream, in blocks of 10 messages."""
+    declare(database, "earliest")
+    with Publisher(database, space="default", block_messages=10) as publisher:
+        for number in range(messages):
+            publisher.at(1).publish("t", b"%d" % number, key=b"same").result()
+        publisher.advance(2)
+
+
+def test_output_and_whole_epochs_are_committed_together(database: str, fleet: Fleet) -> None:
+    one_stream(database, 20)
+    with connect(database) as connection:
+        connection.execute("create table public.seen (number text)")
+    reader = Reader(database, auto_ack=False)
+    reader.until(lambda: len(reader.batches) == 1)
+    (batch,) = reader.batches
+    assert batch.ends_epochs
+    with batch.transaction() as output:
+        output.execute("insert into public.seen select unnest(%s::text[])", ([v.decode() for v in _values(batch)],))
+    assert rows(database) == [(20, {"upto": 20, "least": [[2]]})], "before anything is reported"
+    with pytest.raises(UsageError, match="committed already"), batch.transaction():
+        pass
+    with connect(database) as connection, pytest.raises(GrantLost):
+        fence.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=batch.consumed)
+    reader.session.close()
+
+
+def _values(batch: Batch) -> list[bytes]:
+    return [value for value in batch.table.column("value").to_pylist() if isinstance(value, bytes)]
+
+
+def test_a_transaction_ends_where_epochs_do(database: str, fleet: Fleet) -> None:
+    one_stream(database, 20)
+    reader = Reader(database, batch_bytes=1, auto_ack=False)
+    with reader.session:
+        reader.until(lambda: sum(map(len, reader.batches)) == 20)
+        assert [batch.ends_epochs for batch in reader.batches] == [False] * (len(reader.batches) - 1) + [True]
+        with pytest.raises(UsageError, match="its epochs go on in the next batch"), reader.batches[0].transaction():
+            pass
+        last = reader.batches[-1]
+        with pytest.raises(UsageError, match="that begins at offset 0 is still to be done"), last.transaction():
+            pass
+        assert rows(database) == []
+        with reader.session.transaction(*reader.batches):
+            pass
+        assert rows(database) == [(20, {"upto": 20, "least": [[2]]})]
+
+
+@pytest.mark.conforms("S11")
+def test_a_batch_may_be_bounded_to_whole_epochs(database: str, fleet: Fleet) -> None:
+    one_stream(database, 30)
+    reader = Reader(database, batch_bytes=1, whole_epochs=True)
+    with reader.session:
+        reader.until(lambda: sum(map(len, reader.batches)) == 30)
+        (batch,) = reader.batches
+        assert batch.ends_epochs
+        assert (batch.first, batch.end) == (0, 30)
+        assert batch.table.column("offset").to_pylist() == list(range(30))
+        reader.until(lambda: rows(database) == [(30, {"upto": 30, "least": [[2]]})])
+
+
+def test_who_drains_gives_the_epoch_that_has_begun_out_first(database: str, fleet: Fleet) -> None:
+    one_stream(database, 50)
+    reader = Reader(database, batch_bytes=1)
+    reader.until(lambda: len(reader.batches) == 2)
+    reader.session.drain()
+    while (batch := reader.session.next_batch(20.0)) is not None:
+        reader.batches.append(batch)
+    assert sum(map(len, reader.batches)) == 50
+    reader.session.close()
+    assert rows(database) == [(50, {"upto": 50, "least": [[2]]})]
+
+
+def test_who_leaves_within_an_epoch_leaves_all_of_it_to_the_next(database: str, fleet: Fleet) -> None:
+    one_stream(database, 50)
+    reader = Reader(database, batch_bytes=1)
+    reader.until(lambda: len(reader.batches) == 2)
+    reader.session.close()
+    assert rows(database) == []
+    store = PostgresGroups(database)
+    (line,) = [line for line in store.history(1) if line.forced]
+    store.close()
+    assert (line.event, line.position, line.until) == ("release", 0, reader.batches[-1].end)
+    again = Reader(database)
+    with again.session:
+        again.until(lambda: again.given() == {1: 50})
+
+
+def test_through_nodes_there_are_no_epochs(database: str, fleet: Fleet) -> None:
+    one_stream(database, 10)
+    with connect(database) as connection:
+        (address,) = eventually(lambda: [node.address for node in live_nodes(connection)])
+    with (
+        Session(GROUP, nodes=[address], through_nodes=True, settings=FAST) as session,
+        pytest.raises(UsageError, match="is of an atomic group"),
+    ):
+        session.next_batch(20.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [({"whole_epochs": 1}, "True or False"), ({"on_epoch": "later"}, "Give a function")]
+)
+def test_arguments_that_cannot_be_are_refused(database: str, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        Session(GROUP, database, **arguments)

@@ -71,6 +71,7 @@ def main(url: str, subscription: str, file: str, work: str, seconds: str) -> Non
         weight=1.0,
         start="earliest",
         batch_bytes=1,
+        whole_epochs=False,
         policy=Policy(),
         settings=BorrowerSettings.from_env(),
         schema=None,

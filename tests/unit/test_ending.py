@@ -122,9 +122,8 @@ def some_work(name: str) -> task.Work:
     def nothing(batch: Batch) -> None:
         """Is not called."""
 
-    return task.Work(
-        "$share/g/#", nothing, "", "", "", "", name, None, 1.0, "latest", 1, Policy(), BorrowerSettings(), None, None
-    )
+    facts = ("$share/g/#", nothing, "", "", "", "", name, None, 1.0, "latest", 1, False)
+    return task.Work(*facts, Policy(), BorrowerSettings(), None, None)
 
 
 @pytest.mark.conforms("E25")

@@ -134,7 +134,7 @@ def test_a_step_that_is_cut_short_is_left_undone_and_said_to_be_seen_again() -> 
     assert play.reports == [], "one is in the user's hands"
     play.handler.acknowledged(lent, found[0].ticket)
     assert play.last() == (0, consumed(0, 0), True)
-    assert play.reports[-1].until == 20
+    assert play.reports[-1].until == 10
     assert not lent.may_have_more
     assert lent.next_piece() is None
 
@@ -146,7 +146,7 @@ def test_what_is_given_up_is_said_to_be_seen_again() -> None:
     play.handler.take(Stop(7, 1))
     play.handler.give_up()
     assert play.last() == (0, consumed(0, 0), True)
-    assert play.reports[-1].until == 20
+    assert play.reports[-1].until == 10
 
 
 def test_batches_of_two_steps_may_be_in_hand_and_progress_follows_their_order() -> None:
