@@ -99,6 +99,17 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
     return [(space_id, id) for space_id, id in overdue if _expire(conn, space_id, id, guard)]
 
 
+def complete(conn: psycopg.Connection[Any], space_id: int) -> None:
+    """All that has begun in the space, which is dropped and whose streams this transaction has closed, is completed:
+    nothing comes there any more."""
+    lower = lower_frontier(conn, space_id)
+    if lower is not None:
+        conn.execute(
+            "update space set lower_frontier = %s, frontier_moves = frontier_moves + 1 where space_id = %s",
+            (_json(lower.beyond(_begun(conn, space_id))), space_id),
+        )
+
+
 def lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
     """What may still be published in the space; None where no epoch was ever used."""
     row = conn.execute("select lower_frontier from space where space_id = %s", (space_id,)).fetchone()

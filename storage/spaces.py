@@ -15,6 +15,7 @@ import psycopg
 
 from protocol.errors import Conflict, InvalidSetting
 from protocol.words import Filter
+from storage import epochs
 from storage.block import COMPRESSIONS
 from storage.catalogue import DEFAULT_SPACE, list_spaces, named
 from storage.routing import Space, ranges
@@ -109,6 +110,7 @@ def drop_space(conn: psycopg.Connection[Any], name: str) -> None:
         conn.execute("update space set dropped_at = clock_timestamp() where space_id = %s", (old.space_id,))
         others = _affected(spaces, old)
         turn_over(conn, [old, *others], others, old.space_id)
+        epochs.complete(conn, old.space_id)
 
     retried(conn, drop)
 

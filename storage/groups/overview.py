@@ -92,6 +92,17 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochsLine:
+    """How far an atomic group has come in a space: the least epochs that it has not consumed (None: none is consumed),
+    and of those that are not completed (None: there are none)."""
+
+    space: str
+    consumed: list[list[int]] | None
+    completed: list[list[int]] | None
+    moved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """A group's streams in numbers. `lag` is of the streams whose lag is known, `unknown` counts the others."""
 
@@ -129,8 +140,8 @@ class GroupLine:
 class Overview:
     """One group at one instant.
 
-    `streams` (and so `members` and `kept`) and `forced` are there only where they were asked for. `forced`: the moves
-    of late after which messages in [position, until) may have been seen twice.
+    `streams` (and so `members` and `kept`), `epochs` and `forced` are there only where they were asked for. `forced`:
+    the moves of late after which messages in [position, until) may have been seen twice.
     """
 
     group: GroupLine
@@ -138,6 +149,7 @@ class Overview:
     counts: tuple[Counts, ...]
     streams: tuple[StreamLine, ...] = ()
     forced: Newest = field(default_factory=Newest)
+    epochs: tuple[EpochsLine, ...] = ()
 
     @property
     def led(self) -> bool:
@@ -254,6 +266,11 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
 )
 
 
+_EPOCHS = """
+select p.name as space, f.least as consumed, p.lower_frontier as completed, f.updated_at as moved_at
+  from consumed_frontier f join space p using (space_id) where f.group_id = %(group)s order by p.name"""
+
+
 def list_groups(connection: Connection) -> tuple[Overview, ...]:
     """All groups that are not deleted, by name, without their single streams."""
     with _one_instant(connection):
@@ -270,7 +287,9 @@ def describe(connection: Connection, subscription: Subscription) -> Overview:
         with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
             streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group])).fetchall()
         forced = forced_lately(connection, found.group_id)
-        return Overview(overview.group, overview.leader, overview.counts, tuple(streams), forced)
+        with connection.cursor(row_factory=class_row(EpochsLine)) as cursor:
+            epochs = cursor.execute(_EPOCHS, {"group": found.group_id}).fetchall()
+        return Overview(overview.group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
 
 
 @contextmanager

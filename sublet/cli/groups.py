@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from protocol.epochs import lower_of_json, shown
 from protocol.words import Subscription
 from sublet.cli import group_history, group_lives, group_watch
 from sublet.cli.command import Cli, command_group, register
 from sublet.cli.values import GroupName, options_as_json, utc
 
 if TYPE_CHECKING:
-    from storage.groups.overview import Overview, StreamLine
+    from storage.groups.overview import EpochsLine, Overview, StreamLine
 
 
 def add_to(app: typer.Typer) -> None:
@@ -136,6 +137,7 @@ def _details(overview: Overview) -> dict[str, Any]:
         "members": members,
         "standby_members": None,
         "kept_for_sessions": [asdict(kept) for kept in overview.kept],
+        "epochs": [{**asdict(line), "moved_at": line.moved_at.isoformat()} for line in overview.epochs],
         "streams": lines,
         "forced_moves": [group_history.as_json(line) for line in overview.forced.lines],
         "forced_total": overview.forced.total,
@@ -178,6 +180,7 @@ def _prose(overview: Overview) -> list[str]:
         lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
     for kept in overview.kept:
         lines.append(f"kept     for {kept.session}, {_seconds(kept.seconds_left)} more: {len(kept.streams)} streams")
+    lines += [f"epochs   {_epochs(line)}" for line in overview.epochs]
     for line in overview.streams:
         if line.status == "blocked":
             lines.append(f"blocked  stream {line.stream_id}: {line.blocked_because or 'no reason is recorded'}")
@@ -191,6 +194,14 @@ def _options(overview: Overview) -> str:
     if options.atomic:
         told.append("atomic")
     return ", ".join([*told, waits] if options.session_expiry_s else told)
+
+
+def _epochs(line: EpochsLine) -> str:
+    consumed, completed = lower_of_json(line.consumed), lower_of_json(line.completed)
+    if completed is None:
+        return f"space {line.space} has none"
+    before = "none" if consumed is None else f"all before {shown(consumed)}"
+    return f"space {line.space}: {before} consumed, all before {shown(completed)} completed"
 
 
 def _owner(line: StreamLine) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from protocol.epochs import ConsumedFrontier, LowerFrontier
 from protocol.words import Subscription
 from storage.connect import connect
 from storage.groups.model import (
@@ -83,7 +84,7 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
     first = done(shell.run(*command, "--json"))
     assert first == {
         "subscription": QUEUE, "group_id": 1, "created": True, "start": "offset:3", "when_gone": "skip",
-        "strategy": "even", "session_expiry_s": 60.0,
+        "strategy": "even", "session_expiry_s": 60.0, "atomic": False,
     }  # fmt: skip
     assert done(shell.run(*command, "--json")) == {**first, "created": False}
     again = shell.run(*command)
@@ -258,3 +259,37 @@ def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, writer: Writ
     answer = shell.run("groups", "describe", GROUP)
     assert answer.out.count("evicted") == LATELY
     assert f"20 newest of 21 forced moves: `sublet groups history '{GROUP}' --limit M` shows more" in answer.err
+
+
+def consume_before_8(database: str) -> None:
+    """What a leader writes when the one message there is has been consumed."""
+    store = PostgresGroups(database)
+    group = store.open_group(Subscription.parse(GROUP))
+    term = store.claim(group.group_id, NODE, 10.0).term
+    (row,) = (row for row in store.load(group.group_id, term) if row.head)
+
+    def write(*entries: Entry, renew: bool = False) -> None:
+        store.commit([GroupWrites(group.group_id, term, entries, renew)])
+
+    write(Grant(row.stream_id, "b", "a", None, "r"))
+    (row,) = (row for row in store.load(group.group_id, term) if row.head)
+    write(Advance(row.stream_id, row.grant_id, 1, ConsumedFrontier(1, LowerFrontier(((8,),)))))
+    write(renew=True)
+    store.close()
+
+
+@pytest.mark.conforms("S8")
+def test_an_atomic_group_says_how_far_it_has_come(shell: Shell, database: str) -> None:
+    told = done(shell.run("groups", "create", GROUP, "--atomic", "--start", "earliest", "--json"))
+    assert told["atomic"] is True
+    refused(shell.run("groups", "create", GROUP, "--start", "earliest"), 4, "atomic")
+    with Publisher(database, space="default") as publisher:
+        publisher.at(7).publish("t", b"1").result()
+        publisher.advance(8)
+        (line,) = done(shell.run("groups", "describe", GROUP, "--json"))["epochs"]
+        assert (line["space"], line["consumed"], line["completed"]) == ("default", None, [[8]])
+        prose = shell.run("groups", "describe", GROUP).out
+        assert "epochs   space default: none consumed, all before 8 completed" in prose
+        consume_before_8(database)
+        assert "all before 8 consumed, all before 8 completed" in shell.run("groups", "describe", GROUP).out
+    assert "consumed are all epochs before 8" in shell.run("groups", "history", GROUP).out

@@ -204,6 +204,17 @@ def test_a_space_that_was_dropped_keeps_no_other_from_going_on(conn: psycopg.Con
     assert epochs.expire(conn) == [(space, "b")]
 
 
+@pytest.mark.conforms("S9")
+def test_all_epochs_of_a_space_that_was_dropped_are_completed(conn: psycopg.Connection[Any], space: int) -> None:
+    create_space(conn, "other", "other/#", shards=1)
+    other = find_space(conn, "other").space_id
+    hold(conn, other, A, [(3,)])
+    (index,) = (place for place, stream in enumerate(open_streams(conn)) if stream.space_id == other)
+    assert sent(conn, A, 1, (7,), stream=index) is Outcome.APPENDED
+    drop_space(conn, "other")
+    assert least(lower_frontier(conn, other)) == [(8,)]
+
+
 def test_one_that_renews_keeps_what_it_holds(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
     assert renew(conn, A, LONG_S) == {space}
