@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from protocol import codec
 from protocol import sublet_pb2 as pb
 from protocol.codec import MalformedMessage
+from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from protocol.events import GroupEvent, StreamHead
 from protocol.messages import (
     Disconnect,
@@ -40,9 +41,12 @@ NATURAL = st.integers(0, 2**63 - 1)
 ID = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TIME = st.floats(allow_nan=False, allow_infinity=False)
-HELD = st.builds(Held, NATURAL, NATURAL, NATURAL)
+EPOCH = st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2)
+FRONTIER = st.lists(EPOCH, max_size=4).map(LowerFrontier.of)
+CONSUMED = st.none() | st.builds(ConsumedFrontier, NATURAL, st.none() | FRONTIER)
+HELD = st.builds(Held, NATURAL, NATURAL, NATURAL, CONSUMED)
 ONE_PROGRESS = st.builds(
-    StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL
+    StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL, CONSUMED
 )
 PROGRESS = st.lists(ONE_PROGRESS, max_size=5).map(tuple)
 RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
@@ -68,16 +72,18 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
     st.builds(RevokeFinished, ID, NATURAL, NATURAL, NATURAL),
     st.builds(Disconnect, ID, NATURAL, PROGRESS),
 )
-GRANT = st.tuples(ID, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, RING, ID, st.none() | NATURAL).map(
+GRANT = st.tuples(ID, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, RING, ID, st.none() | NATURAL, CONSUMED).map(
     lambda parts: Grant(*parts[:6], *parts[6], *parts[7:])
 )
 TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
     st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, TEXT),
-    st.builds(PingResponse, ID, NATURAL, TIME, TIME),
+    st.builds(
+        PingResponse, ID, NATURAL, TIME, TIME, st.lists(st.builds(GroupFrontier, ID, FRONTIER, FRONTIER)).map(tuple)
+    ),
     GRANT,
     st.builds(Revoke, ID, NATURAL, NATURAL, NATURAL),
     st.builds(Revoked, ID, NATURAL, NATURAL, NATURAL),
-    st.builds(ProgressSaved, ID, NATURAL, NATURAL, NATURAL, NATURAL),
+    st.builds(ProgressSaved, ID, NATURAL, NATURAL, NATURAL, NATURAL, CONSUMED),
     st.builds(Invalidate, ID, NATURAL, detail=TEXT),
 )
 CHANNEL = st.sampled_from(Channel)
@@ -138,6 +144,17 @@ def test_every_message_of_the_protocol_is_tried() -> None:
     assert wire_names == {kind.__name__ for kind in typing.get_args(ToLeader)}
     wire_names = _members(pb.ToBorrower.DESCRIPTOR)
     assert wire_names == {kind.__name__ for kind in typing.get_args(ToBorrower)}
+
+
+@pytest.mark.parametrize(
+    "least", [[[1], [1, 2]], [[]], [list(range(9))], [[number] for number in range(codec.MAX_ANTICHAIN + 1)]]
+)
+def test_a_frontier_that_cannot_be_is_refused(least: list[list[int]]) -> None:
+    wire_form = codec.encode_to_leader(UpdateProgress("b", 1, (StreamProgress(1, 1, 1),)))
+    for epoch in least:
+        wire_form.update_progress.streams[0].consumed.lower.least.add(numbers=epoch)
+    with pytest.raises(MalformedMessage, match=r"frontier of epochs|least: "):
+        codec.decode_to_leader(wire_form)
 
 
 @pytest.mark.parametrize("kind", [*typing.get_args(ToLeader), *typing.get_args(ToBorrower), Held, StreamProgress])

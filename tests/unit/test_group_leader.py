@@ -7,6 +7,7 @@ import math
 import pytest
 
 from leader.group.events import StreamsChanged
+from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from protocol.messages import (
     Disconnect,
     EndReason,
@@ -25,7 +26,7 @@ from protocol.messages import (
 )
 from storage.groups.model import Advance, GroupOptions, LendingStatus, Release, Seize, Start, WhenGone
 from storage.groups.model import Grant as GrantEntry
-from tests.unit.leader_bench import BORROWER, HEAD, Bench
+from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench
 
 # --- joining and sharing ----------------------------------------------------------------------------------------------
 
@@ -901,3 +902,61 @@ def test_what_it_remembers_of_those_that_left_is_forgotten() -> None:
     assert not bench.leader.remembers("a/1")
     assert not bench.leader.remembers("a/49")
     assert bench.leader.members.farewells == {}
+
+
+# --- atomic groups --------------------------------------------------------------------------------------------------
+
+ATOMIC = GroupOptions(Start.EARLIEST, atomic=True)
+
+
+def before(epoch: int) -> LowerFrontier:
+    return LowerFrontier(((epoch,),))
+
+
+def atomic_bench() -> Bench:
+    """One stream, of which all is in epochs before 8, and a borrower that has it."""
+    bench = Bench(options=ATOMIC)
+    bench.streams.lowers[1] = before(8)
+    bench.joined()
+    bench.confirm()
+    bench.hear(Ping((BORROWER,), sent_at=17.0))
+    bench.pass_time(1.0, BORROWER)
+    bench.sent.clear()
+    return bench
+
+
+def consume_all(bench: Bench) -> None:
+    told = StreamProgress(1, bench.grant_id(), HEAD, consumed=ConsumedFrontier(HEAD, before(8)))
+    bench.hear(UpdateProgress(BORROWER, bench.term, (told,)), AGENT)
+
+
+@pytest.mark.conforms("S8")
+def test_progress_of_an_atomic_group_is_followed_by_a_look_at_its_frontier() -> None:
+    bench = atomic_bench()
+    consume_all(bench)
+    bench.commit()
+    assert bench.renew
+    (saved,) = bench.heard(ProgressSaved)
+    assert (saved.position, saved.consumed) == (HEAD, ConsumedFrontier(HEAD, before(8)))
+
+
+@pytest.mark.conforms("S8")
+def test_members_are_told_at_once_how_far_an_atomic_group_has_come() -> None:
+    bench = atomic_bench()
+    consume_all(bench)
+    bench.settle()
+    (told,) = bench.heard(PingResponse)
+    assert told.epochs == (GroupFrontier("default", before(8), before(8)),)
+    assert told.sent_at == 17.0, "the answer to the last ping: nobody is trusted for longer"
+    bench.pass_time(bench.settings.renew_streams_s, BORROWER)
+    assert bench.heard(PingResponse) == [], "it has not moved"
+    bench.hear(Ping((BORROWER,), sent_at=18.0))
+    (told,) = bench.heard(PingResponse)
+    assert told.epochs == (GroupFrontier("default", before(8), before(8)),)
+
+
+def test_a_grant_of_an_atomic_group_says_from_which_epochs_on() -> None:
+    bench = Bench(options=ATOMIC)
+    bench.joined()
+    (grant,) = bench.heard(Grant)
+    assert grant.consumed == ConsumedFrontier(0)
