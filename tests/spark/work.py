@@ -37,7 +37,9 @@ class Recorder:
         if self.exit_value in values and self.exit_value is not None:
             sys.exit(3)
         offsets = batch.table.column("offset").to_pylist()
-        self._write({"stream": batch.stream_id, "grant": batch.grant_id, "offsets": offsets, "at": time.time()})
+        epochs = [epoch and epoch[0] for epoch in batch.table.column("epoch").to_pylist()]
+        line = {"stream": batch.stream_id, "grant": batch.grant_id, "offsets": offsets, "at": time.time()}
+        self._write(line if epochs == [None] * len(epochs) else {**line, "epochs": epochs})
         time.sleep(self.slow_s if self.slow_value in values and self.slow_value is not None else self.pause_s)
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -1,0 +1,76 @@
+"""Whole epochs in Spark's executors: each call of the user's function is given what a stream has of them, all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from borrower.settings import BorrowerSettings
+from borrower.spark.executors import Consumption, consume
+from protocol.words import Start, Subscription
+from storage.groups.model import CONSUMED, GroupOptions
+from storage.publish import Publisher
+from tests.kit import eventually
+from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
+from tests.spark.work import Recorder
+
+pytestmark = pytest.mark.spark
+
+EPOCHS, OF_EACH = 12, 200
+
+
+@pytest.fixture
+def running(spark: Any, stage: Stage) -> Iterator[Consumption]:
+    """Two tasks that consume an atomic group, in calls of whole epochs; small steps, and pages of one block."""
+    options = GroupOptions(start=Start.parse("earliest"), atomic=True)
+    stage.store.declare_group(Subscription.parse(ALL), options)
+    stage.serve("n1")
+    recorder = Recorder(str(stage.records), pause_s=0.05)
+    settings = BorrowerSettings().scaled(SPEED)
+    consumption = consume(
+        spark,
+        ALL,
+        recorder,
+        tasks=2,
+        url=stage.url,
+        settings=settings,
+        batch_bytes=1,
+        whole_epochs=True,
+        on_attempt=recorder.begin,
+    )
+    yield consumption
+    consumption.stop(5.0)
+
+
+def calls(stage: Stage) -> list[dict[str, Any]]:
+    return [line for attempt in stage.attempts() for line in attempt.lines]
+
+
+@pytest.mark.conforms("S11", "S8")
+def test_a_call_is_bounded_to_whole_epochs_also_when_a_worker_is_killed(stage: Stage, running: Consumption) -> None:
+    eventually(lambda: sorted(stage.holders().values()) == [8, 8], WAIT_S, lambda: str(stage.holders()))
+    parts: Counter[tuple[int, int]] = Counter()
+    with Publisher(stage.url, space="default", block_messages=5) as publisher:
+        for epoch in range(EPOCHS):
+            sent = [publisher.at(epoch).publish("t", b"%d" % n, key=b"k%d" % (n % 97)) for n in range(OF_EACH)]
+            for delivery in sent:
+                parts[delivery.result().stream, epoch] += 1
+            publisher.advance(epoch + 1)
+            if epoch == EPOCHS // 2:
+                victim = eventually(lambda: [a for a in stage.attempts() if a.lines], WAIT_S)[0]
+                os.kill(victim.pid, signal.SIGKILL)
+    eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+    running.drain()
+    for call in calls(stage):
+        for epoch, count in Counter(call["epochs"]).items():
+            assert count == parts[call["stream"], epoch], f"a part of epoch {epoch}: {call}"
+    seen = {(call["stream"], epoch) for call in calls(stage) for epoch in call["epochs"]}
+    assert seen == set(parts)
+    assert stage.verdict().lost == []
+    (*_, last) = [line for line in stage.history() if line.event == CONSUMED]
+    assert last.reason.endswith(f"before {EPOCHS}")
