@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from protocol.epochs import Epoch
 from protocol.errors import PublisherClosed
 from storage.publish.columns import Columns, Headers
 from storage.publish.delivery import BatchDelivery, Delivery
 from storage.publish.fork import check_process
-from storage.publish.publisher import Publisher
+from storage.publish.publisher import AtEpoch, Publisher
 
 
 class AsyncPublisher:
@@ -48,15 +49,22 @@ class AsyncPublisher:
         timestamp: datetime | int | None = None,
     ) -> Delivery:
         """Queue one message; waits only while the buffer is full."""
-        publisher = await self._opened()
-        while (delivery := publisher._offer(topic, value, key, headers, timestamp, wait=False)) is None:
-            await self._room(publisher)
-        return delivery
+        return await self._publish(topic, value, key, headers, timestamp)
 
     async def publish_batch(self, data: Columns) -> BatchDelivery:
         """Queue a batch, in a thread of its own where it has to wait."""
         publisher = await self._opened()
         return await asyncio.to_thread(publisher.publish_batch, data)
+
+    async def at(self, epoch: int | Sequence[int]) -> AsyncAtEpoch:
+        """Publish in an epoch: `await (await publisher.at(7)).publish(...)`. See `Publisher.at`."""
+        publisher = await self._opened()
+        return AsyncAtEpoch(self, await asyncio.to_thread(publisher.at, epoch))
+
+    async def advance(self, *epochs: int | Sequence[int]) -> None:
+        """See `Publisher.advance`. It goes on when the waiting is cancelled."""
+        publisher = await self._opened()
+        await asyncio.to_thread(publisher.advance, *epochs)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
@@ -85,6 +93,20 @@ class AsyncPublisher:
     ) -> None:
         await self._end(lambda publisher: publisher.__exit__(kind, error, traceback))
 
+    async def _publish(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None,
+        headers: Headers | None,
+        timestamp: datetime | int | None,
+        epoch: Epoch | None = None,
+    ) -> Delivery:
+        publisher = await self._opened()
+        while (delivery := publisher._offer(topic, value, key, headers, timestamp, epoch, wait=False)) is None:
+            await self._room(publisher)
+        return delivery
+
     async def _opened(self) -> Publisher:
         """The one publisher of all who ask."""
         check_process(self._process, "this publisher")
@@ -111,6 +133,28 @@ class AsyncPublisher:
 
         publisher._buffer.when_room(wake)
         await room.wait()
+
+
+class AsyncAtEpoch:
+    """An asynchronous publisher, in one epoch."""
+
+    def __init__(self, publisher: AsyncPublisher, at: AtEpoch) -> None:
+        self._publisher, self._at = publisher, at
+
+    async def publish(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+    ) -> Delivery:
+        """As `AsyncPublisher.publish`."""
+        return await self._publisher._publish(topic, value, key, headers, timestamp, self._at.epoch)
+
+    async def publish_batch(self, data: Columns) -> BatchDelivery:
+        """As `AsyncPublisher.publish_batch`; all messages are in this epoch."""
+        return await asyncio.to_thread(self._at.publish_batch, data)
 
 
 class _Undone(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Coroutine
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import DatabaseUnreachable, PublisherClosed
+from protocol.errors import DatabaseUnreachable, EpochCompleted, PublisherClosed
 from storage.connect import connect
 from storage.publish import AsyncPublisher, Publisher, asynchronous
 from tests.integration.log_kit import everything
@@ -187,3 +188,24 @@ def test_what_could_not_be_opened_is_tried_again(database: str, monkeypatch: pyt
 
 async def _until(fact: Any) -> None:
     await asyncio.to_thread(eventually, fact)
+
+
+@pytest.mark.conforms("S9")
+def test_epochs_are_published_and_completed_by_coroutines_too(database: str) -> None:
+    async def story() -> list[Any]:
+        async with AsyncPublisher(database, space="default") as publisher:
+            await publisher.advance(7)
+            seventh = await publisher.at(7)
+            await (await seventh.publish("t", b"1"))
+            await (await seventh.publish_batch({"topic": "t", "value": [b"2", b"3"]}))
+            await publisher.advance(8)
+            with pytest.raises(EpochCompleted):
+                await publisher.at(7)
+        with connect(database) as connection:
+            found = connection.execute("select epochs from block where epochs is not null").fetchall()
+            found += connection.execute("select lower_frontier from space").fetchall()
+            return [each for (each,) in found]
+
+    *blocks, lower = asyncio.run(story())
+    assert {json.dumps(block["least"]) for block in blocks} == {"[[7]]"}
+    assert lower == [[8]]
