@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -14,8 +15,8 @@ from storage.epoch_selection import Begin, Selection
 from tests.property.epoch_world import STEPS, Reader, World
 
 BEGINS = [Begin.LATEST, Begin.LATEST, Begin.ACTIVE, Begin.EARLIEST]
-JOINERS = 52_000
-"""Of each order: so many points of random histories are joined."""
+JOINERS = int(os.environ.get("JOINERS", "6000"))
+"""Of each order: so many points of random histories are joined. 52000 make a hundred thousand, in a minute."""
 PER_WORLD = 12
 
 both = pytest.mark.parametrize("dimensions", [pytest.param(1, id="total"), pytest.param(2, id="product")])

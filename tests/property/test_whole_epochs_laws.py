@@ -112,7 +112,7 @@ class Consumer:
 
 @pytest.mark.conforms("S8", "S3")
 @pytest.mark.parametrize("numbers", [1, 2])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_every_epoch_is_given_out_whole_and_once(numbers: int, data: st.DataObject) -> None:
     log = Log(numbers, LowerFrontier.of([(0,) * numbers]))
