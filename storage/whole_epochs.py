@@ -160,7 +160,7 @@ class WholeEpochs:
         """Marks behind those that are known. What was completed counts only if they reach the head."""
         for mark in marks.blocks:
             if mark.first <= self.scanned < mark.end:
-                self._append(mark)
+                self._append(replace(mark, first=self.scanned))  # compaction makes one of several
                 self.scanned = mark.end
         if self.scanned == marks.head:
             self.lower = marks.lower

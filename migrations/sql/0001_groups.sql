@@ -110,7 +110,8 @@ language plpgsql security definer set search_path from current as $$
 declare
   moved integer;
 begin
-  update lending l set position = p_position, consumed = coalesce(p_consumed, l.consumed), updated_at = clock_timestamp()
+  update lending l set position = p_position, consumed = coalesce(p_consumed, l.consumed), updated_at = clock_timestamp(),
+         lost_position = case when p_consumed is null then lost_position end
     from stream s
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held'
      and s.stream_id = l.stream_id and p_position <= s.head and (l.consumed is null) = (p_consumed is null)

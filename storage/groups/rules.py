@@ -376,9 +376,9 @@ def _moved(row: Row, position: int) -> Row:
 
 def _consuming(row: Row, consumed: ConsumedFrontier | None) -> Row:
     """The row with what is consumed in whole epochs. A group that is not atomic has no such thing, whatever is said."""
-    if row.consumed is None or consumed is None:
+    if row.consumed is None or consumed is None or (later := row.consumed.later(consumed)) == row.consumed:
         return row
-    return replace(row, consumed=row.consumed.later(consumed))
+    return replace(row, consumed=later, losses=0, lost_position=None)  # it goes on, though the position may not
 
 
 def _reach(entry: Reclaim | Advance | Release) -> int:

@@ -5,8 +5,19 @@ from __future__ import annotations
 import pytest
 
 from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from storage.groups.model import CONSUMED, Advance, Grant, Group, Reclaim, Release, Start, Verdict
-from tests.contract.group_world import FINISHED, TWO, World, lent, outcome
+from storage.groups.model import (
+    CONSUMED,
+    LOSSES_BEFORE_BLOCKED,
+    Advance,
+    Grant,
+    Group,
+    Reclaim,
+    Release,
+    Seize,
+    Start,
+    Verdict,
+)
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, TWO, World, lent, outcome
 
 
 def frontier(epoch: int) -> LowerFrontier:
@@ -213,3 +224,21 @@ def test_a_deleted_group_leaves_no_frontier_to_the_next_of_its_name(world: World
     assert again.group_id != group.group_id
     assert reached(world, again, world.lead(again)) == [3]
     assert announced(world, again) == [], "that is where it begins"
+
+
+@pytest.mark.conforms("E23")
+def test_losses_count_at_one_place_and_whole_epochs_move_the_place(world: World) -> None:
+    (stream,) = world.add_space()
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    world.append(stream, 10, 3, 1_000)
+    for epoch in range(4, 4 + LOSSES_BEFORE_BLOCKED):
+        grant_id = lent(world, group, term, stream).grant_id
+        world.apply(group, term, Advance(stream, grant_id, 0, consumed(10, epoch)))
+        lost = world.apply(group, term, Seize(stream, grant_id, "its consumer died"))
+        assert outcome(lost) == (Verdict.APPLIED, FREE, 0)
+    for number in range(1, LOSSES_BEFORE_BLOCKED):
+        grant_id = lent(world, group, term, stream).grant_id
+        lost = world.apply(group, term, Seize(stream, grant_id, "its consumer died"))
+        assert outcome(lost)[1] is (BLOCKED if number == LOSSES_BEFORE_BLOCKED - 1 else FREE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -42,6 +42,14 @@ class Log:
 
     def advance(self, by: list[Epoch]) -> None:
         self.lower = self.lower.within(LowerFrontier.of(by))
+
+    def compact(self) -> None:
+        """The last two blocks that say the same of epochs become one."""
+        for place in range(len(self.marks) - 1, 0, -1):
+            one, other = self.marks[place - 1 : place + 1]
+            if one.is_like(other):
+                self.marks[place - 1 : place + 1] = [replace(one, end=other.end, size=one.size + other.size)]
+                return
 
     def complete(self) -> None:
         self.advance([(MOST + 1,) * self.numbers])
@@ -118,11 +126,13 @@ def test_every_epoch_is_given_out_whole_and_once(numbers: int, data: st.DataObje
     log = Log(numbers, LowerFrontier.of([(0,) * numbers]))
     consumer: Consumer | None = None
     for _ in range(data.draw(st.integers(1, 14), label="events")):
-        match data.draw(st.sampled_from(["append", "append", "advance", "read", "anew", "join"])):
+        match data.draw(st.sampled_from(["append", "append", "advance", "read", "anew", "join", "compact"])):
             case "append":
                 log.append(data.draw(st.lists(st.none() | epochs(numbers), min_size=1, max_size=4), label="block"))
             case "advance":
                 log.advance(data.draw(st.lists(epochs(numbers), min_size=1, max_size=2), label="advance"))
+            case "compact":
+                log.compact()
             case "join" if consumer is None:
                 position = data.draw(st.integers(0, len(log.messages)), label="position")
                 lower = log.lower.beyond(log.begun(position))
