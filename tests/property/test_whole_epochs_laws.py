@@ -176,3 +176,16 @@ def test_a_step_is_no_larger_than_it_must_be(data: st.DataObject) -> None:
         assert sum(run.size for run in step.runs) <= limit or len(taken) == 1, "more than one epoch, and too many bytes"
         plan.take(step)
     assert plan.position == len(log.messages)
+
+
+def test_blocks_that_become_one_while_they_are_looked_at_are_read_once() -> None:
+    log = Log(1, LowerFrontier.of([(0,)]))
+    for _ in range(3):
+        log.append([(1,), None])
+    consumer = Consumer(log, 0, ConsumedFrontier(0))
+    consumer.plan.note(log.look(0, most=2))
+    log.compact()
+    log.compact()
+    log.complete()
+    assert consumer.go_on(pages=1, limit=100)
+    assert consumer.given == list(range(6))
