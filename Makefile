@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+NAME ?= hourly_closing
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench mutations clean
+.PHONY: help venv demo example test check format bench mutations clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
@@ -17,6 +18,9 @@ venv: $(READY) ## make .venv and install sublet into it, with all it takes to wo
 
 demo: $(READY) ## see groups share work, move it and lose nothing, on a Postgres and a Spark of their own
 	$(BIN)/sublet demo $(ARGS)
+
+example: $(READY) ## run a program of examples/ (NAME says which: make example NAME=hourly_closing)
+	$(BIN)/python -m examples.$(NAME) $(ARGS)
 
 test: $(READY) ## run the tests, three at a time (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -28,6 +28,7 @@ SECTIONS = {
     "node": "A node that holds many borrowers",
     "latency": "From publish to consume, beside peers",
     "push_cost": "What push costs a publisher",
+    "epochs": "What epochs cost",
     "subscriptions": "Memory of subscriptions and idle agents",
 }
 """What each bench calls its part of the page, in the order of the page."""
@@ -153,13 +154,22 @@ def _said(value: float) -> str:
     return f"{significant(value):,g}" if abs(value) < 1e6 else f"{value:,.0f}"
 
 
-def write(name: str, settings: dict[str, Any], series: Series, claims: Sequence[Claim], json_path: Path | None) -> str:
-    """Write the JSON of a bench of rates; return the page's section."""
+def write(
+    name: str,
+    settings: dict[str, Any],
+    series: Series,
+    claims: Sequence[Claim],
+    json_path: Path | None,
+    figures: Sequence[Beside] = (),
+) -> str:
+    """Write the JSON of a bench of rates, and of figures if it has any; return the page's section."""
     judged = [claim.judged(series) for claim in claims]
     rates = {contender: round(series.median(contender)) for contender in series.rates}
-    body = {"messages_per_s": rates, "claims": judged}
+    body: dict[str, Any] = {"messages_per_s": rates, "claims": judged}
+    if figures:
+        body["figures"] = [figure.judged() for figure in figures]
     save(name, settings, body, json_path)
-    return _section(body)
+    return "\n".join([_section(body), *([table(figures)] if figures else [])])
 
 
 def _section(result: dict[str, Any]) -> str:

@@ -20,22 +20,24 @@ COLUMNS = ("carrier", "flight", "tailnum", "origin", "dest", "distance")
 
 
 def load() -> pa.Table:
-    """Columns `row` (0, 1, ... as in the file), those of `COLUMNS`, and `topic`, `key`, `value` as published.
+    """Columns `row` (0, 1, ... as in the file), those of `COLUMNS`, `hour` (of planned departure, since 1970),
+    and `topic`, `key`, `value` as published.
 
     The key is the tail number, null where the file has none; the value is a line of CSV that begins with the row.
     """
-    types = {name: pa.string() for name in COLUMNS} | {"distance": pa.int64()}
-    options = csv.ConvertOptions(column_types=types, include_columns=list(COLUMNS), strings_can_be_null=True)
+    types = {name: pa.string() for name in COLUMNS} | {"distance": pa.int64(), "time_hour": pa.timestamp("s", "UTC")}
+    options = csv.ConvertOptions(column_types=types, include_columns=list(types), strings_can_be_null=True)
     with zipfile.ZipFile(_file()) as archive, archive.open("flights.csv") as opened:
         flights = csv.read_csv(opened, convert_options=options)
     flights = flights.add_column(0, "row", pa.array(range(flights.num_rows), pa.int64()))
     texts = [pc.fill_null(pc.cast(flights[name], pa.string()), "") for name in ("row", *COLUMNS)]
     value = pc.cast(pc.binary_join_element_wise(*texts, ","), pa.binary())
+    hour = pc.divide(pc.cast(flights["time_hour"], pa.int64()), 3600)
     topic = pc.binary_join_element_wise("flights", flights["origin"], flights["carrier"], "/")
-    published = {"topic": topic, "key": pc.cast(flights["tailnum"], pa.binary()), "value": value}
-    for name, column in published.items():
+    added = {"hour": hour, "topic": topic, "key": pc.cast(flights["tailnum"], pa.binary()), "value": value}
+    for name, column in added.items():
         flights = flights.append_column(name, column)
-    return flights
+    return flights.drop_columns("time_hour")
 
 
 def rows_of(values: pa.ChunkedArray) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import allocation, handover, node, takeover
+from bench import allocation, epochs, handover, node, takeover
 
 
 @pytest.fixture
@@ -58,3 +58,16 @@ def test_node(page: Path) -> None:
     node.main(arguments(page, *sizes, "--leaderships", "5", "--entries", "20", "40", "--rounds", "1"))
     assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in figures(page)["figures"])
     assert "## A node that holds many borrowers\n" in page.read_text()
+
+
+def test_epochs(page: Path) -> None:
+    small = ("--messages", "4000", "--paces", "1000", "--batch-bytes", "150000", "--streams", "20")
+    epochs.main(arguments(page, *small, "--rounds", "1", "--statement-rounds", "1"))
+    found = figures(page)
+    assert len(found["claims"]) == 2
+    assert all(claim["ratio"] > 0 for claim in found["claims"])
+    assert len(found["figures"]) == 6
+    assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in found["figures"])
+    written = page.read_text()
+    assert "## What epochs cost\n" in written
+    assert "| renewal, all behind, each elsewhere |" in written
