@@ -36,6 +36,7 @@ class Capability:
         self._held: LowerFrontier | None = None
         self._lost: SubletError | None = None
         self._over = threading.Event()
+        self._kept: psycopg.Connection[Any] | None = None
         self._thread: threading.Thread | None = None
 
     def check(self, least: Sequence[Epoch]) -> None:
@@ -60,15 +61,18 @@ class Capability:
         """Give it back. Where the database is away, the lease will run out."""
         self._over.set()
         with self._lock:
-            if self._held is None or self._lost is not None:
-                return
-            try:
-                with self._connection() as conn:
-                    epochs.release(conn, self._space_id, self._who)
-                    shared(self._url).tell([epochs.moves(conn, self._space_id)])
-            except (*Retryable, SubletError) as error:
-                log.warning("the epochs of producer %s end with their lease: %s", self._who.producer_id, error)
-            self._lost = epochs.expired(self._who.producer_id)
+            if self._held is not None and self._lost is None:
+                self._give_back()
+                self._lost = epochs.expired(self._who.producer_id)
+            self._let_go()
+
+    def _give_back(self) -> None:
+        try:
+            conn = self._ready()
+            epochs.release(conn, self._space_id, self._who)
+            shared(self._url).tell([epochs.moves(conn, self._space_id)])
+        except (*Retryable, SubletError) as error:
+            log.warning("the epochs of producer %s end with their lease: %s", self._who.producer_id, error)
 
     def _hold(self, least: Sequence[Epoch]) -> None:
         if self._lost is not None:
@@ -103,13 +107,24 @@ class Capability:
         deadline, pause_s = time.monotonic() + self._retry_timeout_s, FIRST_PAUSE_S
         while True:
             try:
-                with self._connection() as conn:
-                    return attempt(conn)
+                return attempt(self._ready())
             except Retryable as error:
+                self._let_go()
                 if self._over.is_set() or time.monotonic() + pause_s > deadline:
                     raise _too_late(error) from error
             self._over.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _ready(self) -> psycopg.Connection[Any]:
+        """The connection that is kept for whoever has the lock: epochs may follow one another quickly."""
+        if self._kept is None or self._kept.closed:
+            self._kept = self._connection()
+        return self._kept
+
+    def _let_go(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     def _connection(self) -> psycopg.Connection[Any]:
         return connect(
