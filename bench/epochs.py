@@ -35,12 +35,13 @@ TARGET = 0.9
 WAIT_S = 60.0
 PROSE = """Messages of {value} bytes to one stream by columns in blocks of {block:,}, {messages:,} in each of {rounds}
 rounds, in which the contenders take turns; a first round does not count. *publish* is the throughput of one publisher
-to the last acknowledgement: without epochs, and with `publisher.at(epoch)` and `publisher.advance` after every {paces}
-messages. *consume* is that of one session, from its first batch to the last message, of what was published with such
-epochs and is completed: by an atomic group, over a group that is not. *Renewal* is the transaction with which a leader
-sees and writes how far an atomic group with {streams:,} streams has consumed: once with all streams consumed to the
-end, so that the frontier moves, and once with all of them behind, each at an epoch of its own; beside statements over
-as many rows, and beside the publisher's call, which changes one row. Medians over {statement_rounds} rounds."""
+to the last acknowledgement: without epochs, and with `publisher.at(epoch)` and `publisher.advance(..., wait=False)`
+after every {paces} messages. *consume* is that of one session, from its first batch to the last message, of what was
+published with such epochs and is completed: by an atomic group, over a group that is not. *Renewal* is the transaction
+with which a leader sees and writes how far an atomic group with {streams:,} streams has consumed: once with all streams
+consumed to the end, so that the frontier moves, and once with all of them behind, each at an epoch of its own; beside
+statements over as many rows, and beside the publisher's call, which changes one row. Medians over {statement_rounds}
+rounds."""
 
 
 class Side:
@@ -64,7 +65,7 @@ class Side:
         for values in blocks:
             to.publish_batch({"topic": "t", "value": values})
         if self._pace is not None:
-            self.publisher.advance(epoch + 1)
+            self.publisher.advance(epoch + 1, wait=False)
 
 
 class Consuming:

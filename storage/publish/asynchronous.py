@@ -61,10 +61,10 @@ class AsyncPublisher:
         publisher = await self._opened()
         return AsyncAtEpoch(self, await asyncio.to_thread(publisher.at, epoch))
 
-    async def advance(self, *epochs: int | Sequence[int]) -> None:
+    async def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
         """See `Publisher.advance`. It goes on when the waiting is cancelled."""
         publisher = await self._opened()
-        await asyncio.to_thread(publisher.advance, *epochs)
+        await asyncio.to_thread(publisher.advance, *epochs, wait=wait)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""

@@ -109,8 +109,8 @@ class Buffer:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all that is queued now is settled. Raises TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        tickets = self.unsettled()
         with self._lock:
-            tickets = list(self._unsettled)
             self._flushing += 1
             self._work.notify()
         try:
@@ -119,6 +119,11 @@ class Buffer:
         finally:
             with self._lock:
                 self._flushing -= 1
+
+    def unsettled(self) -> list[Ticket]:
+        """The tickets of all that is queued or under way now."""
+        with self._lock:
+            return list(self._unsettled)
 
     def pop_error(self) -> Exception | None:
         """The first failure since the last call."""

@@ -34,6 +34,7 @@ class Capability:
         self._retry_timeout_s, self._lease_s = retry_timeout_s, lease_s
         self._lock = threading.Lock()
         self._held: LowerFrontier | None = None
+        self._promised: LowerFrontier | None = None
         self._lost: SubletError | None = None
         self._over = threading.Event()
         self._kept: psycopg.Connection[Any] | None = None
@@ -48,9 +49,18 @@ class Capability:
                     self._hold(least)
         if self._lost is not None:
             raise self._lost
-        held = self._held
+        held = self._promised or self._held
         assert held is not None
         epochs.check_forward(self._who, held, [check_epoch(epoch, len(held.least[0])) for epoch in least])
+
+    def promise(self, least: Sequence[Epoch]) -> None:
+        """Check what is published by these from now on; what is held moves on later. Raises what `check` raises."""
+        self.check(least)
+        self._promised = LowerFrontier.of(least)
+
+    def forget_promises(self) -> None:
+        """What was promised will not be."""
+        self._promised = None
 
     def advance(self, least: Sequence[Epoch]) -> None:
         """Publish only at or after these from now on. Raises what `epochs.hold` raises, and `Unavailable`."""

@@ -13,7 +13,14 @@ import psycopg
 import pytest
 
 from protocol.epochs import Epoch, LowerFrontier
-from protocol.errors import CapabilityExpired, EpochCompleted, InvalidEpoch, ProducerFenced, UsageError
+from protocol.errors import (
+    CapabilityExpired,
+    EpochCompleted,
+    InvalidEpoch,
+    ProducerFenced,
+    SubletError,
+    UsageError,
+)
 from storage import epochs
 from storage.catalogue import find_space, open_streams
 from storage.connect import connect
@@ -341,6 +348,68 @@ def test_epochs_are_a_spaces_own(database: str) -> None:
             publisher.advance(3)
         with pytest.raises(UsageError, match="give the one that is next"):
             publisher.advance()
+
+
+def test_an_advance_that_is_not_waited_for_is_made_when_all_before_it_is_durable(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    with Publisher(database, space="default", linger_ms=10_000) as publisher:
+        publisher.advance(3)
+        delivery = publisher.at(3).publish("t", b"1")
+        publisher.advance(4, wait=False)
+        assert least(lower_frontier(conn, space)) == [(3,)]
+        with pytest.raises(EpochCompleted, match="has advanced to 4"):
+            publisher.at(3)
+        publisher.at(4).publish("t", b"2")
+        publisher.flush()
+        assert delivery.done
+        assert least(lower_frontier(conn, space)) == [(4,)]
+        publisher.advance(7, wait=False)
+        publisher.advance(8)
+        assert least(lower_frontier(conn, space)) == [(8,)]
+        with pytest.raises(EpochCompleted, match="has advanced to 8"):
+            publisher.at(7)
+
+
+def test_of_many_advances_that_are_not_waited_for_few_are_made(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    with Publisher(database, space="default", linger_ms=10_000) as publisher:
+        for epoch in range(100):
+            publisher.at(epoch).publish("t", b"x")
+            publisher.advance(epoch + 1, wait=False)
+        publisher.flush()
+        (moves,) = conn.execute("select frontier_moves from space where space_id = %s", (space,)).fetchall()[0]
+        assert moves < 10
+        publisher.advance(200, wait=False)
+    assert least(lower_frontier(conn, space)) == [(200,)], "closing makes it first"
+
+
+def test_an_advance_that_comes_to_nothing_is_told_by_the_next_flush(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    publisher = Publisher(database, space="default", epoch_lease_s=3600)
+    publisher.advance(3)
+    conn.execute("update capability set expires_at = clock_timestamp() - interval '1 s'")
+    assert len(epochs.expire(conn)) == 1
+    publisher.advance(4, wait=False)
+    with pytest.raises(CapabilityExpired):
+        publisher.flush()
+    publisher.close()
+
+
+def test_what_was_not_stored_keeps_its_epoch_open(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    publisher = Publisher(database, space="default", retry_timeout_s=1)
+    publisher.advance(3)
+    conn.execute("alter table stream rename to stream_away")
+    publisher.at(3).publish("t", b"lost")
+    publisher.advance(4, wait=False)
+    with pytest.raises(SubletError):
+        publisher.flush()
+    conn.execute("alter table stream_away rename to stream")
+    assert publisher.at(3).publish("t", b"again").result().offset == 0
+    assert least(lower_frontier(conn, space)) == [(3,)]
+    publisher.close()
 
 
 def test_an_advance_comes_after_all_that_was_published(
