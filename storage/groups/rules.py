@@ -184,7 +184,8 @@ def consumed_by_group(
     frontiers = set(held_back)
     if lower is None or None in frontiers:
         return before
-    reached = (lower if before is None else before.within(lower)).meet(*(each for each in frontiers if each is not None))
+    completed = lower if before is None else before.within(lower)
+    reached = completed.meet(*(each for each in frontiers if each is not None))
     return reached if before is None else before.within(reached)
 
 
