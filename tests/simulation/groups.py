@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from protocol.words import Start, Subscription
@@ -26,10 +27,11 @@ class Wanted:
 
 class Groups:
     """One group in most runs, seldom three; each life is declared with options of its own, or made by whoever
-    subscribes first."""
+    subscribes first. About one in three is atomic."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
+        self._whims = Random(f"the groups of {simulation.seed}")
         count = self._world.random.choice((1, 1, 1, 1, 1, 2, 2, 3))
         self._wanted = {s: Wanted(s, self._options()) for s in map(Subscription.parse, _NAMES[:count])}
         self.retired: set[Subscription] = set()
@@ -79,4 +81,5 @@ class Groups:
             when_gone=rnd.choice((WhenGone.FAIL, WhenGone.SKIP)),
             strategy=rnd.choice(("even", "even", "load")),
             session_expiry_s=rnd.choice((0.0, EXPIRY_S)),
+            atomic=self._whims.random() < 1 / 3,
         )
