@@ -43,13 +43,21 @@ class Publishers:
         self.epochs: dict[int, list[Epoch | None]] = defaultdict(list)
 
     def begin(self) -> None:
-        """In some runs there is a past, of which groups may want to know nothing."""
+        """In some runs there is a past, of which groups may want to know nothing, and retention may have taken some."""
         if self._random.random() < 0.5:
-            for _ in range(self._random.randint(1, 6)):
-                for stream_id in self._streams.open_streams(SPACE):
-                    if self._random.random() < 0.4:
-                        self.publish(stream_id, self._random.randint(1, 5))
-                self.turn()
+            self._live_through(self._random.randint(1, 6))
+            if self._random.random() < 0.4:
+                self._streams.rollover(SPACE)
+                self._live_through(self._random.randint(0, 3))
+                if self._random.random() < 0.6:
+                    self._streams.retire(1)
+
+    def _live_through(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for stream_id in self._streams.open_streams(SPACE):
+                if self._random.random() < 0.4:
+                    self.publish(stream_id, self._random.randint(1, 5))
+            self.turn()
 
     def publish(self, stream_id: int, count: int) -> None:
         """A block comes, of one of those that live, or of somebody who knows nothing of epochs."""

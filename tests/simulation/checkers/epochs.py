@@ -45,7 +45,7 @@ class Epochs:
 
     def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
         self._simulation, self._lives, self._record = simulation, lives, record
-        self.announcements = 0
+        self.groups = self.given = self.announcements = 0
         self._first: dict[int, First] = {}
         self._done: dict[Key, set[int]] = defaultdict(set)
         self._given: dict[Key, set[int]] = defaultdict(set)
@@ -57,6 +57,7 @@ class Epochs:
 
     def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
         """It is given those epochs of which nothing had begun before its start positions, or is gone."""
+        self.groups += 1
         streams, epochs = self._simulation.streams, self._simulation.publishers.epochs
         for space in streams.spaces.values():
             begun = {
@@ -119,6 +120,7 @@ class Epochs:
         start = self._lives[key[0]].start(key[1]) or 0
         for offset in offsets:
             epoch = epochs[offset]
+            self.given += epoch is not None
             if self._is_open(key[1], epoch):
                 raise Violation(f"{key}: offset {offset} is given out, and of its epoch {epoch} more may come")
             if offset < start or (epoch is not None and self._first[key[0]].leaves_out(epoch)):
