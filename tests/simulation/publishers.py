@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -14,7 +13,6 @@ from storage.block import Epochs
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-SPACE = 1
 _MOST = 3
 _LEASE_S = (2.0, 10.0)
 """How long it takes until the capability of a dead one is taken away."""
@@ -29,35 +27,18 @@ class Publisher:
 
 
 class Publishers:
-    """All of a run, with chances of their own, so that all else befalls a run as if there were no epochs.
+    """Those of one space. `epochs`: {stream: of each message its epoch}, which grows."""
 
-    `epochs`: {stream: of each message its epoch}.
-    """
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
-        self._random = Random(f"the epochs of {simulation.seed}")
+    def __init__(self, simulation: Simulation, space_id: int, epochs: dict[int, list[Epoch | None]]) -> None:
+        self._world, self._streams, self._space_id, self._epochs = (
+            simulation.world,
+            simulation.streams,
+            space_id,
+            epochs,
+        )
+        self._random = Random(f"the epochs of {simulation.seed} in space {space_id}")
         self._numbers = self._random.choice((0, 1, 1, 1, 1, 1, 2, 2))
-        self._intruding = self._random.choice((0.0, 0.05, 0.3))
         self._holding: list[Publisher] = []
-        self.epochs: dict[int, list[Epoch | None]] = defaultdict(list)
-
-    def begin(self) -> None:
-        """In some runs there is a past, of which groups may want to know nothing, and retention may have taken some."""
-        if self._random.random() < 0.5:
-            self._live_through(self._random.randint(1, 6))
-            if self._random.random() < 0.4:
-                self._streams.rollover(SPACE)
-                self._live_through(self._random.randint(0, 3))
-                if self._random.random() < 0.6:
-                    self._streams.retire(1)
-
-    def _live_through(self, rounds: int) -> None:
-        for _ in range(rounds):
-            for stream_id in self._streams.open_streams(SPACE):
-                if self._random.random() < 0.4:
-                    self.publish(stream_id, self._random.randint(1, 5))
-            self.turn()
 
     def publish(self, stream_id: int, count: int) -> None:
         """A block comes, of one of those that live, or of somebody who knows nothing of epochs."""
@@ -75,13 +56,12 @@ class Publishers:
             self._join()
         self._settle()
 
-    def intrude(self) -> None:
-        """Between two statements of a leader's transaction an epoch may be used, and completed."""
-        if self._world.calm or not self._holding or self._random.random() >= self._intruding:
-            return
-        open_streams = self._streams.open_streams(SPACE)
-        one = self._random.choice(self._holding)
-        if one.alive and open_streams:
+    def hurry(self) -> None:
+        """One uses an epoch, and has finished with one."""
+        living = [one for one in self._holding if one.alive]
+        open_streams = self._streams.open_streams(self._space_id)
+        if living and open_streams:
+            one = self._random.choice(living)
             self._append(self._random.choice(open_streams), [self._epoch(one)])
             self._advance(one)
             self._settle()
@@ -95,7 +75,7 @@ class Publishers:
         if self._random.random() < 0.5:
             self._join()
             self._settle()
-            for stream_id in self._streams.open_streams(SPACE):
+            for stream_id in self._streams.open_streams(self._space_id):
                 self.publish(stream_id, self._random.randint(1, 5))
             self._advance(self._holding[0])
             self._settle()
@@ -104,8 +84,8 @@ class Publishers:
         some = {epoch for epoch in epochs if epoch is not None}
         bounds = Epochs(LowerFrontier.of(some).least, UpperFrontier.of(some).greatest, None in epochs)
         self._streams.append(stream_id, len(epochs), self._world.clock_us(), bounds if some else None)
-        self.epochs[stream_id] += epochs
-        self._world.say("publish", f"stream {stream_id}, to {len(self.epochs[stream_id])}: {epochs}")
+        self._epochs[stream_id] += epochs
+        self._world.say("publish", f"stream {stream_id}, to {len(self._epochs[stream_id])}: {epochs}")
 
     def _epoch(self, one: Publisher | None) -> Epoch | None:
         """Of the next message: mostly of one that it is about to finish, seldom of one far ahead."""
@@ -141,7 +121,7 @@ class Publishers:
 
     def _join(self) -> None:
         """A new one begins with anything that may still come."""
-        lower = self._streams.lowers.get(SPACE) or LowerFrontier.of([(0,) * self._numbers])
+        lower = self._streams.lowers.get(self._space_id) or LowerFrontier.of([(0,) * self._numbers])
         self._holding.append(one := Publisher(lower))
         if self._random.random() < 0.2:
             self._advance(one)
@@ -153,14 +133,18 @@ class Publishers:
 
     def _settle(self) -> None:
         """The space's lower frontier is the meet of all that is held; of nothing, it is beyond all that has begun."""
-        before = self._streams.lowers.get(SPACE)
+        before = self._streams.lowers.get(self._space_id)
         if self._holding:
             lower = LowerFrontier().meet(*(one.held for one in self._holding))
         elif before is not None:
-            begun = {epoch for epochs in self.epochs.values() for epoch in epochs if epoch is not None}
+            begun = self._begun()
             lower = before.beyond(UpperFrontier.of(begun))
         else:
             return
         if lower != before:
-            self._streams.lowers[SPACE] = lower
+            self._streams.lowers[self._space_id] = lower
             self._world.say("publish", f"what may still come is at or after {lower.least}")
+
+    def _begun(self) -> set[Epoch]:
+        own = [s.stream_id for s in self._streams.streams.values() if s.generation.space_id == self._space_id]
+        return {epoch for stream_id in own for epoch in self._epochs[stream_id] if epoch is not None}

@@ -128,7 +128,7 @@ class WholeReading:
         return lent.plan.scanned > known
 
     def _page(self, work: WholeWork, start: int, end: int) -> Page:
-        epochs = self._simulation.publishers.epochs[work.stream_id][start:end]
+        epochs = self._simulation.publishing.epochs[work.stream_id][start:end]
         rows = pa.RecordBatch.from_pydict({"offset": list(range(start, end)), "epoch": epochs}, schema=_ROWS)
         return Page((rows,), start, end, end, closed=False)
 

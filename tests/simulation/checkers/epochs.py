@@ -12,6 +12,7 @@ from borrower.machine.events import Progressed
 from protocol.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, at_or_before, shown
 from storage.groups.model import CONSUMED, Grant, Group, GroupResult, Lending, LendingStatus
 from storage.groups.rules import Row
+from storage.routing import Space
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record
 
@@ -46,48 +47,62 @@ class Epochs:
     def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
         self._simulation, self._lives, self._record = simulation, lives, record
         self.groups = self.given = self.announcements = 0
-        self._first: dict[int, First] = {}
+        self._first: dict[tuple[int, int], First] = {}
         self._done: dict[Key, set[int]] = defaultdict(set)
         self._given: dict[Key, set[int]] = defaultdict(set)
         self._said: dict[Key, set[Place]] = defaultdict(set)
         self._rows: dict[Key, Place] = {}
-        self._frontiers: dict[tuple[int, str], LowerFrontier | None] = {}
+        self._frontiers: dict[tuple[int, int], LowerFrontier | None] = {}
 
     # --- how a group begins -----------------------------------------------------------------------------------------
 
     def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
         """It is given those epochs of which nothing had begun before its start positions, or is gone."""
         self.groups += 1
-        streams, epochs = self._simulation.streams, self._simulation.publishers.epochs
-        for space in streams.spaces.values():
+        streams = self._simulation.streams
+        for space_id in streams.spaces:
             begun = {
                 epoch
-                for stream_id, stream in streams.streams.items()
-                if stream.generation.space_id == space.space_id
-                for epoch in epochs[stream_id][: rows[stream_id].position if stream_id in rows else None]
+                for stream_id, epochs in self._published(space_id)
+                for epoch in epochs[: rows[stream_id].position if stream_id in rows else None]
                 if epoch is not None
             }
-            lower = streams.lowers.get(space.space_id) if group.start.policy == "latest" else None
-            first = self._first[group.group_id] = First(lower, begun)
-            self._check_first(group, space.name, first, rows)
-
-    def _check_first(self, group: Group, space: str, first: First, rows: Mapping[int, Row]) -> None:
+            lower = streams.lowers.get(space_id) if group.start.policy == "latest" else None
+            self._first[group.group_id, space_id] = First(lower, begun)
         for row in rows.values():
-            assert row.consumed is not None
-            self._frontiers[group.group_id, space] = row.consumed.lower
-            self._said[group.group_id, row.stream_id].add((row.position, row.consumed))
-            for epoch in self._around():
-                if row.consumed.wants(epoch) == first.leaves_out(epoch):
-                    raise Violation(f"{group} begins with {row}, and epoch {epoch} is on the wrong side of that")
+            self._check_first(group, row)
 
-    def _around(self) -> set[Epoch]:
+    def _check_first(self, group: Group, row: Row) -> None:
+        assert row.consumed is not None
+        space = self._space(row.stream_id)
+        self._frontiers[group.group_id, space.space_id] = row.consumed.lower
+        self._said[group.group_id, row.stream_id].add((row.position, row.consumed))
+        for epoch in self._around(space.space_id):
+            if row.consumed.wants(epoch) == self._first[group.group_id, space.space_id].leaves_out(epoch):
+                raise Violation(f"{group} begins with {row}, and epoch {epoch} is on the wrong side of that")
+
+    def _around(self, space_id: int) -> set[Epoch]:
         """Epochs that were used, and those about them."""
-        used = {e for epochs in self._simulation.publishers.epochs.values() for e in epochs if e is not None}
+        used = {epoch for _, epochs in self._published(space_id) for epoch in epochs if epoch is not None}
         return {
             tuple(map(sum, zip(epoch, by, strict=True)))
             for epoch in used
             for by in product((-1, 0, 1), repeat=len(epoch))
         }
+
+    def _published(self, space_id: int) -> Iterator[tuple[int, list[Epoch | None]]]:
+        """(stream, of each message its epoch)."""
+        for stream_id in self._simulation.streams.streams:
+            if self._space(stream_id).space_id == space_id:
+                yield stream_id, self._simulation.publishing.epochs[stream_id]
+
+    def _space(self, stream_id: int) -> Space:
+        streams = self._simulation.streams
+        return streams.spaces[streams.streams[stream_id].generation.space_id]
+
+    def _wants(self, key: Key, epoch: Epoch | None) -> bool:
+        first = self._first.get((key[0], self._space(key[1]).space_id))
+        return epoch is None or first is None or not first.leaves_out(epoch)
 
     # --- what a group wants, and has ---------------------------------------------------------------------------------
 
@@ -99,14 +114,13 @@ class Epochs:
         """(offset, epoch) of each message that the group wants and that was in no call that ended."""
         group_id, stream_id = key
         begin = max(self._lives[group_id].start(stream_id) or 0, self._record.skipped.get(key, 0))
-        done, first = self._done[key], self._first[group_id]
-        for offset, epoch in enumerate(self._simulation.publishers.epochs[stream_id]):
-            if offset >= begin and offset not in done and (epoch is None or not first.leaves_out(epoch)):
+        done = self._done[key]
+        for offset, epoch in enumerate(self._simulation.publishing.epochs[stream_id]):
+            if offset >= begin and offset not in done and self._wants(key, epoch):
                 yield offset, epoch
 
     def _lower(self, stream_id: int) -> LowerFrontier | None:
-        streams = self._simulation.streams
-        return streams.lowers.get(streams.streams[stream_id].generation.space_id)
+        return self._simulation.streams.lowers.get(self._space(stream_id).space_id)
 
     def _is_open(self, stream_id: int, epoch: Epoch | None) -> bool:
         lower = self._lower(stream_id)
@@ -116,14 +130,14 @@ class Epochs:
 
     def call_started(self, key: Key, offsets: Sequence[int]) -> None:
         """No message of an epoch is given out before it is completed, and none of those that are left out."""
-        epochs = self._simulation.publishers.epochs[key[1]]
+        epochs = self._simulation.publishing.epochs[key[1]]
         start = self._lives[key[0]].start(key[1]) or 0
         for offset in offsets:
             epoch = epochs[offset]
             self.given += epoch is not None
             if self._is_open(key[1], epoch):
                 raise Violation(f"{key}: offset {offset} is given out, and of its epoch {epoch} more may come")
-            if offset < start or (epoch is not None and self._first[key[0]].leaves_out(epoch)):
+            if offset < start or not self._wants(key, epoch):
                 raise Violation(f"{key}: offset {offset} of epoch {epoch}, from before the group began, is given out")
         self._given[key].update(offsets)
 
@@ -177,7 +191,7 @@ class Epochs:
         """The group's frontier never goes back, and each step of it is one line of history."""
         lines = [line.reason for line in result.recorded if line.event == CONSUMED]
         for found in result.epochs:
-            key = result.group_id, found.space
+            key = result.group_id, self._named(found.space)
             before = self._frontiers.get(key)
             if found.consumed == before:
                 continue
@@ -195,19 +209,21 @@ class Epochs:
 
     def _check_consumed(self, life: Life, found: GroupFrontier) -> None:
         """Everything in the epochs that it completes was in calls that ended."""
-        streams = self._simulation.streams
-        for stream_id, stream in streams.streams.items():
-            if streams.spaces[stream.generation.space_id].name != found.space or life.start(stream_id) is None:
+        for stream_id, _ in self._published(self._named(found.space)):
+            if life.start(stream_id) is None:
                 continue
             for offset, epoch in self._missing((life.group.group_id, stream_id)):
                 if epoch is not None and not found.consumed.may_come(epoch):
                     where = f"offset {offset} of stream {stream_id}, epoch {epoch}"
                     raise Violation(f"group {life.group.group_id}: {found}, but {where} was in no call that ended")
 
+    def _named(self, name: str) -> int:
+        return next(space.space_id for space in self._simulation.streams.spaces.values() if space.name == name)
+
     def announced(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
         """What a session hears is never ahead of history."""
         for heard in epochs:
-            known = self._frontiers.get((group_id, heard.space))
+            known = self._frontiers.get((group_id, self._named(heard.space)))
             if known is None or not heard.consumed.is_at_or_before(known):
                 raise Violation(f"group {group_id}: a session hears {heard}, history has {known}")
 
@@ -232,24 +248,23 @@ class Epochs:
 
     def _check_whole(self, life: Life) -> None:
         """Of every epoch all that the group's streams have was given out, or nothing, unless retention took some."""
-        given: dict[Epoch, set[bool]] = defaultdict(set)
-        for stream_id, epochs in self._simulation.publishers.epochs.items():
+        given: dict[tuple[int, Epoch], set[bool]] = defaultdict(set)
+        for stream_id, epochs in self._simulation.publishing.epochs.items():
             key = life.group.group_id, stream_id
             if life.start(stream_id) is None:
                 continue
-            skipped = self._record.skipped.get(key, 0)
+            skipped, space_id = self._record.skipped.get(key, 0), self._space(stream_id).space_id
             for offset, epoch in enumerate(epochs):
                 if epoch is not None and (offset in self._given[key] or offset >= skipped):
-                    given[epoch].add(offset in self._given[key])
+                    given[space_id, epoch].add(offset in self._given[key])
         if split := sorted(epoch for epoch, found in given.items() if len(found) > 1):
             raise Violation(f"{life.group}: these epochs were given out in part: {split}")
 
     def _check_last_frontier(self, life: Life) -> None:
-        streams = self._simulation.streams
-        for space_id, lower in streams.lowers.items():
-            found = self._frontiers.get((life.group.group_id, streams.spaces[space_id].name))
-            first = self._first[life.group.group_id]
-            for epoch in self._around():
+        for space_id, lower in self._simulation.streams.lowers.items():
+            found = self._frontiers.get((life.group.group_id, space_id))
+            first = self._first[life.group.group_id, space_id]
+            for epoch in self._around(space_id):
                 over = not lower.may_come(epoch) or first.leaves_out(epoch)
                 if found is None or over == found.may_come(epoch):
                     raise Violation(f"{life.group} rests at {found}, and its space at {lower}, see {epoch}")
