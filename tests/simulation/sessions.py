@@ -62,7 +62,8 @@ class Session:
 
     def is_idle(self, stream_id: int) -> bool:
         """Nothing is being done on the stream."""
-        return not self._work[stream_id].busy
+        work = self._work[stream_id]
+        return not (work.busy or (isinstance(work, WholeWork) and work.lent.is_within_a_step))
 
     def close(self) -> None:
         """The subscription is over, whatever it was doing."""
