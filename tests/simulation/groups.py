@@ -76,10 +76,14 @@ class Groups:
 
     def _options(self) -> GroupOptions:
         rnd = self._world.random
+        start = rnd.choice((Start.EARLIEST, Start.EARLIEST, Start.LATEST))
+        atomic = self._whims.random() < 1 / 3
+        if atomic and self._whims.random() < 0.4:
+            start = Start.LATEST
         return GroupOptions(
-            start=rnd.choice((Start.EARLIEST, Start.EARLIEST, Start.LATEST)),
+            start=start,
             when_gone=rnd.choice((WhenGone.FAIL, WhenGone.SKIP)),
             strategy=rnd.choice(("even", "even", "load")),
             session_expiry_s=rnd.choice((0.0, EXPIRY_S)),
-            atomic=self._whims.random() < 1 / 3,
+            atomic=atomic,
         )

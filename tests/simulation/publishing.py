@@ -32,8 +32,8 @@ class Publishing:
         if self._random.random() < 0.25:
             self._streams.add_space("other", "other/#", self._random.randint(1, 2))
         self._of = {space_id: Publishers(self._simulation, space_id, self.epochs) for space_id in self._streams.spaces}
-        if self._random.random() < 0.5:
-            self._live_through(self._random.randint(1, 6))
+        if self._random.random() < 0.7:
+            self._live_through(self._random.randint(1, 8))
             if self._random.random() < 0.4:
                 self._streams.rollover(1)
                 self._live_through(self._random.randint(0, 3))

@@ -128,7 +128,7 @@ def _run_one(seed: int, figures: Figures) -> None:
     figures.unaware += simulation.checkers.deliveries.unaware
     figures.atomic += simulation.checkers.epochs.groups
     figures.given_in_epochs += simulation.checkers.epochs.given
-    figures.announced += simulation.checkers.epochs.announcements
+    figures.announced += simulation.checkers.epochs.announcements.count
     figures.deleted += len(simulation.groups.retired)
     figures.fenced += simulation.checkers.names.fenced
     figures.returned += simulation.checkers.names.returned

@@ -1,9 +1,9 @@
 """What must be true whatever happens, judged from outside: from what users did and what the store answered.
 
 Each module looks at one thing and knows nothing of the code that it judges: `authority` (terms, grant ids, positions),
-`deliveries` (what users got, and how often), `epochs` (what atomic groups got and announced), `record`
-(lending_history), `names` (stable sessions), `rest` (how it all must end). `lives` is the memory of the groups that
-they share.
+`deliveries` (what users got, and how often), `epochs` (what atomic groups got), `announcements` (how far they say that
+they are), `record` (lending_history), `names` (stable sessions), `rest` (how it all must end). `lives` is the memory of
+the groups that they share, `wanted` that of the epochs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Checkers:
 
     def announced(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
         """A session hears how far its group has come."""
-        self.epochs.announced(group_id, epochs)
+        self.epochs.heard(group_id, epochs)
 
     def removed(self, work: Work, lost: bool) -> None:
         """A stream taken off a session that had not finished is a loss it is told of."""
