@@ -159,7 +159,12 @@ class Borrower:
         return self.may_go_on(stream_id, grant_id, now)
 
     def may_go_on(self, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether another user call may begin on messages given out already; also on a stream about to be revoked."""
+        """Whether another user call may begin on messages given out already; also on a stream about to be revoked.
+
+        Not once goodbye is said: whoever hears that may give the stream to another.
+        """
+        if self.status is Status.UNSUBSCRIBING and self._final_by is None:
+            return False
         stream = self.streams.under(stream_id, grant_id)
         return stream is not None and now < (self.trusted_until if stream.confirmed else stream.inherited_until)
 
