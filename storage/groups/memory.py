@@ -1,7 +1,8 @@
 """The twin of the group tables: the same answers without Postgres, deterministic and cheap, for the simulator.
 
 Its clock is a parameter (microseconds), its faults are switches: rows in `locked` answer BUSY, as rows do that a
-user's transaction holds. Every public method is atomic because nothing in here waits.
+user's transaction holds, and `meanwhile` is what publishers do between two statements of a renewal. But for that every
+public method is atomic, because nothing in here waits.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class MemoryGroups:
     def __init__(self, streams: MemoryStreams, clock: Callable[[], int]) -> None:
         self.streams = streams
         self.locked: set[tuple[int, int]] = set()
+        self.meanwhile: Callable[[], None] = lambda: None
         self._clock = clock
         self._lives: dict[int, _Life] = {}
         self._leaderships: dict[int, _Leadership] = {}
@@ -183,7 +185,7 @@ class MemoryGroups:
         renewed: tuple[Lending, ...] = ()
         epochs: tuple[GroupFrontier, ...] = ()
         if writes.renew and life and not life.deleted:
-            renewed, epochs = self._renew_streams(life, writes.term, now), self._move_frontiers(life, writes.term, now)
+            renewed, epochs = self._renew(life, writes.term, now)
         return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[told:]), epochs)
 
     def _apply(
@@ -203,6 +205,15 @@ class MemoryGroups:
         self._keep(ruling, writes.term, now)
         return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, now))
 
+    def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
+        """In the order of the statements on Postgres: what is completed first, then rows and heads."""
+        lowers = dict(self.streams.lowers)
+        self.meanwhile()
+        renewed = self._renew_streams(life, term, now)
+        held_back = self._held_back(life)
+        self.meanwhile()
+        return renewed, self._move_frontiers(life, lowers, held_back, term, now)
+
     def _renew_streams(self, life: _Life, term: int, now: int) -> tuple[Lending, ...]:
         new = self._add_rows(life)
         touched = {row.stream_id for row in new if row.status is LendingStatus.FREE}
@@ -217,16 +228,27 @@ class MemoryGroups:
         report = [row for row in life.rows.values() if row.stream_id in touched or self._ending(row)]
         return tuple(self._lending(row, now) for row in sorted(report, key=lambda row: row.stream_id))
 
-    def _move_frontiers(self, life: _Life, term: int, now_us: int) -> tuple[GroupFrontier, ...]:
-        """How far an atomic group has come."""
+    def _held_back(self, life: _Life) -> dict[int, list[LowerFrontier | None]]:
+        """By space, what is consumed of those streams of an atomic group that are not read to their heads."""
         held_back: dict[int, list[LowerFrontier | None]] = {}
         for row in life.rows.values():
             stream = self.streams.streams[row.stream_id]
             if row.consumed and row.status is not LendingStatus.FINISHED and row.position != stream.head:
                 held_back.setdefault(stream.generation.space_id, []).append(row.consumed.lower)
+        return held_back
+
+    def _move_frontiers(
+        self,
+        life: _Life,
+        lowers: Mapping[int, LowerFrontier],
+        held_back: Mapping[int, Sequence[LowerFrontier | None]],
+        term: int,
+        now_us: int,
+    ) -> tuple[GroupFrontier, ...]:
+        """How far an atomic group has come."""
         found = []
         for space_id, before in life.frontiers.items():
-            lower = self.streams.lowers.get(space_id)
+            lower = lowers.get(space_id)
             now = life.frontiers[space_id] = consumed_by_group(before, lower, held_back.get(space_id, ()))
             if now is None or lower is None:
                 continue

@@ -23,7 +23,8 @@ from borrower.settings import BorrowerSettings
 from protocol.messages import EndReason, PingResponse, ProgressSaved, RevokeFinished, ToBorrower
 from protocol.words import Subscription
 from tests.simulation.process import Process
-from tests.simulation.sessions import Session, Work
+from tests.simulation.sessions import CountedWork, Session
+from tests.simulation.work import Work
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -106,12 +107,16 @@ class SimulatedAgent(Process):
         """The connection to a node broke."""
         self._happens(NodeLost(node))
 
-    def report(self, handle: int, work: Work, final: bool, until: int = 0) -> None:
+    def report(self, handle: int, work: CountedWork, final: bool, until: int = 0) -> None:
         """The session says how far it is, and up to where it gives up what its user had in hand."""
-        self.simulation.checkers.reported(work)
         lag = self.simulation.streams.streams[work.stream_id].head - work.position
         size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
         told = Progressed(work.stream_id, work.grant_id, work.position, final=final, size=size, lag=lag, until=until)
+        self.say(handle, work, told)
+
+    def say(self, handle: int, work: Work, told: Progressed) -> None:
+        """The session has progressed."""
+        self.simulation.checkers.reported(work, told)
         self.handle(Consumed(handle, told))
 
     def _happens(self, event: AgentEvent) -> None:

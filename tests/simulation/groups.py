@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from protocol.words import Start, Subscription
@@ -26,10 +27,11 @@ class Wanted:
 
 class Groups:
     """One group in most runs, seldom three; each life is declared with options of its own, or made by whoever
-    subscribes first."""
+    subscribes first. About one in three is atomic."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
+        self._whims = Random(f"the groups of {simulation.seed}")
         count = self._world.random.choice((1, 1, 1, 1, 1, 2, 2, 3))
         self._wanted = {s: Wanted(s, self._options()) for s in map(Subscription.parse, _NAMES[:count])}
         self.retired: set[Subscription] = set()
@@ -74,9 +76,14 @@ class Groups:
 
     def _options(self) -> GroupOptions:
         rnd = self._world.random
+        start = rnd.choice((Start.EARLIEST, Start.EARLIEST, Start.LATEST))
+        atomic = self._whims.random() < 1 / 3
+        if atomic and self._whims.random() < 0.4:
+            start = Start.LATEST
         return GroupOptions(
-            start=rnd.choice((Start.EARLIEST, Start.EARLIEST, Start.LATEST)),
+            start=start,
             when_gone=rnd.choice((WhenGone.FAIL, WhenGone.SKIP)),
             strategy=rnd.choice(("even", "even", "load")),
             session_expiry_s=rnd.choice((0.0, EXPIRY_S)),
+            atomic=atomic,
         )

@@ -28,6 +28,9 @@ class Figures:
     with_crash: int = 0
     repeats: int = 0
     unaware: int = 0
+    atomic: int = 0
+    given_in_epochs: int = 0
+    announced: int = 0
     deleted: int = 0
     fenced: int = 0
     returned: int = 0
@@ -44,6 +47,9 @@ class Figures:
         self.with_crash += other.with_crash
         self.repeats += other.repeats
         self.unaware += other.unaware
+        self.atomic += other.atomic
+        self.given_in_epochs += other.given_in_epochs
+        self.announced += other.announced
         self.deleted += other.deleted
         self.fenced += other.fenced
         self.returned += other.returned
@@ -57,7 +63,8 @@ class Figures:
             f"{self.moves / max(self.seeds, 1):.1f} moves a seed, {self.with_crash / max(self.seeds, 1):.0%} of the "
             f"seeds with a crash, {self.repeats} repeated deliveries, all explained by reported forced moves, "
             f"{self.deleted} groups deleted, {self.fenced} sessions fenced, {self.returned} streams returned, "
-            f"{self.unaware} calls begun unaware of a loss, "
+            f"{self.unaware} calls begun unaware of a loss, {self.atomic} atomic groups, given {self.given_in_epochs} "
+            f"messages of epochs and {self.announced} announcements, "
             f"{len(self.pairs)} of {len(all_pairs())} pairs of the tables; {len(self.failures)} failures"
         )
 
@@ -119,6 +126,9 @@ def _run_one(seed: int, figures: Figures) -> None:
     figures.with_crash += simulation.crashes > 0
     figures.repeats += simulation.checkers.deliveries.repeats
     figures.unaware += simulation.checkers.deliveries.unaware
+    figures.atomic += simulation.checkers.epochs.groups
+    figures.given_in_epochs += simulation.checkers.epochs.given
+    figures.announced += simulation.checkers.epochs.announcements.count
     figures.deleted += len(simulation.groups.retired)
     figures.fenced += simulation.checkers.names.fenced
     figures.returned += simulation.checkers.names.returned

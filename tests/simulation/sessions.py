@@ -1,31 +1,31 @@
-"""What consumes: a session that works on all its streams at once, call by call, and reports how far it is."""
+"""What consumes: a session that works on all its streams at once, call by call, and reports how far it is.
+
+Streams of atomic groups are consumed in whole epochs (`whole`), all others message by message.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from borrower.machine.events import Install, Remove, Saved, Stop, Tell
-from protocol.messages import RevokedReason
+from borrower.machine.events import Announced, Install, Remove, Saved, Stop, Tell
+from protocol.messages import Grant, RevokedReason
+from tests.simulation.whole import WholeReading, WholeWork
+from tests.simulation.work import Work
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
 
 
 @dataclass(slots=True)
-class Work:
-    """A stream installed in a session."""
+class CountedWork(Work):
+    """A stream that is consumed message by message. `begun`: where; `in_hand`: so many are in the call that runs."""
 
-    group_id: int
-    stream_id: int
-    grant_id: int
-    position: int
     begun: int
     in_hand: int = 0
-    busy: bool = False
     stopping: bool = False
-    over: bool = False
 
 
 class Session:
@@ -34,50 +34,69 @@ class Session:
     def __init__(self, agent: SimulatedAgent, handle: int) -> None:
         self._agent, self._handle = agent, handle
         self._simulation, self._world = agent.simulation, agent.world
-        self._work: dict[int, Work] = {}
+        self._work: dict[int, CountedWork | WholeWork] = {}
         # Chances of its own, so that all else is as if no user gave anything up.
         self._whims = Random(f"{agent.simulation.seed} {agent.name} {handle}")
+        self._whole = WholeReading(agent, handle, self._whims, self._later)
 
     def told(self, tell: Tell, group_id: int | None) -> None:
         """By the borrower, in order."""
         match tell:
             case Install(grant):
                 assert group_id is not None
-                self._work[grant.stream_id] = work = Work(
-                    group_id, grant.stream_id, grant.grant_id, grant.position, grant.position
-                )
-                self._simulation.checkers.installed(work)
-                self._next(work)
+                self._install(group_id, grant)
             case Stop():
-                work = self._work[tell.stream_id]
-                work.stopping = True
-                if not work.busy:
-                    self._report(work)
-                elif self._whims.random() < 0.1:
-                    self._give_up(work)
+                self._stop(self._work[tell.stream_id])
             case Remove(reason=reason):
                 work = self._work.pop(tell.stream_id)
                 work.over = True
                 self._simulation.checkers.removed(work, reason is RevokedReason.LOST)
+            case Announced(epochs):
+                assert group_id is not None
+                self._simulation.checkers.announced(group_id, epochs)
+                for work in self._work.values():
+                    if isinstance(work, WholeWork):
+                        self._whole.note(work, epochs)
             case Saved():
                 pass
 
     def is_idle(self, stream_id: int) -> bool:
         """Nothing is being done on the stream."""
-        return not self._work[stream_id].busy
+        work = self._work[stream_id]
+        return not (work.busy or (isinstance(work, WholeWork) and work.lent.is_within_a_step))
 
     def close(self) -> None:
         """The subscription is over, whatever it was doing."""
         for work in self._work.values():
             work.over = True
 
-    def _give_up(self, work: Work) -> None:
+    def _install(self, group_id: int, grant: Grant) -> None:
+        work = WholeWork.of(group_id, grant) if grant.consumed is not None else None
+        counted = CountedWork(group_id, grant.stream_id, grant.grant_id, grant.position, grant.position)
+        self._work[grant.stream_id] = work or counted
+        self._simulation.checkers.installed(work or counted)
+        if work is not None:
+            self._whole.go_on(work)
+        else:
+            self._next(counted)
+
+    def _stop(self, work: CountedWork | WholeWork) -> None:
+        if isinstance(work, WholeWork):
+            self._whole.stop(work)
+            return
+        work.stopping = True
+        if not work.busy:
+            self._report(work)
+        elif self._whims.random() < 0.1:
+            self._give_up(work)
+
+    def _give_up(self, work: CountedWork) -> None:
         """The user breaks off in the middle of a call, which may happen whenever he is told to stop."""
         self._world.say(self._agent.name, f"gives up {work}")
         work.busy, work.over = False, True
         self._agent.report(self._handle, work, final=True, until=work.position + work.in_hand)
 
-    def _next(self, work: Work) -> None:
+    def _next(self, work: CountedWork) -> None:
         """Begin a user call if there is something to do and it is allowed, else look again later."""
         agent, rnd = self._agent, self._world.random
         if not agent.alive or work.over or work.stopping:
@@ -89,24 +108,24 @@ class Session:
             return
         count = rnd.randint(1, ready)
         work.busy, work.in_hand = True, count
-        counts = self._simulation.checkers.call_started(agent.name, work, count)
+        offsets = range(work.position, work.position + count)
+        counts = self._simulation.checkers.call_started(agent.name, work, offsets)
         slow = rnd.uniform(5, 18) if self._world.chance(0.03) else rnd.uniform(0.05, 0.6)
-        self._later(slow, lambda: self._finish(work, count, counts))
+        self._later(slow, lambda: self._finish(work, offsets, counts))
 
-    def _finish(self, work: Work, count: int, counts: bool) -> None:
+    def _finish(self, work: CountedWork, offsets: range, counts: bool) -> None:
         if not self._agent.alive or (work.over and not work.busy):
             return
         work.busy = False
-        work.position += count
+        work.position = offsets.stop
         if counts:
-            self._simulation.checkers.call_finished(work)
+            self._simulation.checkers.call_finished(work, offsets)
         self._report(work)
         self._next(work)
 
-    def _report(self, work: Work) -> None:
+    def _report(self, work: CountedWork) -> None:
         if not work.over:
             self._agent.report(self._handle, work, work.stopping)
 
-    def _later(self, delay_s: float, happening: object) -> None:
-        assert callable(happening)
+    def _later(self, delay_s: float, happening: Callable[[], None]) -> None:
         self._world.after(delay_s, lambda: self._agent.awake(happening))

@@ -15,6 +15,7 @@ from tests.simulation.groups import Groups
 from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
 from tests.simulation.process import MOST_DRIFT
+from tests.simulation.publishing import Publishing
 from tests.simulation.troubles import Troubles
 from tests.simulation.world import Weather, World
 
@@ -42,6 +43,8 @@ class Simulation:
         self._drift = self.world.random.choice((0.0, 0.001, MOST_DRIFT))
         self.streams = MemoryStreams()
         self.store = WatchedGroups(self.streams, self.world)
+        self.publishing = Publishing(self)
+        self.store.meanwhile = self.publishing.intrude
         self.checkers = self.store.checkers = Checkers(self)
         self.nodes = [SimulatedNode(self, name, leader, self._drift) for name in ("n1", "n2", "n3")]
         self.agents: dict[str, SimulatedAgent] = {}
@@ -92,6 +95,7 @@ class Simulation:
     def run(self) -> None:
         """Safety phase, then liveness phase, then the final checks."""
         self.streams.add_space(shards=self.world.random.randint(2, 5))
+        self.publishing.begin()
         self.groups.begin()
         self.troubles.begin(SAFETY_S)
         for node in self.nodes:
@@ -112,6 +116,7 @@ class Simulation:
         self.network.heal()
         self.store.locked.clear()
         self.world.say("world", "--- liveness phase ---")
+        self.publishing.end()
         for node in self.nodes[self.world.random.randint(0, 1) :]:
             node.start()
         for subscription in self.groups.subscriptions:
@@ -163,5 +168,6 @@ class Simulation:
             return
         for stream_id, stream in self.streams.streams.items():
             if not stream.closed and self.world.chance(0.4):
-                self.streams.append(stream_id, self.world.random.randint(1, 10), self.world.clock_us())
+                self.publishing.publish(stream_id, self.world.random.randint(1, 10))
+        self.publishing.turn()
         self.world.after(self.world.random.uniform(0.5, 2.0), self._publish)

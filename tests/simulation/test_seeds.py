@@ -15,6 +15,7 @@ ENOUGH_FOR_ALL_PAIRS = 1000
 @pytest.mark.conforms(
     "E7", "E8", "E9", "E10", "E11", "E13", "E14", "E16", "E17", "E18", "E21", "E23", "E29", "E30", "E31", "E32"
 )
+@pytest.mark.conforms("S4", "S8")
 def test_no_seed_breaks_a_rule(figures: Figures) -> None:
     shown = "\n".join(f"SEED={seed} pytest tests/simulation: {wrong[:600]}" for seed, wrong in figures.failures[:10])
     assert not figures.failures, f"{len(figures.failures)} of {figures.seeds} seeds:\n{shown}"
@@ -27,6 +28,9 @@ def test_the_seeds_were_worth_running(figures: Figures) -> None:
     assert figures.deleted > figures.seeds / 10, "groups are deleted under their members"
     assert figures.fenced > figures.seeds / 20, "processes are started under a name that is taken"
     assert figures.returned > figures.seeds / 20, "named processes come back to their streams"
+    assert figures.atomic > figures.seeds / 4, "some groups are atomic"
+    assert figures.given_in_epochs > 10 * figures.seeds, "and what is published in epochs is given to them"
+    assert figures.announced > figures.seeds, "epoch by epoch, which is announced"
     assert figures.repeats > 0, "if nothing is ever delivered twice, no forced move was ever in the middle of anything"
 
 

@@ -67,7 +67,7 @@ class Troubles:
                 if isinstance(entry, Grant) and (stream := streams[entry.stream_id]).head == 0 and not stream.closed:
                     self._snatching = False
                     self._world.say("operator", f"rolls over and revokes stream {entry.stream_id} while it is granted")
-                    self._simulation.streams.rollover(1)
+                    self._simulation.streams.rollover(stream.generation.space_id)
                     node.revoke(writes.group_id, (entry.stream_id,))
                     return
 
@@ -180,7 +180,7 @@ class Troubles:
                 self._snatching = len(streams.streams) < _MOST_STREAMS
             case "roll" if len(streams.streams) < _MOST_STREAMS:
                 self._world.say("operator", "rolls the streams over")
-                streams.rollover(1, self._random.choice([None, 2, 3, 5]))
+                streams.rollover(self._simulation.publishing.any_space(), self._random.choice([None, 2, 3, 5]))
                 if self._world.chance(0.5):
                     self._announce()
 

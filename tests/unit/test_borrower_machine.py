@@ -561,6 +561,28 @@ def test_at_the_unsubscribe_timeout_it_reports_what_it_has() -> None:
     assert play.said(Disconnect) == [goodbye]
 
 
+@pytest.mark.conforms("E29")
+def test_trust_that_is_given_later_is_not_for_a_stream_that_is_to_be_handed_over() -> None:
+    play = connected(*TWO)
+    play.hear(Revoke(ME, TERM, 6, 50), 1.0)
+    play.hear(PingResponse(ME, TERM, 2.0, GOOD_S), 2.0)
+    assert play.machine.may_go_on(6, 50, GOOD_S - 0.1), "what was begun before is finished"
+    assert not play.machine.may_go_on(6, 50, GOOD_S), "its leader waits since it said so"
+    assert play.machine.may_go_on(5, 50, GOOD_S + 1.9)
+
+
+@pytest.mark.conforms("E29")
+def test_no_user_call_begins_once_goodbye_is_said() -> None:
+    play = connected(*TWO)
+    play.do(Unsubscribe(), 0.0)
+    play.hear(PingResponse(ME, TERM, 4.9, GOOD_S), 4.9)
+    assert play.machine.may_go_on(6, 50, 4.95), "it may finish what was given out"
+    play.do(Tick(), SETTINGS.unsubscribe_timeout_s)
+    assert not play.machine.may_go_on(6, 50, SETTINGS.unsubscribe_timeout_s), (
+        "whoever hears it may lend the stream anew"
+    )
+
+
 @pytest.mark.conforms("E6")
 def test_leaving_without_streams_says_goodbye_at_once() -> None:
     play = unsubscribing()

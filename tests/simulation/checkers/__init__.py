@@ -1,8 +1,9 @@
 """What must be true whatever happens, judged from outside: from what users did and what the store answered.
 
 Each module looks at one thing and knows nothing of the code that it judges: `authority` (terms, grant ids, positions),
-`deliveries` (what users got, and how often), `record` (lending_history), `names` (stable sessions), `rest` (how it all
-must end). `lives` is the memory of the groups that they share.
+`deliveries` (what users got, and how often), `epochs` (what atomic groups got), `announcements` (how far they say that
+they are), `record` (lending_history), `names` (stable sessions), `rest` (how it all must end). `lives` is the memory of
+the groups that they share, `wanted` that of the epochs.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from borrower.machine.agent import Closed
+from borrower.machine.events import Progressed
 from leader.node_events import NodeOutcome
+from protocol.epochs import GroupFrontier
 from storage.groups.model import Claim, Group, GroupResult, GroupWrites
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
+from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Life, Lives, Violation
 from tests.simulation.checkers.names import Names
 from tests.simulation.checkers.record import Record
@@ -23,8 +27,8 @@ from tests.simulation.checkers.rest import check_rest
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent, Wish
     from tests.simulation.nodes import SimulatedNode
-    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
+    from tests.simulation.work import Work
 
 __all__ = ["Checkers", "Life", "Violation"]
 
@@ -37,14 +41,17 @@ class Checkers:
         self.lives = Lives(simulation.world, simulation.streams)
         self.record = Record(simulation.world, simulation.store, self.lives)
         self.authority = Authority(simulation, self.lives)
-        self.deliveries = Deliveries(simulation, self.lives, self.record)
+        self.epochs = Epochs(simulation, self.lives, self.record)
+        self.deliveries = Deliveries(simulation, self.lives, self.record, self.epochs)
         self.names = Names(simulation, self.lives)
 
     # --- the database -----------------------------------------------------------------------------------------------
 
     def opened(self, group: Group) -> None:
         """A group was opened or declared, perhaps for the first time."""
-        self.lives.opened(group, self._simulation.store.rows(group.group_id))
+        rows = self._simulation.store.rows(group.group_id)
+        if self.lives.opened(group, rows) and group.options.atomic:
+            self.epochs.opened(group, rows)
 
     def deleted(self, group_id: int) -> None:
         """An operator deleted it."""
@@ -67,6 +74,7 @@ class Checkers:
                 self.names.answered(writes.group_id, answer)
         self.record.read_on()
         for result in results:
+            self.epochs.committed(result)
             rows = {a.lending.stream_id: a.lending for a in result.results if a.lending is not None}
             rows |= {row.stream_id: row for row in result.renewed}  # the renewal came after the entries
             self.record.compare(result.group_id, rows.values())
@@ -88,17 +96,23 @@ class Checkers:
         """A session has heard that it has a stream."""
         self.names.installed(work)
 
-    def call_started(self, agent: str, work: Work, count: int) -> bool:
-        """A user call begins; False: it counts for nothing, since its process cannot know that its grant is over."""
-        return self.deliveries.call_started(agent, work, count)
+    def call_started(self, agent: str, work: Work, offsets: Sequence[int]) -> bool:
+        """A user call begins, on these messages of the stream; False: it counts for nothing, since its process cannot
+        know that its grant is over."""
+        return self.deliveries.call_started(agent, work, offsets)
 
-    def call_finished(self, work: Work) -> None:
+    def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
         """It has ended."""
-        self.deliveries.call_finished(work)
+        self.deliveries.call_finished(work, offsets)
 
-    def reported(self, work: Work) -> None:
+    def reported(self, work: Work, told: Progressed) -> None:
         """A session says how far it is under this grant."""
         self.authority.reported(work)
+        self.epochs.reported(work, told)
+
+    def announced(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
+        """A session hears how far its group has come."""
+        self.epochs.heard(group_id, epochs)
 
     def removed(self, work: Work, lost: bool) -> None:
         """A stream taken off a session that had not finished is a loss it is told of."""

@@ -23,8 +23,8 @@ from tests.simulation.checkers.lives import Key, Lives, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimulatedNode
-    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
+    from tests.simulation.work import Work
 
 
 class Authority:

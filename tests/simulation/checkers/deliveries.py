@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from storage.groups.model import LendingStatus
+from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.checkers.record import Record
 from tests.simulation.process import MOST_DRIFT
 
 if TYPE_CHECKING:
-    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
+    from tests.simulation.work import Work
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One user call: offsets [start, end) of a stream, under a grant, by an agent."""
+    """One user call: these offsets of a stream, under a grant, by an agent."""
 
     group_id: int
     stream_id: int
     grant_id: int
     agent: str
-    start: int
-    end: int
+    offsets: Sequence[int]
 
 
 class Deliveries:
@@ -35,8 +36,8 @@ class Deliveries:
     trust does.
     """
 
-    def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
-        self._simulation, self._lives, self._record = simulation, lives, record
+    def __init__(self, simulation: Simulation, lives: Lives, record: Record, epochs: Epochs) -> None:
+        self._simulation, self._lives, self._record, self._epochs = simulation, lives, record, epochs
         self.repeats = self.unaware = 0
         self._holder: dict[tuple[int, int, int], str] = {}
         self._taken: set[tuple[int, int, int]] = set()
@@ -55,11 +56,17 @@ class Deliveries:
         done = self._done.get((group_id, stream_id), start)
         return max(done, self._record.skipped.get((group_id, stream_id), 0))
 
-    def call_started(self, agent: str, work: Work, count: int) -> bool:
+    def is_consumed(self, group_id: int, stream_id: int) -> bool:
+        """All that the group wants of the stream, to its head, was in calls that ended, or was skipped."""
+        if self._lives[group_id].group.options.atomic:
+            return self._epochs.is_consumed((group_id, stream_id))
+        return self.consumed(group_id, stream_id) >= self._simulation.streams.streams[stream_id].head
+
+    def call_started(self, agent: str, work: Work, offsets: Sequence[int]) -> bool:
         """A grant has one holder; a call begins only while the row says so; parents come first; no message is left
         out. False: it counts for nothing."""
         key = work.group_id, work.stream_id
-        call = Call(*key, work.grant_id, agent, work.position, work.position + count)
+        call = Call(*key, work.grant_id, agent, offsets)
         holder = self._holder.setdefault((*key, call.grant_id), agent)
         if holder != agent:
             raise Violation(f"{call}: the grant is {holder}'s")
@@ -69,19 +76,23 @@ class Deliveries:
         self._check_row(call)
         for parent in self._simulation.streams.streams[call.stream_id].parents:
             wanted = self._lives[call.group_id].start(parent) is not None
-            head = self._simulation.streams.streams[parent].head
-            if wanted and self.consumed(call.group_id, parent) < head:
+            if wanted and not self.is_consumed(call.group_id, parent):
                 raise Violation(f"{call} begins before its parent {parent} is consumed")
-        if call.start > self.consumed(*key):
+        if self._lives[call.group_id].group.options.atomic:
+            self._epochs.call_started(key, offsets)
+        elif offsets[0] > self.consumed(*key):
             raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
         self._note(key, call)
         self._simulation.world.say(agent, call)
         return True
 
-    def call_finished(self, work: Work) -> None:
-        """Its user is done with everything before the work's position."""
+    def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
+        """Its user is done with these."""
         key = work.group_id, work.stream_id
-        self._done[key] = max(self._done.get(key, 0), work.position)
+        if self._lives[work.group_id].group.options.atomic:
+            self._epochs.call_finished(key, offsets)
+        else:
+            self._done[key] = max(self._done.get(key, 0), offsets[-1] + 1)
 
     def _check_row(self, call: Call) -> None:
         row = self._simulation.store.rows(call.group_id).get(call.stream_id)
@@ -106,7 +117,7 @@ class Deliveries:
     def _note(self, key: Key, call: Call) -> None:
         """What was seen before was seen under a grant that ended by force, and in the range announced then."""
         seen = self._seen.setdefault(key, {})
-        for offset in range(call.start, call.end):
+        for offset in call.offsets:
             before = seen.get(offset)
             if before is not None:
                 self._repeated(offset, before, call)

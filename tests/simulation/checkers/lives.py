@@ -52,10 +52,11 @@ class Lives:
         life = self._lives.get(group_id)
         return life is not None and life.deleted_at is not None
 
-    def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
-        """A new one begins where its rows say in this instant: nothing of a former life may show in them."""
+    def opened(self, group: Group, rows: Mapping[int, Row]) -> bool:
+        """A new one begins where its rows say in this instant: nothing of a former life may show in them. False for one
+        that was there before."""
         if group.group_id in self._lives:
-            return
+            return False
         if any(row.grant_id for row in rows.values()):
             raise Violation(f"{group} is born with grants: {rows}")
         if any(life.group.subscription == group.subscription for life in self.live()):
@@ -66,6 +67,7 @@ class Lives:
                 raise Violation(f"{group} begins stream {stream_id} (head {stream.head}) at {row.position}")
         starts = {stream_id: row.position for stream_id, row in rows.items()}
         self._lives[group.group_id] = Life(group, starts, frozenset(self._streams.streams))
+        return True
 
     def deleted(self, group_id: int) -> None:
         """From now on nothing of it may be written."""

@@ -13,8 +13,8 @@ from tests.simulation.process import MOST_DRIFT
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent, Wish
-    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
+    from tests.simulation.work import Work
 
 _WANTED_AWAY = ("balance", "operator", "deadline", "by hand", "handed back")
 """Reasons for which a stream leaves a session that might have stayed: then it is kept for nobody. (One that is handed

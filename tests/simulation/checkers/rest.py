@@ -22,6 +22,8 @@ def check_rest(simulation: Simulation) -> None:
     for life in lives:
         rows = simulation.store.rows(life.group.group_id)
         _check_streams(simulation, life, rows)
+        if life.group.options.atomic:
+            simulation.checkers.epochs.check_rest(life, rows)
         members = _members(simulation, life)
         _check_shares(life, rows, members)
     _check_leaders(simulation, [life.group.group_id for life in lives])
@@ -37,7 +39,11 @@ def _check_streams(simulation: Simulation, life: Life, rows: dict[int, Row]) -> 
         row = rows.get(stream_id)
         if row is None:
             raise Violation(f"group {group_id}, stream {stream_id} has no row, only {sorted(rows)} have")
-        if simulation.checkers.deliveries.consumed(group_id, stream_id) != stream.head:
+        if life.group.options.atomic and not stream.closed:
+            if row.status is not LendingStatus.HELD:
+                raise Violation(f"group {group_id}, stream {stream_id} (head {stream.head}) is lent to nobody: {row}")
+            continue
+        if not simulation.checkers.deliveries.is_consumed(group_id, stream_id):
             raise Violation(f"group {group_id}, stream {stream_id} (head {stream.head}) is not consumed: {row}")
         done = LendingStatus.FINISHED if stream.closed else LendingStatus.HELD
         if row.position != stream.head or row.status is not done:

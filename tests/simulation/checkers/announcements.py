@@ -1,0 +1,79 @@
+"""How far groups say that they have come: only forward, once for each step, and never too far (S4, S8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from protocol.epochs import GroupFrontier, LowerFrontier, shown
+from storage.groups.model import CONSUMED, Group, GroupResult
+from storage.groups.rules import Row
+from tests.simulation.checkers.lives import Life, Lives, Violation
+from tests.simulation.checkers.wanted import Wanted
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+
+class Announcements:
+    """Remembers the frontier of each group in each space."""
+
+    def __init__(self, simulation: Simulation, lives: Lives, wanted: Wanted) -> None:
+        self._simulation, self._lives, self._wanted = simulation, lives, wanted
+        self.count = 0
+        self._frontiers: dict[tuple[int, int], LowerFrontier | None] = {}
+
+    def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
+        """A group begins, and announces nothing yet."""
+        for row in rows.values():
+            space_id = self._wanted.space(row.stream_id).space_id
+            self._frontiers[group.group_id, space_id] = None if row.consumed is None else row.consumed.lower
+
+    def committed(self, result: GroupResult) -> None:
+        """The group's frontier never goes back, and each step of it is one line of history."""
+        lines = [line.reason for line in result.recorded if line.event == CONSUMED]
+        for found in result.epochs:
+            key = result.group_id, self._named(found.space)
+            before = self._frontiers.get(key)
+            if found.consumed == before:
+                continue
+            self._frontiers[key] = found.consumed
+            if before is not None and not before.is_at_or_before(found.consumed):
+                raise Violation(f"group {key}: the frontier went back from {shown(before)} to {found}")
+            said = f"space {found.space}: consumed are all epochs before {shown(found.consumed)}"
+            if lines.count(said) != 1:
+                raise Violation(f"group {key}: {found} is to be announced once in {lines}")
+            lines.remove(said)
+            self.count += 1
+            self._check_consumed(key, found)
+        if lines:
+            raise Violation(f"group {result.group_id}: announced without a step: {lines}, {result.epochs}")
+
+    def _check_consumed(self, key: tuple[int, int], found: GroupFrontier) -> None:
+        """Everything in the epochs that it completes was in calls that ended."""
+        for stream_id, _ in self._wanted.published(key[1]):
+            if self._lives[key[0]].start(stream_id) is None:
+                continue
+            for offset, epoch in self._wanted.missing((key[0], stream_id)):
+                if epoch is not None and not found.consumed.may_come(epoch):
+                    where = f"offset {offset} of stream {stream_id}, epoch {epoch}"
+                    raise Violation(f"group {key[0]}: {found}, but {where} was in no call that ended")
+
+    def heard(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
+        """What a session hears is never ahead of history."""
+        for heard in epochs:
+            known = self._frontiers.get((group_id, self._named(heard.space)))
+            if known is None or not heard.consumed.is_at_or_before(known):
+                raise Violation(f"group {group_id}: a session hears {heard}, history has {known}")
+
+    def check_rest(self, life: Life) -> None:
+        """It has come as far as its space."""
+        for space_id, lower in self._simulation.streams.lowers.items():
+            found = self._frontiers.get((life.group.group_id, space_id))
+            for epoch in self._wanted.around(space_id):
+                left_out = self._wanted.leaves_out(life.group.group_id, space_id, epoch)
+                if found is None or found.may_come(epoch) == (left_out or not lower.may_come(epoch)):
+                    raise Violation(f"{life.group} rests at {found}, and its space at {lower}, see {epoch}")
+
+    def _named(self, name: str) -> int:
+        return next(space.space_id for space in self._simulation.streams.spaces.values() if space.name == name)

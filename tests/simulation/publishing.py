@@ -1,0 +1,73 @@
+"""All that is published in a run, in one space or two, each with publishers of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+from typing import TYPE_CHECKING
+
+from protocol.epochs import Epoch
+from tests.simulation.publishers import Publishers
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+
+class Publishing:
+    """With chances of its own, so that all else befalls a run as if there were no epochs.
+
+    `epochs`: {stream: of each message its epoch}.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._streams = simulation, simulation.streams
+        self._random = Random(f"what is published by {simulation.seed}")
+        self._intruding = self._random.choice((0.0, 0.05, 0.3))
+        self.epochs: dict[int, list[Epoch | None]] = defaultdict(list)
+        self._of: dict[int, Publishers] = {}
+
+    def begin(self) -> None:
+        """In some runs there is a second space; in some a past, of which groups may want to know nothing, and retention
+        may have taken some."""
+        if self._random.random() < 0.25:
+            self._streams.add_space("other", "other/#", self._random.randint(1, 2))
+        self._of = {space_id: Publishers(self._simulation, space_id, self.epochs) for space_id in self._streams.spaces}
+        if self._random.random() < 0.7:
+            self._live_through(self._random.randint(1, 8))
+            if self._random.random() < 0.4:
+                self._streams.rollover(1)
+                self._live_through(self._random.randint(0, 3))
+                if self._random.random() < 0.6:
+                    self._streams.retire(1)
+
+    def any_space(self) -> int:
+        """The id of one."""
+        return self._random.choice(list(self._of))
+
+    def publish(self, stream_id: int, count: int) -> None:
+        """A block comes."""
+        self._of[self._streams.streams[stream_id].generation.space_id].publish(stream_id, count)
+
+    def turn(self) -> None:
+        """Publishers come, go on, leave and die."""
+        for publishers in self._of.values():
+            publishers.turn()
+
+    def intrude(self) -> None:
+        """Between two statements of a leader's transaction an epoch may be used, and completed."""
+        for publishers in self._of.values():
+            if not self._simulation.world.calm and self._random.random() < self._intruding:
+                publishers.hurry()
+
+    def end(self) -> None:
+        """All leave. In some runs one comes who stays, and whose last epochs are never completed."""
+        for publishers in self._of.values():
+            publishers.end()
+
+    def _live_through(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for space_id in self._of:
+                for stream_id in self._streams.open_streams(space_id):
+                    if self._random.random() < 0.4:
+                        self.publish(stream_id, self._random.randint(1, 5))
+            self.turn()

@@ -1,0 +1,162 @@
+"""What consumes streams of an atomic group: whole epochs in several calls, with the product's own plan of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from borrower.whole import Piece, WholeLent
+from protocol.epochs import ConsumedFrontier, GroupFrontier
+from protocol.messages import Grant
+from protocol.words import Filter
+from storage.log import Page
+from storage.whole_epochs import WholeEpochs
+from tests.simulation.work import Work
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimulatedAgent
+
+_MOST_BYTES = (1, 5, 20, 1000)
+"""Of a step; here a message is one byte."""
+_ROWS = pa.schema([("offset", pa.int64()), ("epoch", pa.list_(pa.int64()))])
+
+
+@dataclass(slots=True)
+class WholeWork(Work):
+    """A stream installed in a session of an atomic group."""
+
+    lent: WholeLent
+    consumed: ConsumedFrontier
+
+    @classmethod
+    def of(cls, group_id: int, grant: Grant) -> WholeWork:
+        """What begins with that grant."""
+        assert grant.consumed is not None
+        plan = WholeEpochs(grant.position, grant.consumed)
+        filter = Filter.parse(grant.filter)
+        lent = WholeLent(grant.stream_id, grant.grant_id, grant.generation_id, filter, grant.position, plan=plan)
+        return cls(group_id, grant.stream_id, grant.grant_id, grant.position, lent, grant.consumed)
+
+
+class WholeReading:
+    """The part of a session that goes through such streams: it looks at marks, reads a step page by page, and gives
+    pieces of it to the user. `later` lets its process do something after a while, if it is still there."""
+
+    def __init__(
+        self, agent: SimulatedAgent, handle: int, whims: Random, later: Callable[[float, Callable[[], None]], None]
+    ) -> None:
+        self._agent, self._handle, self._whims, self._later = agent, handle, whims, later
+        self._simulation, self._world = agent.simulation, agent.world
+
+    def go_on(self, work: WholeWork) -> None:
+        """Begin a user call if there is something to do and it is allowed, else look again later."""
+        over = work.over or work.busy or (work.lent.stopping and work.lent.is_settled)
+        if self._agent.alive and not over and not self._begin_call(work):
+            self._later(self._world.random.uniform(0.1, 0.8), lambda: self.go_on(work))
+
+    def stop(self, work: WholeWork) -> None:
+        """Finish the step that has begun. Some users break off in the middle of a call, others behind it."""
+        work.lent.stopping = True
+        whim = self._whims.random()
+        if work.lent.is_within_a_step or work.busy:
+            if whim < 0.1:
+                self._give_up(work)
+                return
+            if whim < 0.25:
+                self._world.say(self._agent.name, f"leaves the step of {work}")
+                work.lent.cut_short()
+        if work.lent.is_settled:
+            self._report(work)
+
+    def note(self, work: WholeWork, told: Sequence[GroupFrontier]) -> None:
+        """More may be completed by now."""
+        work.lent.told = work.lent.told or bool(told)
+
+    def _give_up(self, work: WholeWork) -> None:
+        self._world.say(self._agent.name, f"gives up {work}")
+        work.lent.cut_short()
+        work.lent.given_up = True
+        work.busy, work.over = False, True
+        self._report(work)
+
+    def _begin_call(self, work: WholeWork) -> bool:
+        found = work.lent.next_piece() if self._may(work) else None
+        while found is None:
+            if not self._may(work) or not self._read(work) or self._world.chance(0.2):
+                return False
+            found = work.lent.next_piece()
+        self._call(work, found[0])
+        return True
+
+    def _may(self, work: WholeWork) -> bool:
+        """A step that has begun is finished also while the stream is handed over."""
+        machine, agent = self._agent.machine, self._agent
+        ask = machine.may_go_on if work.lent.is_within_a_step else machine.may_start
+        return ask(self._handle, work.stream_id, work.grant_id, agent.now)
+
+    def _read(self, work: WholeWork) -> bool:
+        """A page of the step, or a look at what follows; False if there is nothing to be had for now."""
+        lent, stream = work.lent, self._simulation.streams.streams[work.stream_id]
+        if stream.generation.gone:
+            lent.unreadable = True
+        if lent.unreadable or lent.cut:
+            return False
+        if lent.run is None:
+            return self._look(work)
+        step, run = lent.run
+        start, end = lent.read, self._world.random.randint(lent.read + 1, run.end)
+        beyond = min(end + self._world.random.randint(0, 2), stream.head)
+        if lent.take(start, beyond, stream.head) and not lent.offer(self._page(work, start, beyond), step, run):
+            lent.done(lent.ticket)
+            self._report(work)
+        return True
+
+    def _look(self, work: WholeWork) -> bool:
+        """At some of the marks, when somebody says that there is news, and now and then."""
+        lent, rnd = work.lent, self._world.random
+        if not (lent.may_have_more or self._world.chance(0.3)):
+            return False
+        marks, known = self._simulation.streams.marks(work.stream_id, lent.plan.scanned), lent.plan.scanned
+        page = marks.blocks[: rnd.choice((1, 2, 5, 1000))]
+        most_bytes = rnd.choice(_MOST_BYTES)
+        begun = lent.go_on(most_bytes)
+        if not begun:
+            lent.look(replace(marks, blocks=page))
+            begun = lent.go_on(most_bytes)
+        if begun:
+            self._report(work)
+        return begun or lent.plan.scanned > known
+
+    def _page(self, work: WholeWork, start: int, end: int) -> Page:
+        epochs = self._simulation.publishing.epochs[work.stream_id][start:end]
+        rows = pa.RecordBatch.from_pydict({"offset": list(range(start, end)), "epoch": epochs}, schema=_ROWS)
+        return Page((rows,), start, end, end, closed=False)
+
+    def _call(self, work: WholeWork, piece: Piece) -> None:
+        offsets = piece.table.column("offset").to_pylist()
+        work.busy = True
+        counts = self._simulation.checkers.call_started(self._agent.name, work, offsets)
+        rnd = self._world.random
+        slow = rnd.uniform(5, 18) if self._world.chance(0.02) else rnd.uniform(0.05, 0.4)
+        self._later(slow, lambda: self._finish(work, piece, offsets, counts))
+
+    def _finish(self, work: WholeWork, piece: Piece, offsets: Sequence[int], counts: bool) -> None:
+        if not self._agent.alive or (work.over and not work.busy):
+            return
+        work.busy = False
+        work.lent.done(piece.ticket)
+        if counts:
+            self._simulation.checkers.call_finished(work, offsets)
+        if not work.over:
+            self._report(work)
+            self.go_on(work)
+
+    def _report(self, work: WholeWork) -> None:
+        told = work.lent.progress()
+        assert told.consumed is not None
+        work.position, work.consumed = told.position, told.consumed
+        self._agent.say(self._handle, work, told)

@@ -1,0 +1,17 @@
+"""A stream in the hands of a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Work:
+    """A stream installed in a session: everything before `position` is done. `busy`: a call runs."""
+
+    group_id: int
+    stream_id: int
+    grant_id: int
+    position: int
+    busy: bool = field(default=False, kw_only=True)
+    over: bool = field(default=False, kw_only=True)
