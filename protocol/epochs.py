@@ -132,7 +132,7 @@ class ConsumedFrontier:
 
     def later(self, other: ConsumedFrontier | None) -> ConsumedFrontier:
         """Whichever of the two is further on. One whose epochs have another number of numbers is not looked at."""
-        if other is None or not _alike(self.lower, other.lower):
+        if other is None or not is_alike(self.lower, other.lower):
             return self
         if self.lower is None or other.lower is None:
             return ConsumedFrontier(max(self.upto, other.upto), self.lower or other.lower)
@@ -180,7 +180,8 @@ def lower_of_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | Non
     return None if stored is None else LowerFrontier.of(tuple(epoch) for epoch in stored)
 
 
-def _alike(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
+def is_alike(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
+    """Whether their epochs have as many numbers."""
     return len({len(epoch) for each in (one, other) if each is not None for epoch in each.least}) <= 1
 
 

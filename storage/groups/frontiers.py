@@ -48,10 +48,18 @@ select distinct l.group_id, s.space_id, 'null'::jsonb, {NOW}
 
 _KNOWN = "select group_id, space_id, least from consumed_frontier where group_id = any(%(groups)s::bigint[])"
 
+# Where epochs have one number the least of all streams says enough; else each that is another.
 _HELD_BACK = """
-select distinct l.group_id, s.space_id, l.consumed -> 'least' from lending l join stream s using (stream_id)
- where l.group_id = any(%(groups)s::bigint[]) and l.status <> 'finished' and l.position <> s.head
-   and l.consumed is not null"""
+with behind as (
+  select l.group_id, s.space_id, l.consumed -> 'least' as least, p.epoch_numbers = 1 as is_total
+    from lending l join stream s using (stream_id) join space p on p.space_id = s.space_id
+   where l.group_id = any(%(groups)s::bigint[]) and l.status <> 'finished' and l.position <> s.head
+     and l.consumed is not null)
+select group_id, space_id, case when bool_or(jsonb_typeof(least) = 'null') then 'null'
+         else coalesce(jsonb_build_array(jsonb_build_array(min((least -> 0 ->> 0)::bigint))), '[]') end
+  from behind where is_total group by group_id, space_id
+union all
+select distinct group_id, space_id, least from behind where is_total is not true"""
 
 _MOVE = f"""
 update consumed_frontier f set least = u.least, updated_at = {NOW}

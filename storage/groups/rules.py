@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from protocol.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, shown
+from protocol.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, is_alike, shown
 from storage.groups.model import (
     CONSUMED,
     LOSSES_BEFORE_BLOCKED,
@@ -182,8 +182,8 @@ def consumed_by_group(
     what is consumed of its stream, read after `lower`: a stream that is read to its head holds nothing back.
     """
     frontiers = set(held_back)
-    if lower is None or None in frontiers:
-        return before
+    if lower is None or not all(each is not None and is_alike(each, lower) for each in frontiers):
+        return before  # one that is not alike no honest consumer has reported
     everything = lower if before is None else before.within(lower)
     reached = everything.meet(*(each for each in frontiers if each is not None))
     return reached if before is None else before.within(reached)

@@ -242,3 +242,29 @@ def test_losses_count_at_one_place_and_whole_epochs_move_the_place(world: World)
         grant_id = lent(world, group, term, stream).grant_id
         lost = world.apply(group, term, Seize(stream, grant_id, "its consumer died"))
         assert outcome(lost)[1] is (BLOCKED if number == LOSSES_BEFORE_BLOCKED - 1 else FREE)
+
+
+def test_epochs_of_another_kind_that_a_consumer_reports_hold_its_own_group_back_and_nobody_else(world: World) -> None:
+    (stream,) = world.add_space()
+    world.complete(3)
+    world.append(stream, 10, 3)
+    group = world.declare(atomic=True, start=Start.parse("earliest"))
+    term = world.lead(group)
+    grant_id = lent(world, group, term, stream).grant_id
+    world.apply(group, term, Advance(stream, grant_id, 5, ConsumedFrontier(5, LowerFrontier(((1, 4),)))))
+    world.complete(4)
+    assert world.write(group, term, renew=True).deposed is False
+    assert announced(world, group) in ([], ["space default: consumed are all epochs before 1"])
+
+
+def test_of_several_streams_the_one_that_is_furthest_behind_counts(world: World) -> None:
+    streams = world.add_space(shards=3)
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    for stream, epoch in zip(streams, (5, 4, 6), strict=True):
+        world.append(stream, 10, 3)
+        grant_id = lent(world, group, term, stream).grant_id
+        world.apply(group, term, Advance(stream, grant_id, 5, consumed(5, epoch)))
+    world.complete(9)
+    assert reached(world, group, term) == [4]

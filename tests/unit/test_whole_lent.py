@@ -53,6 +53,16 @@ class Play:
         lent.look(Marks(tuple(blocks), BLOCK * len(blocks), False, before(completed)))
         lent.go_on(limit_bytes=1)
 
+    def skip(self) -> None:
+        """A block of the step that has begun, of which nothing is wanted."""
+        lent = self.lent
+        assert lent.run is not None
+        step, run = lent.run
+        page = Page((), lent.read, lent.read + BLOCK, BLOCK * len(self.epochs), False)
+        assert lent.take(page.start, page.position, page.head)
+        assert not lent.offer(page, step, run)
+        self.handler.skipped(lent, lent.ticket)
+
     def read(self) -> tuple[Piece, Place | None] | None:
         """A block of the step that has begun; what is given out by now."""
         lent = self.lent
@@ -187,3 +197,18 @@ def test_what_does_not_follow_directly_is_discarded() -> None:
     assert not lent.take(10, 20, 20)
     assert not lent.take(0, 0, 20)
     assert lent.outstanding == {}
+
+
+def test_a_page_without_anything_wanted_moves_nothing_before_the_step_is_done() -> None:
+    play = Play(1, 1, 1, completed=2)
+    lent = play.lent
+    play.skip()
+    assert play.last() == (0, consumed(0, 0), False)
+    assert play.read() is None
+    play.skip()
+    found = lent.next_piece()
+    assert found is not None
+    piece, place = found
+    assert place == Place(30, consumed(30, 2)), "it is the last that is given out"
+    play.handler.acknowledged(lent, piece.ticket)
+    assert play.last() == (30, consumed(30, 2), False)
