@@ -103,7 +103,7 @@ def change_the_streams(stage: Stage) -> None:
         reshard(connection, "default", 5)
 
 
-@pytest.mark.conforms("S8")
+@pytest.mark.conforms("S8", "S4")
 @pytest.mark.parametrize(
     "trouble",
     [
