@@ -317,8 +317,8 @@ class Session:
         for space, found in tuple(self._handler.epochs.items()):
             known = self._announced.get(space)
             if known is None or known.consumed != found.consumed:
-                self._announced[space] = found
                 on_epoch(found)
+                self._announced[space] = found
 
     def _follow(self, follow: FollowId) -> None:
         self._agent.follow(self._handle, follow)

@@ -126,7 +126,12 @@ class Transactions:
         group_id, wanted = self._group_id(), batch.consumed
         if wanted is not None:
             consumed = fence.consumed(connection, group_id, batch.stream_id, batch.grant_id)
-            return consumed is not None and consumed.later(wanted) == consumed
+            if consumed is None:
+                raise UnknownOutcome(
+                    "the connection to Postgres was lost during the commit, and the stream was lent anew since, so that"
+                    " nobody can say what became of it. Look at the tables; what was not committed is its new holder's."
+                )
+            return consumed.later(wanted) == consumed
         found = fence.position(connection, group_id, batch.stream_id, batch.grant_id)
         return found is not None and found >= batch.position
 

@@ -22,8 +22,8 @@ Epoch = tuple[int, ...]
 MAX_NUMBERS = 8
 """Of one epoch."""
 
-SMALLEST, LARGEST = -(2**63), 2**63 - 1
-"""Each of an epoch's numbers is a 64-bit integer."""
+SMALLEST, LARGEST = -(2**63), 2**63 - 2
+"""Each of an epoch's numbers is a 64-bit integer, and none the largest: something must be left to come after it."""
 
 
 def check_epoch(value: object, numbers: int | None = None) -> Epoch:
@@ -37,7 +37,7 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     if not 1 <= len(parts) <= MAX_NUMBERS:
         raise _refused(value, f"an epoch has 1 to {MAX_NUMBERS} numbers", "Leave some out, or put some together")
     if not all(SMALLEST <= part <= LARGEST for part in parts):
-        raise _refused(value, "each number of an epoch is a 64-bit integer", "Take smaller ones")
+        raise _refused(value, f"each number of an epoch is a 64-bit integer, at most {LARGEST}", "Take others")
     if numbers is not None and len(parts) != numbers:
         rule = f"the epochs of this space have {numbers} number{'s' * (numbers != 1)}, and this one has {len(parts)}"
         raise _refused(value, rule, "Use epochs of one kind in a space, or another space")
@@ -189,7 +189,9 @@ def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
     """The least epochs at or after the one and not at or before the other: in some number they lie above it."""
     if not at_or_before(epoch, greatest):
         return (epoch,)
-    return [(*epoch[:place], bound + 1, *epoch[place + 1 :]) for place, bound in enumerate(greatest) if bound < LARGEST]
+    return [
+        (*epoch[:place], bound + 1, *epoch[place + 1 :]) for place, bound in enumerate(greatest) if bound <= LARGEST
+    ]
 
 
 def _refused(value: object, rule: str, remedy: str) -> InvalidEpoch:

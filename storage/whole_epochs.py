@@ -30,6 +30,8 @@ from storage import log
 from storage.block import Epochs
 
 PAGE_MARKS: Final = 2048
+MOST_LOOKS: Final = 20_000
+"""A step ends sooner where so many looks at blocks were in vain, as among many of epochs far in the future."""
 
 _MARKS = """
 select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
@@ -170,7 +172,7 @@ class WholeEpochs:
         draft, best = _Draft(self.consumed), None
         for blocks, upto, lower in self._cuts():
             draft.go_on(blocks, max(upto, self.consumed.upto), lower)
-            if best is not None and draft.size > limit_bytes:
+            if best is not None and (draft.size > limit_bytes or draft.looks > MOST_LOOKS):
                 break
             if draft.has_effect:
                 best = tuple(draft.wanted), draft.reached
@@ -222,7 +224,7 @@ class _Draft:
         self._begun = self.reached = begun
         self._unwanted: list[Mark] = []
         self.wanted: list[Mark] = []
-        self.size = 0
+        self.size = self.looks = 0
         self._skips = False
 
     @property
@@ -234,6 +236,7 @@ class _Draft:
         looked = blocks if before.lower == self.reached.lower else (*self._unwanted, *blocks)
         passed = () if looked is not blocks else self._unwanted
         self._unwanted = list(passed)
+        self.looks += len(looked)
         for mark in looked:
             if _touches(mark, self._begun, self.reached):
                 self.wanted.append(mark)

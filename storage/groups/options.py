@@ -42,6 +42,11 @@ class GroupOptions:
                 f"strategy {self.strategy!r}: it is named with 1 to 255 printable characters. Write even, load, or "
                 "the name of an installed one."
             )
+        if self.atomic and self.when_gone is WhenGone.SKIP:
+            raise UsageError(
+                "an atomic group cannot skip messages that are gone: it would give their epochs out in part. Leave one "
+                "of the two out."
+            )
         if not (isfinite(self.session_expiry_s) and 0 <= self.session_expiry_s <= MAX_KEPT_S):
             raise UsageError(
                 f"session expiry {self.session_expiry_s}: it is a number of seconds from 0 (sessions are not waited "

@@ -67,12 +67,14 @@ class Capability:
         with self._lock:
             self._hold(least)
 
-    def close(self) -> None:
-        """Give it back. Where the database is away, the lease will run out."""
+    def close(self, *, abandon: bool = False) -> None:
+        """Give it back; or `abandon` it: what is unfinished stays open until the lease has run out, as it does where
+        the database is away."""
         self._over.set()
         with self._lock:
             if self._held is not None and self._lost is None:
-                self._give_back()
+                if not abandon:
+                    self._give_back()
                 self._lost = epochs.expired(self._who.producer_id)
             self._let_go()
 

@@ -144,6 +144,8 @@ class Publisher:
             self._buffer.routes.check(batch)
             if epoch is None and (found := epochs_of(batch)) is not None:
                 self._epochs().check(found.least)
+                for greatest in found.greatest:
+                    check_epoch(greatest)
         return self._buffer.add_batches(batches)
 
     def at(self, epoch: int | Sequence[int]) -> AtEpoch:
@@ -197,9 +199,13 @@ class Publisher:
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error.
 
-        It returns a second after its timeout at the latest, also where the database does not answer. In a process
-        forked from the publisher's it does nothing.
+        Epochs that it has not advanced from are finished by it, unless there is such an error: then they stay open
+        until the lease has run out. It returns a second after its timeout at the latest, also where the database does
+        not answer. In a process forked from the publisher's it does nothing.
         """
+        self._close(timeout_s, abandon=False)
+
+    def _close(self, timeout_s: float | None, *, abandon: bool) -> None:
         if self._process != os.getpid():
             return
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -213,8 +219,9 @@ class Publisher:
         if self._advances is not None:
             with suppress(TimeoutError, SubletError):  # it is given back anyway
                 self._advances.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
-        self._leave(deadline)
-        if (error := self._buffer.pop_error()) is not None:
+        error = self._buffer.pop_error()
+        self._leave(deadline, abandon=abandon or error is not None)
+        if error is not None:
             raise error
 
     def __enter__(self) -> Publisher:
@@ -227,7 +234,7 @@ class Publisher:
             self.close()
             return
         try:
-            self.close()
+            self._close(None, abandon=True)
         except Exception as failure:  # noqa: BLE001 - the error that is under way says more
             error.add_note(f"and while closing the publisher: {failure}")
 
@@ -256,19 +263,19 @@ class Publisher:
             )
         return self._capability
 
-    def _leave(self, deadline: float | None) -> None:
+    def _leave(self, deadline: float | None, *, abandon: bool) -> None:
         """Give back what is held, and leave the database. That takes long where it does not answer, and where the last
         user of an embedded server stops one of whose processes is frozen."""
         if deadline is None:
-            self._let_go()
+            self._let_go(abandon)
             return
-        leaving = threading.Thread(target=self._let_go, name="sublet publisher leaving", daemon=True)
+        leaving = threading.Thread(target=self._let_go, args=(abandon,), name="sublet publisher leaving", daemon=True)
         leaving.start()
         leaving.join(max(GIVE_UP_S, deadline - time.monotonic()))
 
-    def _let_go(self) -> None:
+    def _let_go(self, abandon: bool) -> None:
         if self._capability is not None:
-            self._capability.close()
+            self._capability.close(abandon=abandon)
         if self._advances is not None:
             self._advances.close()
         self._database.close()

@@ -80,8 +80,19 @@ def test_a_group_that_a_subscriber_creates_has_its_start_and_the_defaults(world:
     assert world.store.find_group(group.group_id) == group
 
 
+def test_an_atomic_group_does_not_skip_what_is_gone() -> None:
+    with pytest.raises(UsageError, match="cannot skip"):
+        GroupOptions(atomic=True, when_gone=WhenGone.SKIP)
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"session_expiry_s": -1}, {"session_expiry_s": float("nan")}, {"session_expiry_s": 1e9}, {"strategy": ""}]
+    "wrong",
+    [
+        {"session_expiry_s": -1},
+        {"session_expiry_s": float("nan")},
+        {"session_expiry_s": 1e9},
+        {"strategy": ""},
+    ],
 )
 def test_options_that_can_never_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"(session expiry|strategy) .*: it is"):

@@ -11,11 +11,12 @@ import pytest
 from borrower.batch import Batch
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
-from protocol.epochs import GroupFrontier, LowerFrontier
+from borrower.transaction import Transactions
+from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from protocol.errors import GrantLost, InvalidSetting, UsageError
 from protocol.words import Start, Subscription
 from storage import fence
-from storage.connect import connect
+from storage.connect import UnknownOutcome, connect
 from storage.groups.model import GroupOptions
 from storage.groups.postgres import PostgresGroups
 from storage.nodes import live_nodes
@@ -183,6 +184,25 @@ def test_output_and_whole_epochs_are_committed_together(database: str, fleet: Fl
         pass
     with connect(database) as connection, pytest.raises(GrantLost):
         fence.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=batch.consumed)
+    earlier = ConsumedFrontier(5, LowerFrontier(((9,),)))
+    with connect(database) as connection, pytest.raises(GrantLost):
+        fence.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=earlier)
+    reader.session.close()
+
+
+@pytest.mark.conforms("E13")
+def test_of_a_commit_without_an_answer_under_a_grant_that_is_over_nobody_says_that_nothing_was_written(
+    database: str, fleet: Fleet
+) -> None:
+    one_stream(database, 20)
+    reader = Reader(database, auto_ack=False)
+    reader.until(lambda: len(reader.batches) == 1)
+    (batch,) = reader.batches
+    with connect(database) as connection:
+        connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
+        transactions = Transactions(database, lambda: 1)
+        with pytest.raises(UnknownOutcome, match="lent anew since"):
+            transactions._is_durable(connection, batch)
     reader.session.close()
 
 

@@ -385,6 +385,31 @@ def test_of_many_advances_that_are_not_waited_for_few_are_made(
     assert least(lower_frontier(conn, space)) == [(200,)], "closing makes it first"
 
 
+@pytest.mark.conforms("S9")
+def test_who_fails_does_not_finish_its_epochs(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    def fail() -> None:
+        with Publisher(database, space="default") as publisher:
+            publisher.at(3).publish("t", b"half").result()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert least(lower_frontier(conn, space)) == [(3,)]
+    conn.execute("update capability set expires_at = clock_timestamp()")
+    assert len(epochs.expire(conn)) == 1
+    assert least(lower_frontier(conn, space)) == [(4,)]
+
+
+def test_the_largest_number_is_refused(database: str, space: int) -> None:
+    with Publisher(database, space="default") as publisher:
+        for epoch in (2**63 - 1, (2**63 - 1,)):
+            with pytest.raises(InvalidEpoch, match="64-bit integer, at most"):
+                publisher.at(epoch)
+        with pytest.raises(InvalidEpoch, match="64-bit integer, at most"):
+            publisher.publish_batch({"topic": "t", "value": [b"x", b"y"], "epoch": [[1], [2**63 - 1]]})
+        publisher.at(2**63 - 2).publish("t", b"x").result()
+
+
 def test_an_advance_that_comes_to_nothing_is_told_by_the_next_flush(
     database: str, conn: psycopg.Connection[Any], space: int
 ) -> None:

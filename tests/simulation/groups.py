@@ -80,9 +80,10 @@ class Groups:
         atomic = self._whims.random() < 1 / 3
         if atomic and self._whims.random() < 0.4:
             start = Start.LATEST
+        when_gone = rnd.choice((WhenGone.FAIL, WhenGone.SKIP))
         return GroupOptions(
             start=start,
-            when_gone=rnd.choice((WhenGone.FAIL, WhenGone.SKIP)),
+            when_gone=WhenGone.FAIL if atomic else when_gone,
             strategy=rnd.choice(("even", "even", "load")),
             session_expiry_s=rnd.choice((0.0, EXPIRY_S)),
             atomic=atomic,
