@@ -130,9 +130,9 @@ def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guar
                 guard(conn)
             space = _lock(conn, space_id, producer_id)
             marked = conn.execute(
-                "update capability set expired_at = clock_timestamp() where space_id = %s and producer_id = %s"
-                " and expired_at is null and expires_at < clock_timestamp()",
-                (space_id, producer_id),
+                "update capability set expired_at = clock_timestamp(), begun = %s where space_id = %s"
+                " and producer_id = %s and expired_at is null and expires_at < clock_timestamp()",
+                (json.dumps(_begun(conn, space_id).greatest), space_id, producer_id),
             )
             if marked.rowcount:
                 _settle(conn, space, {id: held for id, held in space.live.items() if id != producer_id})

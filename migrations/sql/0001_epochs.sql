@@ -10,6 +10,7 @@ create table capability (
   least jsonb not null,
   expires_at timestamptz not null,
   expired_at timestamptz,                              -- null: in force
+  begun jsonb,                                         -- expired: the greatest epochs that had begun in the space by then
   primary key (space_id, producer_id)
 ) with (fillfactor = 50);
 

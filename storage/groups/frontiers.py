@@ -67,6 +67,11 @@ update consumed_frontier f set least = u.least, updated_at = {NOW}
  where f.group_id = u.group_id and f.space_id = u.space_id"""
 
 
+_EXPIRED = """
+select space_id, producer_id, least, begun from capability
+ where expired_at is not null and space_id = any(%(spaces)s::bigint[]) order by producer_id"""
+
+
 @dataclass(frozen=True, slots=True)
 class Completed:
     """A space, and what was completed in it when that was read."""
@@ -112,7 +117,7 @@ def move_on(
     held_back: dict[tuple[int, int], list[LowerFrontier | None]] = {}
     for group_id, space_id, least in connection.execute(_HELD_BACK, groups).fetchall():
         held_back.setdefault((group_id, space_id), []).append(lower_of_json(least))
-    moved: dict[tuple[int, int], LowerFrontier] = {}
+    moved: dict[tuple[int, int], tuple[LowerFrontier | None, LowerFrontier]] = {}
     found: dict[int, list[GroupFrontier]] = {}
     for group_id, space_id, least in known:
         before, space = lower_of_json(least), spaces.get(space_id)
@@ -123,22 +128,49 @@ def move_on(
             continue
         found.setdefault(group_id, []).append(GroupFrontier(space.name, now, space.lower))
         if now != before:
-            moved[group_id, space_id] = now
-            pen.lines.append(consumption(group_id, space.name, now, terms[group_id], pen.now_us))
-    _write(connection, moved, pen.now_us)
-    pen.write(connection)
+            moved[group_id, space_id] = before, now
+    if moved:
+        _write(connection, {key: now for key, (_, now) in moved.items()}, pen.now_us)
+        expired = _expired(connection, {space_id for _, space_id in moved})
+        for (group_id, space_id), (before, now) in moved.items():
+            unfinished = [one.producer_id for one in expired.get(space_id, ()) if one.is_closed_by(before, now)]
+            name, term = spaces[space_id].name, terms[group_id]
+            pen.lines.append(consumption(group_id, name, now, term, pen.now_us, unfinished))
+        pen.write(connection)
     return {group_id: tuple(sorted(each, key=lambda one: one.space)) for group_id, each in found.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    """A producer whose lease has run out: it had not finished with what it `held`, of which so much had `begun`."""
+
+    producer_id: str
+    held: LowerFrontier
+    begun: UpperFrontier
+
+    def is_closed_by(self, before: LowerFrontier | None, now: LowerFrontier) -> bool:
+        """Whether a step consumes some of it."""
+        left = self.held if before is None else self.held.within(before)
+        return any(self.begun.covers(epoch) and not now.may_come(epoch) for epoch in left.least)
+
+
+def _expired(connection: Connection, space_ids: Iterable[int]) -> dict[int, list[_Expired]]:
+    """Whose leases have run out of late, by space."""
+    found: dict[int, list[_Expired]] = {}
+    for space_id, producer_id, least, begun in connection.execute(_EXPIRED, {"spaces": list(space_ids)}).fetchall():
+        held, upper = LowerFrontier.of(map(tuple, least)), UpperFrontier.of(map(tuple, begun or ()))
+        found.setdefault(space_id, []).append(_Expired(producer_id, held, upper))
+    return found
+
+
 def _write(connection: Connection, moved: Mapping[tuple[int, int], LowerFrontier], now_us: int) -> None:
-    if moved:
-        parameters: dict[str, Any] = {
-            "groups": [group_id for group_id, _ in moved],
-            "spaces": [space_id for _, space_id in moved],
-            "least": _least(moved.values()),
-            "now_us": now_us,
-        }
-        connection.execute(_MOVE, parameters)
+    parameters: dict[str, Any] = {
+        "groups": [group_id for group_id, _ in moved],
+        "spaces": [space_id for _, space_id in moved],
+        "least": _least(moved.values()),
+        "now_us": now_us,
+    }
+    connection.execute(_MOVE, parameters)
 
 
 def _least(frontiers: Iterable[LowerFrontier | None]) -> list[str]:

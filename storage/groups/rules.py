@@ -18,7 +18,7 @@ The rules, in one place:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -231,9 +231,14 @@ def takeover(leadership_id: int, node: str, before: str | None, term: int, now_u
     )
 
 
-def consumption(group_id: int, space: str, consumed: LowerFrontier, term: int, now_us: int) -> HistoryRecord:
-    """The line of history for a group that has consumed all epochs of a space that are not at or after these."""
+def consumption(
+    group_id: int, space: str, consumed: LowerFrontier, term: int, now_us: int, unfinished: Sequence[str] = ()
+) -> HistoryRecord:
+    """The line of history for a group that has consumed all epochs of a space that are not at or after these;
+    `unfinished`: of producers whose lease had run out before they had finished with some of them."""
     said = f"space {space}: consumed are all epochs before {shown(consumed)}"
+    if unfinished:
+        said += f"; closed by expiry, and perhaps not whole: those of producer {', '.join(unfinished)}"
     return HistoryRecord(now_us, group_id, 0, CONSUMED, said, 0, None, None, 0, term, forced=False)
 
 

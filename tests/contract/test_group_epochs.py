@@ -17,7 +17,7 @@ from storage.groups.model import (
     Start,
     Verdict,
 )
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, TWO, World, lent, outcome
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, lent, outcome
 
 
 def frontier(epoch: int) -> LowerFrontier:
@@ -268,3 +268,32 @@ def test_of_several_streams_the_one_that_is_furthest_behind_counts(world: World)
         world.apply(group, term, Advance(stream, grant_id, 5, consumed(5, epoch)))
     world.complete(9)
     assert reached(world, group, term) == [4]
+
+
+@pytest.mark.conforms("S9")
+def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_such(postgres: PostgresWorld) -> None:
+    world = postgres
+    world.add_space()
+    world.complete(3)
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    for producer, least, begun, gone in (
+        ("dead", 4, 5, "now()"),
+        ("alive", 4, 5, "null"),
+        ("gone before", 1, 2, "now()"),
+        ("gone idle", 5, 4, "now()"),
+    ):
+        world.connection.execute(
+            "insert into capability (space_id, producer_id, incarnation, least, begun, expires_at, expired_at)"
+            f" values (1, %s, 1, %s, %s, now(), {gone})",
+            (producer, f"[[{least}]]", f"[[{begun}]]"),
+        )
+    world.complete(4)
+    assert reached(world, group, term) == [4]
+    world.complete(6)
+    assert reached(world, group, term) == [6]
+    world.complete(7)
+    assert reached(world, group, term) == [7]
+    said = "space default: consumed are all epochs before"
+    closed = "; closed by expiry, and perhaps not whole: those of producer "
+    assert announced(world, group) == [f"{said} 4", f"{said} 6{closed}dead", f"{said} 7"]

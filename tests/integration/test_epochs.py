@@ -398,6 +398,7 @@ def test_who_fails_does_not_finish_its_epochs(database: str, conn: psycopg.Conne
     conn.execute("update capability set expires_at = clock_timestamp()")
     assert len(epochs.expire(conn)) == 1
     assert least(lower_frontier(conn, space)) == [(4,)]
+    assert conn.execute("select begun from capability").fetchall() == [([[3]],)]
 
 
 def test_the_largest_number_is_refused(database: str, space: int) -> None:
