@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.epochs import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
+from storage import whole_epochs
 from storage.block import Epochs, deliver
 from storage.layout import BLOCK_SCHEMA
 from storage.whole_epochs import Mark, Marks, WholeEpochs
@@ -189,3 +191,24 @@ def test_blocks_that_become_one_while_they_are_looked_at_are_read_once() -> None
     log.complete()
     assert consumer.go_on(pages=1, limit=100)
     assert consumer.given == list(range(6))
+
+
+def test_a_step_is_planned_soon_among_many_blocks_of_epochs_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    touches = whole_epochs._touches
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return touches(*arguments)
+
+    monkeypatch.setattr(whole_epochs, "_touches", counted)
+    log = Log(1, LowerFrontier.of([(0,)]))
+    for epoch in range(1_000):
+        log.append([(10_000 + epoch,)])
+        log.append([(epoch,)])
+        log.advance([(epoch + 1,)])
+    plan = WholeEpochs(0, ConsumedFrontier(0))
+    plan.note(log.look(0, 2_000))
+    assert plan.next_step(1_000_000) is not None
+    assert looks < whole_epochs.MOST_LOOKS + 4_000
