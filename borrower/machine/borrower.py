@@ -166,18 +166,7 @@ class Borrower:
         if self.status is Status.UNSUBSCRIBING and self._final_by is None:
             return False
         stream = self.streams.under(stream_id, grant_id)
-        return stream is not None and now < min(self._trusted_until(stream), stream.stop_by)
-
-    def _trusted_until(self, stream: Stream) -> float:
-        return self.trusted_until if stream.confirmed else stream.inherited_until
-
-    def _stop(self, stream: Stream) -> None:
-        """Hand it over. Its leader waits for that from now on, and no trust that is given later is for this stream."""
-        if stream.status is StreamStatus.GRANTED:
-            stream.stop_by = self._trusted_until(stream)
-        stream.status = StreamStatus.REVOKING
-        if not stream.final:
-            self._out.tells.append(Stop(stream.stream_id, stream.grant_id))
+        return stream is not None and now < (self.trusted_until if stream.confirmed else stream.inherited_until)
 
     def _classify(self, event: Event) -> tuple[Kind | None, object]:
         if not isinstance(event, FromLeader):
@@ -340,8 +329,9 @@ class Borrower:
             self._forget_older(revoke.stream_id, revoke.grant_id)
             self._refuse(revoke.stream_id, revoke.grant_id)
         elif stream.status is StreamStatus.GRANTED:
-            self._stop(stream)
-            stream.confirmed = True
+            stream.status, stream.confirmed = StreamStatus.REVOKING, True
+            if not stream.final:
+                self._out.tells.append(Stop(stream.stream_id, stream.grant_id))
         elif stream.final:
             self._update(now, (stream,))
 
@@ -438,7 +428,9 @@ class Borrower:
 
     def _stop_all(self) -> None:
         for stream in self.streams:
-            self._stop(stream)
+            stream.status = StreamStatus.REVOKING
+            if not stream.final:
+                self._out.tells.append(Stop(stream.stream_id, stream.grant_id))
 
     def _collect_final(self, event: object, now: float) -> None:
         self._note_progress(event, now)

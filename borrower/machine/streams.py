@@ -13,8 +13,7 @@ from protocol.messages import Grant, Held, StreamProgress
 @dataclass(slots=True)
 class Stream:
     """One stream under one grant. `confirmed`: this borrower's own leader has granted it, not only a predecessor's, on
-    whose word it may be worked on until `inherited_until`. `stop_by`: one that is to be handed over is not worked on
-    longer, however long its leader is in touch."""
+    whose word it may be worked on until `inherited_until`."""
 
     stream_id: int
     grant_id: int
@@ -28,7 +27,6 @@ class Stream:
     size: int = 0
     lag: int | None = None
     until: int = 0
-    stop_by: float = float("inf")
     consumed: ConsumedFrontier | None = None
     saved_consumed: ConsumedFrontier | None = None
 
@@ -126,7 +124,6 @@ class Streams:
                 size=s.size,
                 lag=s.lag,
                 until=s.until,
-                stop_by=s.stop_by,
                 consumed=s.consumed,
             )
             for s in self._held.values()

@@ -562,16 +562,6 @@ def test_at_the_unsubscribe_timeout_it_reports_what_it_has() -> None:
 
 
 @pytest.mark.conforms("E29")
-def test_trust_that_is_given_later_is_not_for_a_stream_that_is_to_be_handed_over() -> None:
-    play = connected(*TWO)
-    play.hear(Revoke(ME, TERM, 6, 50), 1.0)
-    play.hear(PingResponse(ME, TERM, 2.0, GOOD_S), 2.0)
-    assert play.machine.may_go_on(6, 50, GOOD_S - 0.1), "what was begun before is finished"
-    assert not play.machine.may_go_on(6, 50, GOOD_S), "its leader waits since it said so"
-    assert play.machine.may_go_on(5, 50, GOOD_S + 1.9)
-
-
-@pytest.mark.conforms("E29")
 def test_no_user_call_begins_once_goodbye_is_said() -> None:
     play = connected(*TWO)
     play.do(Unsubscribe(), 0.0)
