@@ -105,7 +105,7 @@ class Handler:
                     lent.cut_short()
 
     def moved(self, lent: Lent) -> None:
-        """It may have moved on without anything given out."""
+        """Report it, as it may have moved on."""
         with self._lock:
             if not lent.over:
                 self._report(lent.progress())
@@ -141,15 +141,13 @@ class Handler:
         """The batch is done."""
         with self._lock:
             lent.done(ticket)
-            if not lent.over:
-                self._report(lent.progress())
+            self.moved(lent)
 
     def progressed(self, lent: Lent, ticket: int, position: int) -> None:
         """The batch is done up to `position`, and still outstanding."""
         with self._lock:
             lent.done_upto(ticket, position)
-            if not lent.over:
-                self._report(lent.progress())
+            self.moved(lent)
 
     def give_up(self) -> None:
         """Nothing outstanding will be acknowledged any more."""

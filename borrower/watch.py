@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from borrower.agent import new_agent_id
 from borrower.loop import network_loop
-from protocol.events import GroupEvent
+from protocol.events import LEADER, GroupEvent
 from protocol.session.client import NodeConnection, shortened
 from protocol.session.steps import Status
 from protocol.session.values import Channel, Delivery, Gap
@@ -29,9 +29,6 @@ from protocol.session.values import Channel, Delivery, Gap
 WAITING = 10_000
 """Events that may wait to be taken."""
 CLOSE_S = 1.0
-
-LEADER = "leader"
-"""What is called so is no event, but a node's answer to who leads."""
 
 
 @dataclass(frozen=True, slots=True)

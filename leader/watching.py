@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import UsageError
-from protocol.events import GroupEvent
+from protocol.events import LEADER, GroupEvent
 from protocol.session.values import Channel
 from protocol.words import Start, Subscription
 from storage.groups.model import Claim, Group, HistoryRecord
@@ -22,8 +22,6 @@ JOIN, LEAVE, EVICT, FENCE = "join", "leave", "evict", "fence"
 """What becomes of members."""
 STEP_DOWN = "step_down"
 """A leader is over; the next one's first word is a takeover."""
-LEADER = "leader"
-"""The answer to a question: nothing has happened."""
 
 MAX_ASKED = 1_000
 """Subscriptions that may be looked up at a time; who asks for more asks again."""

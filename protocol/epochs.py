@@ -180,6 +180,11 @@ def lower_of_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | Non
     return None if stored is None else LowerFrontier.of(tuple(epoch) for epoch in stored)
 
 
+def upper_of_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:
+    """A frontier as it is stored; empty for none."""
+    return UpperFrontier.of(tuple(epoch) for epoch in stored or ())
+
+
 def is_alike(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
     """Whether their epochs have as many numbers."""
     return len({len(epoch) for each in (one, other) if each is not None for epoch in each.least}) <= 1

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LEADER = "leader"
+"""The event of a group that is none: a node's answer to who leads."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:

@@ -9,7 +9,6 @@ was published in an epoch that it has passed lies below these heads, by the orde
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +16,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 
-from protocol.epochs import LowerFrontier, UpperFrontier
+from protocol.epochs import LowerFrontier, UpperFrontier, lower_of_json, upper_of_json
 from protocol.errors import Gone, UsageError
 from protocol.words import Filter
 from storage import log
@@ -25,13 +24,11 @@ from storage.epoch_selection import Begin, LeftOut, Selection, active
 from storage.tail import Place, Reading, matching
 
 _LOOK: Final = """
-select s.stream_id, s.head, s.state = 'closed', n.state = 'gone', s.space_id, p.lower_frontier::text
+select s.stream_id, s.head, s.state = 'closed', n.state = 'gone', s.space_id, p.lower_frontier
   from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
  where s.stream_id = any(%s::bigint[])"""
 
-_LOWER: Final = """
-select space_id, case when dropped_at is null then lower_frontier::text else '[]' end
-  from space where space_id = any(%s::bigint[])"""
+_LOWER: Final = "select space_id, lower_frontier from space where space_id = any(%s::bigint[])"
 
 _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %s"
 
@@ -148,7 +145,7 @@ class EpochReading:
 
     def _lost(self, conn: psycopg.Connection[Any], gone: Gone) -> None:
         row = conn.execute(_UPPER, (gone.stream_id,)).fetchone()
-        if self._whole and row is not None and self._selection.wants(row[0], _upper(row[1])):
+        if self._whole and row is not None and self._selection.wants(row[0], upper_of_json(row[1])):
             self._torn = gone
             raise gone
         self._on_gone(gone)
@@ -164,11 +161,11 @@ def _begin(begin: str, whole: bool) -> Begin:
 
 def _joined(begin: Begin, places: list[Place], lowers: dict[int, LowerFrontier | None]) -> tuple[Selection, Snapshot]:
     open = {place.space_id for place in places if not place.closed}
-    begun = [_upper(place.greatest) for place in places if place.space_id in open]
+    begun = [upper_of_json(place.greatest) for place in places if place.space_id in open]
     taken = {space_id: UpperFrontier() for space_id in lowers}
     for place in places:
         if place.gone:
-            taken[place.space_id] = taken[place.space_id].join(_upper(place.greatest))
+            taken[place.space_id] = taken[place.space_id].join(upper_of_json(place.greatest))
     apart = {
         space_id: LeftOut(taken[space_id], lower if begin is Begin.ACTIVE else None)
         for space_id, lower in lowers.items()
@@ -181,22 +178,14 @@ def _joined(begin: Begin, places: list[Place], lowers: dict[int, LowerFrontier |
 
 def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
     heads: dict[int, log.Head] = {}
-    texts: dict[int, str | None] = {}
+    lowers: dict[int, LowerFrontier | None] = {}
     for stream_id, head, closed, gone, space_id, lower in conn.execute(_LOOK, (stream_ids,), prepare=True):
         heads[stream_id] = log.Head(head, closed, gone)
         if not closed:
-            texts[space_id] = lower
-    return _Look(heads, {space_id: _lower(text) for space_id, text in texts.items()})
+            lowers[space_id] = lower_of_json(lower)
+    return _Look(heads, lowers)
 
 
 def _lowers(conn: psycopg.Connection[Any], places: list[Place]) -> dict[int, LowerFrontier | None]:
     spaces = list({place.space_id for place in places})
-    return {space_id: _lower(text) for space_id, text in conn.execute(_LOWER, (spaces,))}
-
-
-def _lower(text: str | None) -> LowerFrontier | None:
-    return None if text is None else LowerFrontier.of(map(tuple, json.loads(text)))
-
-
-def _upper(greatest: list[list[int]] | None) -> UpperFrontier:
-    return UpperFrontier.of(map(tuple, greatest or ()))
+    return {space_id: lower_of_json(lower) for space_id, lower in conn.execute(_LOWER, (spaces,))}

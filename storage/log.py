@@ -202,7 +202,8 @@ def since(
     check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
     if first_end is None:
         return Page((), offset, offset, head, closed)
-    blocks = _consecutive([row[3:] for row in rows])
+    blocks = [row[3:] for row in rows]
+    blocks = blocks[: consecutive([(end_offset - count, end_offset) for end_offset, count, *_ in blocks])]
     batches = [batch for row in blocks if (batch := _batch(stream_id, offset, filter, left_out, row)) is not None]
     return Page(tuple(batches), offset, blocks[-1][0], head, closed)
 
@@ -328,12 +329,13 @@ def check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: in
         raise Gone(stream_id, offset, oldest)
 
 
-def _consecutive(blocks: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Those that follow directly on one another; what lies behind a hole is left to the next read, which names it."""
-    for index, (before, (end_offset, count, *_)) in enumerate(pairwise(blocks), start=1):
-        if end_offset - count != before[0]:
-            return blocks[:index]
-    return blocks
+def consecutive(spans: Sequence[tuple[int, int]]) -> int:
+    """How many of these [first, end) follow directly on one another; what lies behind a hole is left to the next read,
+    which names it."""
+    for index, (before, behind) in enumerate(pairwise(spans), start=1):
+        if behind[0] != before[1]:
+            return index
+    return len(spans)
 
 
 def _statement(filter: Filter, left_out: LeftOut | None) -> str:

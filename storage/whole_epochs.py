@@ -91,7 +91,8 @@ def marks(conn: psycopg.Connection[Any], stream_id: int, generation_id: int, off
     head, closed, gone, lower = rows[0][:4]
     found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
     log.check_covered(stream_id, offset, head, gone, found[0].first if found else None)
-    return Marks(tuple(_consecutive(found)), head, closed, _lower(lower))
+    behind = found[: log.consecutive([(mark.first, mark.end) for mark in found])]
+    return Marks(tuple(behind), head, closed, _lower(lower))
 
 
 def lowers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Marks]:
@@ -281,14 +282,6 @@ def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
     for least in lower.least:
         after = [pc.greater_equal(pc.list_element(epochs, place), number) for place, number in enumerate(least)]
         found = pc.or_(found, functools.reduce(pc.and_, after))
-    return found
-
-
-def _consecutive(found: list[Mark]) -> list[Mark]:
-    """Those that follow directly on one another: what lies behind a hole is left to the next look, which names it."""
-    for index, (before, behind) in enumerate(pairwise(found), start=1):
-        if behind.first != before.end:
-            return found[:index]
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.epochs import GroupFrontier, LowerFrontier, UpperFrontier, lower_of_json
+from protocol.epochs import GroupFrontier, LowerFrontier, UpperFrontier, lower_of_json, upper_of_json
 from storage.groups.channel import Connection
 from storage.groups.model import Start
 from storage.groups.pen import Pen
@@ -91,13 +91,11 @@ def completed(connection: Connection) -> dict[int, Completed]:
 def begin(connection: Connection, group_id: int, start: Start, now_us: int | None) -> None:
     """Say of a group that was created just now which epochs it is given, in its rows and as its first frontiers."""
     lowers: dict[int, LowerFrontier | None] = {}
-    begun: dict[int, list[tuple[int, ...]]] = {}
+    begun: dict[int, UpperFrontier] = {}
     for space_id, lower, greatest in connection.execute(_BEGUN, {"group": group_id}).fetchall():
         lowers[space_id] = lower_of_json(lower)
-        begun.setdefault(space_id, []).extend(map(tuple, greatest or ()))
-    first = {
-        space_id: first_epochs(start, lower, UpperFrontier.of(begun[space_id])) for space_id, lower in lowers.items()
-    }
+        begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_of_json(greatest))
+    first = {space_id: first_epochs(start, lower, begun[space_id]) for space_id, lower in lowers.items()}
     parameters = {"group": group_id, "spaces": list(first), "least": _least(first.values()), "now_us": now_us}
     connection.execute(_BEGIN, parameters)
 
@@ -158,8 +156,8 @@ def _expired(connection: Connection, space_ids: Iterable[int]) -> dict[int, list
     """Whose leases have run out of late, by space."""
     found: dict[int, list[_Expired]] = {}
     for space_id, producer_id, least, begun in connection.execute(_EXPIRED, {"spaces": list(space_ids)}).fetchall():
-        held, upper = LowerFrontier.of(map(tuple, least)), UpperFrontier.of(map(tuple, begun or ()))
-        found.setdefault(space_id, []).append(_Expired(producer_id, held, upper))
+        held = LowerFrontier.of(map(tuple, least))
+        found.setdefault(space_id, []).append(_Expired(producer_id, held, upper_of_json(begun)))
     return found
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,14 +25,6 @@ from tests.kit_nodes import SPEED, Fleet
 
 GROUP = "$share/g/#"
 FAST = BorrowerSettings().scaled(SPEED)
-
-
-@pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    fleet.node("n1")
-    yield fleet
-    fleet.close()
 
 
 def declare(url: str, start: str = "latest") -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from storage.connect import connect
 from storage.epochs import lower_frontier
 from storage.publish import Publisher
 from tests.kit import eventually
-from tests.kit_nodes import ROOT, Fleet
+from tests.kit_nodes import ROOT
 
 WAIT_S = 40.0
 
@@ -36,14 +35,6 @@ try:
 except CapabilityExpired as expired:
     print("CapabilityExpired", flush=True)
 """
-
-
-@pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    fleet.node("n1")
-    yield fleet
-    fleet.close()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -14,7 +13,6 @@ from protocol.errors import InvalidEpoch, UsageError
 from protocol.words import Filter
 from storage import log
 from storage.block import pack
-from storage.connect import connect
 from storage.epoch_selection import LeftOut
 from storage.epoch_tail import Data, EpochReading, Message, Snapshot
 from storage.layout import BLOCK_SCHEMA
@@ -22,13 +20,6 @@ from storage.log import Append, Stamp, append
 from storage.spaces import create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, seen, told
 from tests.integration.log_kit import batch, put
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 2)
-        yield connection
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,19 +26,12 @@ from storage.connect import connect
 from storage.epochs import hold, lower_frontier, release, renew
 from storage.log import Append, Outcome, Producer, Stamp, append
 from storage.publish import Publisher
-from storage.spaces import create_space, drop_space, reshard
+from storage.spaces import create_space, drop_space
 from tests.integration.log_kit import everything, in_epochs
 from tests.kit import eventually
 
 A, B, C = (Producer(name, 1) for name in "abc")
 LONG_S = 600.0
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 2)
-        yield connection
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,16 +19,9 @@ from storage.catalogue import open_streams
 from storage.connect import UnknownOutcome, connect
 from storage.log import Append, Appended, Outcome, Stamp, append, heads, position_at, register_producer, since
 from storage.retention import drop_gone
-from storage.spaces import reshard, rollover
+from storage.spaces import rollover
 from tests.integration.log_kit import block, put, read, stamped
 from tests.kit import eventually
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 2)
-        yield connection
 
 
 @pytest.fixture

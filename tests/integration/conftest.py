@@ -1,0 +1,31 @@
+"""What many of these tests begin with. A test that wants it otherwise has a fixture of its own by that name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from storage.connect import connect
+from storage.spaces import reshard
+from tests.kit_nodes import Fleet
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    """A database whose default space has two streams."""
+    with connect(database) as connection:
+        reshard(connection, "default", 2)
+        yield connection
+
+
+@pytest.fixture
+def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
+    """Processes on a database, a node to begin with."""
+    fleet = Fleet(database, tmp_path)
+    fleet.node("n1")
+    yield fleet
+    fleet.close()
