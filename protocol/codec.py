@@ -13,6 +13,7 @@ from typing import Any, TypeVar, assert_never
 from protocol import sublet_pb2 as pb
 from protocol.epochs import MAX_NUMBERS, ConsumedFrontier, GroupFrontier, LowerFrontier
 from protocol.errors import UsageError
+from protocol.in_doubt import InDoubt
 from protocol.messages import (
     MAX_ID,
     MAX_WEIGHT,
@@ -132,6 +133,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             lag=one.lag,
             until=one.until,
             consumed=_consumed(one.consumed),
+            in_doubt=_in_doubt(one.in_doubt),
         )
         for one in streams
     ]
@@ -194,6 +196,7 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
             final=one.final,
             lag=_natural("lag", one.lag) if one.HasField("lag") else None,
             consumed=_read_consumed(one),
+            in_doubt=_read_in_doubt(one),
         )
         for one in streams
     )
@@ -225,10 +228,8 @@ def encode_to_borrower(message: ToBorrower) -> Any:
             return pb.ToBorrower(revoke=pb.Revoke(**_stream_fields(message)))
         case Revoked(reason=reason):
             return pb.ToBorrower(revoked=pb.Revoked(**_stream_fields(message), reason=_REVOKED_REASONS[reason]))
-        case ProgressSaved(position=position):
-            consumed = _consumed(message.consumed)
-            saved = pb.ProgressSaved(**_stream_fields(message), position=position, consumed=consumed)
-            return pb.ToBorrower(progress_saved=saved)
+        case ProgressSaved():
+            return pb.ToBorrower(progress_saved=_progress_saved(message))
         case Invalidate(borrower_id, term, reason, detail):
             end = pb.Invalidate(borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=detail)
             return pb.ToBorrower(invalidate=end)
@@ -249,6 +250,15 @@ def _ping_response(message: PingResponse) -> Any:
     )
 
 
+def _progress_saved(message: ProgressSaved) -> Any:
+    return pb.ProgressSaved(
+        **_stream_fields(message),
+        position=message.position,
+        consumed=_consumed(message.consumed),
+        in_doubt=_in_doubt(message.in_doubt),
+    )
+
+
 def _grant(message: Grant) -> Any:
     return pb.Grant(
         **_stream_fields(message),
@@ -259,6 +269,7 @@ def _grant(message: Grant) -> Any:
         filter=message.filter,
         end_offset=message.end_offset,
         consumed=_consumed(message.consumed),
+        in_doubt=_in_doubt(message.in_doubt),
     )
 
 
@@ -297,6 +308,7 @@ def _read_grant(wire: Any) -> Grant:
         filter=_text("filter", wire.filter),
         end_offset=_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
         consumed=_read_consumed(wire),
+        in_doubt=_read_in_doubt(wire),
     )
 
 
@@ -310,7 +322,8 @@ def _read_revoked(wire: Any) -> Revoked:
 
 def _read_progress_saved(wire: Any) -> ProgressSaved:
     position = _natural("position", wire.position)
-    return ProgressSaved(**_read_stream_fields(wire), position=position, consumed=_read_consumed(wire))
+    consumed, in_doubt = _read_consumed(wire), _read_in_doubt(wire)
+    return ProgressSaved(**_read_stream_fields(wire), position=position, consumed=consumed, in_doubt=in_doubt)
 
 
 def _read_invalidate(wire: Any) -> Invalidate:
@@ -366,6 +379,28 @@ def _read_consumed(wire: Any) -> ConsumedFrontier | None:
     consumed = wire.consumed
     lower = _read_frontier(consumed.lower) if consumed.HasField("lower") else None
     return ConsumedFrontier(_natural("upto", consumed.upto), lower)
+
+
+def _in_doubt(doubt: InDoubt | None) -> Any:
+    if doubt is None:
+        return None
+    return pb.InDoubt(
+        grant_id=doubt.grant_id,
+        start=doubt.start,
+        end=doubt.end,
+        hold_s=doubt.hold_s,
+        consumed=_consumed(doubt.consumed),
+    )
+
+
+def _read_in_doubt(wire: Any) -> InDoubt | None:
+    if not wire.HasField("in_doubt"):
+        return None
+    doubt = wire.in_doubt
+    if doubt.end < doubt.start:
+        raise MalformedMessage(f"in doubt is [{doubt.start}, {doubt.end}): it ends before it begins")
+    numbers = _naturals(doubt, "grant_id", "start", "end")
+    return InDoubt(**numbers, hold_s=_time("hold_s", doubt.hold_s), consumed=_read_consumed(doubt))
 
 
 def _read_frontier(wire: Any) -> LowerFrontier:

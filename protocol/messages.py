@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.epochs import ConsumedFrontier, GroupFrontier
+from protocol.in_doubt import InDoubt
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
 
 MAX_ID = 512
@@ -58,7 +59,8 @@ class StreamProgress:
 
     `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
     has not looked yet. `until`: with the last word, what lies in [position, until) was given out and is given up, and
-    may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs.
+    may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`:
+    what is planned; it may be begun when `ProgressSaved` says that it is written down.
     """
 
     stream_id: int
@@ -69,6 +71,7 @@ class StreamProgress:
     lag: int | None = None
     until: int = 0
     consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
 
 
 MAX_WEIGHT = 1e6
@@ -175,7 +178,8 @@ class PingResponse:
 class Grant:
     """Consume this stream from `position` under `grant_id`. `end_offset`: the stream is closed and ends there.
 
-    With `consumed` the group is atomic: the stream is consumed in whole epochs, from there.
+    With `consumed` the group is atomic: the stream is consumed in whole epochs, from there. `in_doubt`: what an earlier
+    process of the same session planned and did not acknowledge.
     """
 
     borrower_id: str
@@ -189,6 +193,7 @@ class Grant:
     filter: str
     end_offset: int | None = None
     consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +219,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSaved:
-    """This progress is durable."""
+    """This progress is durable, and so is what is in doubt."""
 
     borrower_id: str
     term: int
@@ -222,6 +227,7 @@ class ProgressSaved:
     grant_id: int
     position: int
     consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
 
 
 @dataclass(frozen=True, slots=True)

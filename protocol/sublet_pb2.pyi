@@ -197,6 +197,20 @@ class Epoch(_message.Message):
     numbers: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, numbers: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class InDoubt(_message.Message):
+    __slots__ = ("grant_id", "start", "end", "hold_s", "consumed")
+    GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    grant_id: int
+    start: int
+    end: int
+    hold_s: float
+    consumed: ConsumedFrontier
+    def __init__(self, grant_id: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., hold_s: _Optional[float] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
+
 class Held(_message.Message):
     __slots__ = ("stream_id", "grant_id", "position", "consumed")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
@@ -210,7 +224,7 @@ class Held(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
 class StreamProgress(_message.Message):
-    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "until", "consumed")
+    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "until", "consumed", "in_doubt")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +233,7 @@ class StreamProgress(_message.Message):
     LAG_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     grant_id: int
     position: int
@@ -227,7 +242,8 @@ class StreamProgress(_message.Message):
     lag: int
     until: int
     consumed: ConsumedFrontier
-    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., until: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
+    in_doubt: InDoubt
+    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., until: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
     __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "start", "predecessor", "session_epoch", "number")
@@ -352,7 +368,7 @@ class GroupFrontier(_message.Message):
     def __init__(self, space: _Optional[str] = ..., consumed: _Optional[_Union[Frontier, _Mapping]] = ..., lower: _Optional[_Union[Frontier, _Mapping]] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "generation_id", "hash_from", "hash_last", "filter", "end_offset", "consumed")
+    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "generation_id", "hash_from", "hash_last", "filter", "end_offset", "consumed", "in_doubt")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +380,7 @@ class Grant(_message.Message):
     FILTER_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     stream_id: int
@@ -375,7 +392,8 @@ class Grant(_message.Message):
     filter: str
     end_offset: int
     consumed: ConsumedFrontier
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., generation_id: _Optional[int] = ..., hash_from: _Optional[int] = ..., hash_last: _Optional[int] = ..., filter: _Optional[str] = ..., end_offset: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
+    in_doubt: InDoubt
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., generation_id: _Optional[int] = ..., hash_from: _Optional[int] = ..., hash_last: _Optional[int] = ..., filter: _Optional[str] = ..., end_offset: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("borrower_id", "term", "stream_id", "grant_id")
@@ -404,20 +422,22 @@ class Revoked(_message.Message):
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., reason: _Optional[_Union[RevokedReason, str]] = ...) -> None: ...
 
 class ProgressSaved(_message.Message):
-    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "consumed")
+    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "consumed", "in_doubt")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     stream_id: int
     grant_id: int
     position: int
     consumed: ConsumedFrontier
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
+    in_doubt: InDoubt
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ...) -> None: ...
 
 class Invalidate(_message.Message):
     __slots__ = ("borrower_id", "term", "reason", "detail")

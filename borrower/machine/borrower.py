@@ -365,14 +365,15 @@ class Borrower:
             return None
         stream.position, stream.final = event.position, stream.final or event.final
         stream.size, stream.lag, stream.until = event.size, event.lag, event.until
-        stream.consumed = event.consumed or stream.consumed
+        stream.consumed, stream.in_doubt = event.consumed or stream.consumed, event.in_doubt or stream.in_doubt
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:
         stream = self._note_progress(event, now)
         if stream is None or not stream.confirmed:
             return
-        if stream.final or stream.sent_at is None or now >= stream.sent_at + self.settings.progress_s:
+        awaited = stream.final or stream.in_doubt not in (None, stream.saved_doubt)
+        if awaited or stream.sent_at is None or now >= stream.sent_at + self.settings.progress_s:
             self._update(now, (stream,))
         else:
             self._report_at = min(self._report_at, stream.sent_at + self.settings.progress_s)
@@ -397,9 +398,10 @@ class Borrower:
     def _note_saved(self, message: object, now: float) -> None:
         assert isinstance(message, ProgressSaved)
         stream = self.streams.under(message.stream_id, message.grant_id)
-        if stream is not None and stream.note_saved(message.position, message.consumed):
+        if stream is not None and stream.note_saved(message.position, message.consumed, message.in_doubt):
             stream.confirmed = True
-            self._out.tells.append(Saved(message.stream_id, message.grant_id, message.position))
+            m = message
+            self._out.tells.append(Saved(m.stream_id, m.grant_id, m.position, m.in_doubt))
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.epochs import ConsumedFrontier, GroupFrontier
+from protocol.in_doubt import InDoubt
 from protocol.messages import EndReason, Grant, Held, RevokedReason, ToBorrower, ToLeader
 
 # --- in -------------------------------------------------------------------------------------------------------------
@@ -30,7 +31,7 @@ class Progressed:
     """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again.
 
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `until` says what is
-    given up, `consumed` what is consumed in whole epochs.
+    given up, `consumed` what is consumed in whole epochs, `in_doubt` what is planned (None: no more than was).
     """
 
     stream_id: int
@@ -41,6 +42,7 @@ class Progressed:
     lag: int | None = None
     until: int = 0
     consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,12 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Progress up to `position` is durable."""
+    """Progress up to `position` is durable, and so is what is in doubt."""
 
     stream_id: int
     grant_id: int
     position: int
+    in_doubt: InDoubt | None = None
 
 
 @dataclass(frozen=True, slots=True)

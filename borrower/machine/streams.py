@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from borrower.machine.table import StreamStatus
 from protocol.epochs import ConsumedFrontier
+from protocol.in_doubt import InDoubt
 from protocol.messages import Grant, Held, StreamProgress
 
 
@@ -29,17 +30,24 @@ class Stream:
     until: int = 0
     consumed: ConsumedFrontier | None = None
     saved_consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+    saved_doubt: InDoubt | None = None
 
     @property
     def settled(self) -> bool:
         """Nothing is left to report: the leader has said that this very progress is durable."""
-        return not self.final and self.saved >= self.position and self._is_saved(self.consumed)
+        return (
+            not self.final
+            and self.saved >= self.position
+            and self.in_doubt in (None, self.saved_doubt)
+            and self._is_saved(self.consumed)
+        )
 
-    def note_saved(self, position: int, consumed: ConsumedFrontier | None) -> bool:
+    def note_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubt | None) -> bool:
         """So much is durable; False if that is no news."""
-        if position <= self.saved and self._is_saved(consumed):
+        if position <= self.saved and in_doubt in (None, self.saved_doubt) and self._is_saved(consumed):
             return False
-        self.saved = max(self.saved, position)
+        self.saved, self.saved_doubt = max(self.saved, position), in_doubt
         self.saved_consumed = consumed if self.saved_consumed is None else self.saved_consumed.later(consumed)
         return True
 
@@ -59,6 +67,7 @@ class Stream:
             self.lag,
             self.until,
             self.consumed,
+            self.in_doubt,
         )
 
 
@@ -125,6 +134,7 @@ class Streams:
                 lag=s.lag,
                 until=s.until,
                 consumed=s.consumed,
+                in_doubt=s.in_doubt,
             )
             for s in self._held.values()
         )

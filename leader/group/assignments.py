@@ -19,7 +19,7 @@ from protocol.messages import (
     StreamProgress,
     ToBorrower,
 )
-from storage.groups.model import Advance, Grant, Group, LendingStatus, Mark, Reclaim, Release, Seize
+from storage.groups.model import Advance, Grant, Group, LendingStatus, Mark, Reclaim, Release, Seize, Unreserve
 
 _NEVER = float("inf")
 
@@ -205,6 +205,8 @@ class Assignments:
         balanced = self._balance.now(now)
         for stream_id, borrower_id in balanced.returning:
             self._grant(stream_id, borrower_id, "kept for its session", now)
+        for stream_id in balanced.overdue:
+            self._unreserve(stream_id)
         for stream_id, borrower_id in balanced.plan.grants:
             self._grant(stream_id, borrower_id, "allocated", now)
         self.revoke(balanced.plan.revokes, "balance", now)
@@ -222,6 +224,13 @@ class Assignments:
         self.begin(slot, member, now)
         epoch = member.session_epoch or None
         self._slots.write(Grant(stream_id, borrower_id, member.agent, member.session, reason, epoch))
+
+    def _unreserve(self, stream_id: int) -> None:
+        slot = self._slots.get(stream_id)
+        assert slot is not None
+        row = slot.lending
+        why = f"session {row.session!r} has not come back to what it left in doubt"
+        self._slots.write(Unreserve(stream_id, row.grant_id, why))
 
     def _keep_s(self, slot: Slot) -> float:
         """For how long the stream of a holder that goes is kept for its session once it is free."""
@@ -256,6 +265,7 @@ class Assignments:
                 self._group.subscription.filter.text,
                 end,
                 row.consumed,
+                row.open_doubt,
             ),
         )
 
@@ -299,8 +309,9 @@ class Assignments:
         return slot is not None and slot.lending.grant_id == assignment.grant_id and slot.is_ending
 
     def _tell_saved(self, assignment: Assignment, now: float, position: int) -> None:
-        a, consumed = assignment, self._slot(assignment).lending.consumed
-        self._send(a.agent, ProgressSaved(a.borrower_id, self._term, a.stream_id, a.grant_id, position, consumed))
+        a, row = assignment, self._slot(assignment).lending
+        saved = ProgressSaved(a.borrower_id, self._term, a.stream_id, a.grant_id, position, row.consumed, row.in_doubt)
+        self._send(a.agent, saved)
 
     def _forget(self, assignment: Assignment, now: float, position: int) -> None:
         self._members.farewells.pop((assignment.stream_id, assignment.grant_id), None)
@@ -310,7 +321,8 @@ class Assignments:
 
     def _write_progress(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
-            self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position, assignment.consumed))
+            a = assignment
+            self._slots.write(Advance(a.stream_id, a.grant_id, position, a.consumed, a.in_doubt))
 
     def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:

@@ -1,8 +1,8 @@
 """Who should have which stream now: what the group's strategy is asked, and what comes before it is asked.
 
-A free stream that is kept for a session goes to that session alone, if it is there, and else waits until it is kept no
-longer. All others are the strategy's to share out. One that breaks the rules of its interface is replaced by `even`
-for the rest of this leader's life.
+A stream that is kept for a session, free or reserved, goes to that session alone, if it is there, and else waits until
+it is kept no longer. All others are the strategy's to share out. One that breaks the rules of its interface is replaced
+by `even` for the rest of this leader's life.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from leader.group.slots import Slot, Slots
 from leader.group.table import Status
 from leader.settings import LeaderSettings
 from protocol.errors import InvalidSetting
+from storage.groups.model import LendingStatus
 
 _NEVER = float("inf")
 
@@ -30,17 +31,19 @@ class _View:
     last: dict[int, str] = field(default_factory=dict)
     load: dict[int, Load] = field(default_factory=dict)
     returning: list[tuple[int, str]] = field(default_factory=list)
+    overdue: list[int] = field(default_factory=list)
     unripe: bool = False
     again_at: float = _NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """`returning`: (stream, borrower) of streams that go back to the session they were kept for. `again_at`: look again
-    at that time."""
+    """`returning`: (stream, borrower) of streams that go back to the session they were kept for. `overdue`: reserved
+    streams whose session has not come back in time. `again_at`: look again at that time."""
 
     plan: Plan
     returning: tuple[tuple[int, str], ...]
+    overdue: tuple[int, ...]
     again_at: float
 
 
@@ -64,7 +67,7 @@ class Balance:
         plan = self._ask(situation)
         if view.unripe:
             view.again_at = min(view.again_at, now + self._settings.min_hold_s)
-        return Balanced(plan, tuple(view.returning), view.again_at)
+        return Balanced(plan, tuple(view.returning), tuple(view.overdue), view.again_at)
 
     def _ask(self, situation: Situation) -> Plan:
         try:
@@ -101,7 +104,7 @@ class Balance:
         return view
 
     def _offer(self, slot: Slot, now: float, view: _View, by_agent: dict[tuple[str, str | None], Member]) -> None:
-        stream_id = slot.lending.stream_id
+        stream_id, is_reserved = slot.lending.stream_id, slot.lending.status is LendingStatus.RESERVED
         if slot.kept_until > now and slot.lending.session is not None:
             owner = self._members.named(slot.lending.session)
             if owner is not None and owner.takes_part:
@@ -110,6 +113,9 @@ class Balance:
                 view.unripe = True
             else:
                 view.again_at = min(view.again_at, slot.kept_until)
+            return
+        if is_reserved:
+            view.overdue.append(stream_id)
             return
         view.free.append(stream_id)
         if slot.last is not None:

@@ -54,6 +54,7 @@ from storage.groups.model import (
     Reclaim,
     Release,
     Seize,
+    Unreserve,
     Verdict,
 )
 
@@ -239,7 +240,7 @@ class GroupLeader:
         if slot is not None and slot.assignment is found:
             slot.meter.note(progress.grant_id, progress.size, progress.lag, now)
         kind = Kind.FINAL if progress.final else Kind.PROGRESS
-        found.until, found.consumed = progress.until, progress.consumed
+        found.until, found.consumed, found.in_doubt = progress.until, progress.consumed, progress.in_doubt
         self._assignments.happen(found, kind, now, progress.position)
 
     def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:
@@ -297,8 +298,8 @@ class GroupLeader:
                 self._assignments.advance_answered(slot, answer.entry, applied, now)
             case Release() | Seize():
                 self._assignments.end_answered(slot, answer.entry, applied, now)
-            case Mark():
-                pass  # a line of history, which changes nothing
+            case Unreserve() | Mark():
+                pass  # the row says what is to be known
             case _:
                 assert_never(answer.entry)
         if self.group.options.atomic and applied and isinstance(answer.entry, Reclaim | Advance | Release):

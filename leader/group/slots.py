@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from leader.group.meter import Meter
 from leader.group.table import Status
 from protocol.epochs import ConsumedFrontier
+from protocol.in_doubt import InDoubt
 from protocol.messages import RevokedReason
 from storage.groups.model import Advance, Entry, EntryResult, Grant, Lending, LendingStatus, Release, Seize, Verdict
 
@@ -32,6 +33,7 @@ class Assignment:
     final_queued: bool = False
     until: int = 0
     consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
     broken_off: bool = False
     revoked: RevokedReason = RevokedReason.LOST
 
@@ -49,7 +51,8 @@ class Holder:
 class Slot:
     """One stream: its row as last seen, who has it, and the entries that wait for their turn.
 
-    `kept_until`: until then the free row is kept for its session. `last`: who had it last, as far as this leader knows.
+    `kept_until`: until then the free or reserved row is kept for its session. `last`: who had it last, as far as this
+    leader knows.
     """
 
     lending: Lending
@@ -97,10 +100,13 @@ class Slots:
         return [self._slots[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
 
     def grantable(self, slot: Slot, now: float) -> bool:
-        """Free for certain, and every parent consumed: a parent without a slot is finished or never was the group's."""
+        """Nobody's for certain, and every parent consumed: one without a slot is finished or never was the group's.
+
+        Reserved ones are among them: they are one session's to have.
+        """
         row = slot.lending
         held_back = slot.retry_at > now or any(p in self._slots for p in row.parents)
-        return row.status is LendingStatus.FREE and slot.quiet and not held_back
+        return row.status in (LendingStatus.FREE, LendingStatus.RESERVED) and slot.quiet and not held_back
 
     def write(self, entry: Entry) -> None:
         """Queue an entry; progress that has not left yet is replaced by what comes after it."""
@@ -110,6 +116,8 @@ class Slots:
             slot.queue.pop()
             consumed = last.consumed.later(entry.consumed) if last.consumed is not None else entry.consumed
             entry = replace(entry, position=max(last.position, entry.position), consumed=consumed)
+            if isinstance(entry, Advance) and entry.in_doubt is None:
+                entry = replace(entry, in_doubt=last.in_doubt)
         slot.queue.append(entry)
         self._ready.add(entry.stream_id)
 

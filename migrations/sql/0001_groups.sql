@@ -42,10 +42,8 @@ create table lending (
   losses integer not null default 0,                   -- forced ends at lost_position, in a row
   lost_position bigint,
   lost_messages bigint not null default 0,             -- skipped because they were gone
-  reserved_from bigint,                                -- the in-doubt range and the grant id planned for it
-  reserved_to bigint,
-  reserved_grant_id bigint,
-  held_until timestamptz,                              -- a free row: until then it is kept for its session
+  in_doubt jsonb,                                      -- what its holder planned last: {"grant_id", "start", "end", "hold_s", "consumed"}
+  held_until timestamptz,                              -- a free or reserved row: until then it is kept for its session
   consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
   updated_at timestamptz not null default clock_timestamp(),
@@ -67,7 +65,7 @@ create table lending_history (
   at timestamptz not null,
   group_id bigint not null,
   stream_id bigint not null,                           -- 0: of the group itself
-  event text not null,                                 -- grant, reclaim, revoke, release, finish, seize, block, skip, takeover, delete
+  event text not null,                                 -- grant, reclaim, revoke, release, finish, seize, reserve, unreserve, block, skip, takeover, delete
   reason text not null,
   grant_id bigint not null,                            -- the grant that began or ended
   borrower_id text,

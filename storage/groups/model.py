@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.epochs import ConsumedFrontier, GroupFrontier
+from protocol.in_doubt import InDoubt, still_open
 from protocol.words import Start as Start
 from protocol.words import Subscription
 from storage.groups.options import DEFAULTS
@@ -75,8 +76,8 @@ class Lending:
     """A lending row together with the facts of its stream, read in one statement.
 
     `head` and `closed` are the stream's at that instant. `parents` are stream ids; the children wait for them.
-    `kept_s`: for how long the row, which is free, is still kept for `session`; not, if it is not above 0. `consumed`:
-    in a group that is atomic, what is consumed in whole epochs.
+    `kept_s`: for how long the row, which is free or reserved, is still kept for `session`; not, if it is not above 0.
+    `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`: what a holder planned last.
     """
 
     stream_id: int
@@ -95,13 +96,20 @@ class Lending:
     session_epoch: int | None = None
     kept_s: float = 0.0
     consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+
+    @property
+    def open_doubt(self) -> InDoubt | None:
+        """What of it is not done."""
+        return still_open(self.in_doubt, self.position, self.consumed)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Lend a free stream. Applied: status held, a new grant id, position read from the row.
+    """Lend a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position read
+    from the row.
 
-    To whom a row that is kept for a session may be granted is the leader's business.
+    To whom a free row that is kept for a session may be granted is the leader's business.
     """
 
     stream_id: int
@@ -132,13 +140,15 @@ class Reclaim:
 class Advance:
     """Progress under a grant. A closed stream consumed to its head is finished by it, which ends the grant.
 
-    `consumed`, here and elsewhere: what of it is consumed in whole epochs, where the group is atomic.
+    `consumed`, here and elsewhere: what of it is consumed in whole epochs, where the group is atomic. `in_doubt`: what
+    is planned next; None: no more than was.
     """
 
     stream_id: int
     grant_id: int
     position: int
     consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +156,7 @@ class Release:
     """The final progress of a grant: position, then free (or finished), under the next grant id.
 
     With `keep_s` above 0 a row that is free afterwards is kept for so long for its holder's session, if it has a name.
+    Where something is in doubt the row is reserved for that session afterwards.
     With `until` behind the position, what lies between them was given out and given up: it may be seen twice.
     """
 
@@ -169,6 +180,17 @@ class Seize:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreserve:
+    """Free a reserved stream, whose session has not come back in time, or by `force`: what is in doubt may be seen
+    twice."""
+
+    stream_id: int
+    grant_id: int
+    reason: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Write a line of history about a grant in force; nothing else changes."""
 
@@ -178,7 +200,7 @@ class Mark:
     reason: str
 
 
-Entry = Grant | Reclaim | Advance | Release | Seize | Mark
+Entry = Grant | Reclaim | Advance | Release | Seize | Unreserve | Mark
 
 
 class Verdict(StrEnum):

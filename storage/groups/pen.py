@@ -22,11 +22,13 @@ class Pen:
 
     def note(self, before: Row, ruling: Ruling, term: int, *, moves: bool = False) -> None:
         """Take over a ruling. `moves`: unless there is an event, it changed the position, and nothing else but what is
-        consumed in whole epochs."""
+        consumed in whole epochs, or in doubt."""
         if ruling.event:
             self.lines.append(record(ruling.row, ruling.event, term, self.now_us))
         if ruling.row != before:
-            moves = moves and not ruling.event and ruling.row.consumed is before.consumed
+            after = ruling.row
+            same = after.consumed is before.consumed and after.in_doubt is before.in_doubt
+            moves = moves and not ruling.event and same
             written = self.moved if moves else self.changed
             written.append((ruling.row, term))
 

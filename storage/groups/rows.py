@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 
 from protocol.epochs import ConsumedFrontier
+from protocol.in_doubt import InDoubt
 from storage.groups.channel import Connection
 from storage.groups.model import HistoryRecord, LendingStatus
 from storage.groups.rules import Row, StreamFacts
@@ -25,7 +26,7 @@ Key = tuple[int, int]
 ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
     " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_messages,"
-    " l.consumed"
+    " l.consumed, l.in_doubt"
 )
 RECORD = (
     f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
@@ -66,15 +67,15 @@ update lending l
    set position = u.position, term = u.term, status = u.status, grant_id = u.grant_id, borrower_id = u.borrower_id,
        agent = u.agent, session = u.session, losses = u.losses, lost_position = u.lost_position,
        session_epoch = u.session_epoch, held_until = timestamptz 'epoch' + u.held_until * interval '1 microsecond',
-       lost_messages = u.lost_messages, consumed = u.consumed,
+       lost_messages = u.lost_messages, consumed = u.consumed, in_doubt = u.in_doubt,
        granted_at = case when u.status = 'held' and u.grant_id <> l.grant_id then {NOW} else l.granted_at end,
        updated_at = {NOW}
   from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[],
               %(statuses)s::text[], %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[],
               %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[], %(epochs)b::bigint[],
-              %(held_until)b::bigint[], %(lost_messages)b::bigint[], %(consumed)s::jsonb[])
+              %(held_until)b::bigint[], %(lost_messages)b::bigint[], %(consumed)s::jsonb[], %(in_doubt)s::jsonb[])
        as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position,
-             session_epoch, held_until, lost_messages, consumed)
+             session_epoch, held_until, lost_messages, consumed, in_doubt)
  where l.group_id = u.group_id and l.stream_id = u.stream_id"""
 
 _RECORD = f"""
@@ -160,6 +161,7 @@ def change(connection: Connection, changed: Sequence[tuple[Row, int]], now_us: i
         "held_until": [row.held_until_us for row in rows],
         "lost_messages": [row.lost_messages for row in rows],
         "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
+        "in_doubt": [None if row.in_doubt is None else json.dumps(row.in_doubt.to_json()) for row in rows],
     }
     connection.execute(_CHANGE, parameters)
 
@@ -206,8 +208,9 @@ def _both(record: Sequence[Any]) -> tuple[Row, StreamFacts]:
 
 
 def _row(record: Sequence[Any]) -> Row:
-    consumed = None if record[-1] is None else ConsumedFrontier.of_json(record[-1])
-    return Row(record[0], record[1], LendingStatus(record[2]), *(*record[3:-1], consumed))
+    consumed = None if record[-2] is None else ConsumedFrontier.of_json(record[-2])
+    in_doubt = None if record[-1] is None else InDoubt.of_json(record[-1])
+    return Row(record[0], record[1], LendingStatus(record[2]), *(*record[3:-2], consumed, in_doubt))
 
 
 def _stream(record: Sequence[Any]) -> StreamFacts:

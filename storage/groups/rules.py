@@ -9,6 +9,7 @@ The rules, in one place:
 - progress needs the equal grant id and a held row, and never lowers the position;
 - whatever begins or ends a grant draws a new grant id; a reclaim by the same agent does neither;
 - a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
+- one whose grant ends while something is in doubt is reserved: until its time is over only that session is granted it;
 - a position past the stream's head blocks the row: nobody guesses;
 - so does one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted;
 - a closed stream consumed to its head is finished, and never granted again;
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from protocol.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, is_alike, shown
+from protocol.in_doubt import InDoubt, still_open
 from storage.groups.model import (
     CONSUMED,
     LOSSES_BEFORE_BLOCKED,
@@ -38,6 +40,7 @@ from storage.groups.model import (
     Release,
     Seize,
     Start,
+    Unreserve,
     Verdict,
     WhenGone,
 )
@@ -51,8 +54,9 @@ MICROSECONDS = 1_000_000
 class Row:
     """A lending row as the table has it. `losses` counts forced ends at `lost_position`.
 
-    `held_until_us` is there only for a free row that is, or was, kept for `session`, `consumed` only where the group is
-    atomic.
+    `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one, `consumed` only
+    where the group is atomic. `in_doubt` is what a holder planned last: it stays when it is done, so that a holder who
+    cannot know that it is can be told.
     """
 
     group_id: int
@@ -69,6 +73,12 @@ class Row:
     held_until_us: int | None = None
     lost_messages: int = 0
     consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+
+    @property
+    def open_doubt(self) -> InDoubt | None:
+        """What of it is not done."""
+        return still_open(self.in_doubt, self.position, self.consumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,8 @@ def judge(
     """Apply one entry. `held_back`: a parent of the stream has a row in this group that is not finished."""
     if isinstance(entry, Grant):
         return _grant(entry, row, stream, held_back, now_us, when_gone)
+    if isinstance(entry, Unreserve):
+        return _unreserve(entry, row, now_us)
     if row.status is not LendingStatus.HELD or row.grant_id != entry.grant_id:
         return Ruling(Verdict.REFUSED, row)
     match entry:
@@ -170,6 +182,7 @@ def lending(row: Row, stream: StreamFacts, now_us: int) -> Lending:
         session_epoch=row.session_epoch,
         kept_s=0.0 if row.held_until_us is None else (row.held_until_us - now_us) / MICROSECONDS,
         consumed=row.consumed,
+        in_doubt=row.in_doubt,
     )
 
 
@@ -254,7 +267,7 @@ def next_id(last: int, now_us: int) -> int:
 
 
 def _grant(entry: Grant, row: Row, stream: StreamFacts, held_back: bool, now_us: int, when_gone: WhenGone) -> Ruling:
-    if row.status is not LendingStatus.FREE or held_back:
+    if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, entry)):
         return Ruling(Verdict.REFUSED, row)
     if unreadable := _unreadable(row, stream, now_us, when_gone):
         return unreadable
@@ -271,6 +284,20 @@ def _grant(entry: Grant, row: Row, stream: StreamFacts, held_back: bool, now_us:
         held_until_us=None,
     )
     return Ruling(Verdict.APPLIED, after, _event("grant", after, entry.reason))
+
+
+def _is_reserved_for(row: Row, entry: Grant) -> bool:
+    return row.status is LendingStatus.RESERVED and entry.session is not None and row.session == entry.session
+
+
+def _unreserve(entry: Unreserve, row: Row, now_us: int) -> Ruling:
+    is_due = entry.force or row.held_until_us is None or row.held_until_us <= now_us
+    if row.status is not LendingStatus.RESERVED or row.grant_id != entry.grant_id or not is_due:
+        return Ruling(Verdict.REFUSED, row)
+    after = replace(row, status=LendingStatus.FREE, session=None, session_epoch=None, held_until_us=None, in_doubt=None)
+    doubt = row.open_doubt
+    until = None if doubt is None else max(doubt.end, doubt.consumed.upto if doubt.consumed is not None else 0)
+    return Ruling(Verdict.APPLIED, after, _event("unreserve", row, entry.reason, until))
 
 
 def _reclaim(entry: Reclaim, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
@@ -296,6 +323,8 @@ def _advance(entry: Advance, row: Row, stream: StreamFacts, now_us: int) -> Ruli
     row = _consuming(row, entry.consumed)
     if _consumed(position, stream):
         return _finish(row, position, "consumed to its head", now_us)
+    if entry.in_doubt not in (None, row.in_doubt):
+        return Ruling(Verdict.APPLIED, replace(row, position=position, in_doubt=entry.in_doubt))
     return Ruling(Verdict.APPLIED, row if position == row.position else _moved(row, position))
 
 
@@ -309,7 +338,7 @@ def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruli
     after = _freed(row, position, now_us, entry.keep_s)
     given_up = min(entry.until, stream.head)
     until = given_up if given_up > position else None
-    return Ruling(Verdict.APPLIED, after, _event("release", replace(row, position=position), entry.reason, until))
+    return _given_up("release", row, after, entry.reason, until)
 
 
 def _seize(entry: Seize, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
@@ -323,7 +352,17 @@ def _seize(entry: Seize, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
         why = f"{entry.reason}; lost {losses} times at offset {row.position}"
         return replace(_block(counted, why, now_us, _twice(row, stream)), verdict=Verdict.APPLIED)
     after = _freed(counted, row.position, now_us, entry.keep_s)
-    return Ruling(Verdict.APPLIED, after, _event("seize", row, entry.reason, _twice(row, stream)))
+    return _given_up("seize", row, after, entry.reason, _twice(row, stream))
+
+
+def _given_up(name: str, row: Row, after: Row, reason: str, until: int | None) -> Ruling:
+    """A grant has ended. What is reserved is not seen twice: who did it, or did not, does it again himself."""
+    ended = replace(row, position=after.position)
+    if after.status is LendingStatus.RESERVED and after.in_doubt is not None:
+        doubt = after.in_doubt
+        kept = f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for session {after.session!r}"
+        return Ruling(Verdict.APPLIED, after, _event("reserve", ended, f"{reason}; {kept}"))
+    return Ruling(Verdict.APPLIED, after, _event(name, ended, reason, until))
 
 
 def _finish(row: Row, position: int, reason: str, now_us: int) -> Ruling:
@@ -376,6 +415,7 @@ def _moved(row: Row, position: int) -> Row:
         row.held_until_us,
         row.lost_messages,
         row.consumed,
+        row.in_doubt,
     )
 
 
@@ -388,12 +428,19 @@ def _consuming(row: Row, consumed: ConsumedFrontier | None) -> Row:
 
 def _reach(entry: Reclaim | Advance | Release) -> int:
     """The furthest offset that it speaks of."""
-    return entry.position if entry.consumed is None else max(entry.position, entry.consumed.upto)
+    furthest = entry.position if entry.consumed is None else max(entry.position, entry.consumed.upto)
+    doubt = entry.in_doubt if isinstance(entry, Advance) else None
+    return furthest if doubt is None else max(furthest, doubt.end)
 
 
 def _freed(row: Row, position: int, now_us: int, keep_s: float) -> Row:
     """The row after its grant, kept for its session where that has a name and is to be waited for."""
     after = _ended(row, LendingStatus.FREE, position, now_us)
+    doubt = after.open_doubt
+    if doubt is not None and (row.session is None or row.session_epoch is None or doubt.hold_s <= 0):
+        doubt, after = None, replace(after, in_doubt=None)
+    if doubt is not None:
+        after, keep_s = replace(after, status=LendingStatus.RESERVED), doubt.hold_s
     if row.session is None or keep_s <= 0:
         return after
     held_until_us = now_us + round(min(keep_s, MAX_KEPT_S) * MICROSECONDS)

@@ -16,6 +16,7 @@ from protocol import sublet_pb2 as pb
 from protocol.codec import MalformedMessage
 from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from protocol.events import GroupEvent, StreamHead
+from protocol.in_doubt import InDoubt
 from protocol.messages import (
     Disconnect,
     Grant,
@@ -44,9 +45,13 @@ TIME = st.floats(allow_nan=False, allow_infinity=False)
 EPOCH = st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2)
 FRONTIER = st.lists(EPOCH, max_size=4).map(LowerFrontier.of)
 CONSUMED = st.none() | st.builds(ConsumedFrontier, NATURAL, st.none() | FRONTIER)
+ENDS = st.tuples(NATURAL, NATURAL).map(sorted)
+IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, TIME, CONSUMED).map(
+    lambda parts: InDoubt(parts[0], parts[1][0], parts[1][1], *parts[2:])
+)
 HELD = st.builds(Held, NATURAL, NATURAL, NATURAL, CONSUMED)
 ONE_PROGRESS = st.builds(
-    StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL, CONSUMED
+    StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL, CONSUMED, IN_DOUBT
 )
 PROGRESS = st.lists(ONE_PROGRESS, max_size=5).map(tuple)
 RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
@@ -72,9 +77,9 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
     st.builds(RevokeFinished, ID, NATURAL, NATURAL, NATURAL),
     st.builds(Disconnect, ID, NATURAL, PROGRESS),
 )
-GRANT = st.tuples(ID, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, RING, ID, st.none() | NATURAL, CONSUMED).map(
-    lambda parts: Grant(*parts[:6], *parts[6], *parts[7:])
-)
+GRANT = st.tuples(
+    ID, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, RING, ID, st.none() | NATURAL, CONSUMED, IN_DOUBT
+).map(lambda parts: Grant(*parts[:6], *parts[6], *parts[7:]))
 TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
     st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, TEXT),
     st.builds(
@@ -83,7 +88,7 @@ TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
     GRANT,
     st.builds(Revoke, ID, NATURAL, NATURAL, NATURAL),
     st.builds(Revoked, ID, NATURAL, NATURAL, NATURAL),
-    st.builds(ProgressSaved, ID, NATURAL, NATURAL, NATURAL, NATURAL, CONSUMED),
+    st.builds(ProgressSaved, ID, NATURAL, NATURAL, NATURAL, NATURAL, CONSUMED, IN_DOUBT),
     st.builds(Invalidate, ID, NATURAL, detail=TEXT),
 )
 CHANNEL = st.sampled_from(Channel)

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from protocol.errors import LostLeadership, SubletError
+from protocol.in_doubt import InDoubt
 from protocol.words import Subscription
 from storage.groups.memory import MemoryGroups
 from storage.groups.model import (
@@ -40,6 +41,7 @@ from storage.groups.model import (
     Release,
     Seize,
     Start,
+    Unreserve,
     WhenGone,
 )
 from storage.groups.rules import Row
@@ -49,7 +51,20 @@ from tests.contract.group_world import PostgresWorld, Ticker
 NODES = [NodeRef(name, f"incarnation of {name}", f"{name}:1") for name in ("one", "two")]
 SUBSCRIPTIONS = [Subscription.parse(text) for text in ("$share/g/#", "$share/h/orders/#", "$queue/q/users/+")]
 AGENTS = ["a1", "a2"]
-WORDS = ["grant", "grant", "grant", "advance", "advance", "release", "seize", "reclaim", "mark"]
+WORDS = [
+    "grant",
+    "grant",
+    "grant",
+    "advance",
+    "advance",
+    "release",
+    "seize",
+    "reclaim",
+    "mark",
+    "plan",
+    "plan",
+    "unreserve",
+]
 BEGUN_US = Ticker().now_us
 small = st.integers(0, 63)
 starts = st.one_of(
@@ -235,7 +250,8 @@ class Twins(RuleBasedStateMachine):
         """A word that is meant for the row as it is, give or take; seldom for one that nothing can happen to."""
         life = self.twin._lives.get(group)
         rows = life.rows if life else {}
-        alive = [stream for stream, row in rows.items() if row.status in (LendingStatus.FREE, LendingStatus.HELD)]
+        lendable = (LendingStatus.FREE, LendingStatus.HELD, LendingStatus.RESERVED)
+        alive = [stream for stream, row in rows.items() if row.status in lendable]
         choice = sorted(alive if alive and which else rows) or [1, 2, 3]
         stream = choice[which % len(choice)]
         grant_id = rows[stream].grant_id - off if rows else off
@@ -246,6 +262,11 @@ class Twins(RuleBasedStateMachine):
                 return Grant(stream, f"b{which % 3}", agent, session, "share", which if session else None)
             case "advance":
                 return Advance(stream, grant_id, position)
+            case "plan":
+                doubt = InDoubt(grant_id, position, position + which % 3, (0.0, 4.5, 4.5)[which % 3])
+                return Advance(stream, grant_id, position, in_doubt=doubt)
+            case "unreserve":
+                return Unreserve(stream, grant_id, "not back", force=which % 2 == 0)
             case "release":
                 return Release(stream, grant_id, position, "leave", keep_s, position + which % 3)
             case "seize":

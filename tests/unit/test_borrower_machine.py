@@ -18,12 +18,14 @@ from borrower.machine.events import (
     Progressed,
     Remove,
     Saved,
+    Send,
     Stop,
     Tick,
     Unsubscribe,
 )
 from borrower.machine.table import MOVES, TABLE, Action, Kind, Status, StreamStatus
 from borrower.settings import BorrowerSettings
+from protocol.in_doubt import InDoubt
 from protocol.messages import (
     Disconnect,
     EndReason,
@@ -518,6 +520,34 @@ def test_progress_is_reported_again_until_it_is_saved_and_then_not() -> None:
     assert play.hear(ProgressSaved(ME, TERM, 5, 50, 10), 1.1).tells == (), "said once"
     play.do(Tick(), 2.1)
     assert play.said(UpdateProgress) == []
+
+
+@pytest.mark.conforms("E27")
+def test_a_plan_is_reported_at_once_and_again_until_it_is_saved() -> None:
+    play = connected(GRANT)
+    play.hear(ProgressSaved(ME, TERM, 5, 50, 10), 0.0)
+    doubt = InDoubt(50, 10, 20, 60.0)
+    planned = UpdateProgress(ME, TERM, (StreamProgress(5, 50, 10, in_doubt=doubt),))
+    assert play.do(Progressed(5, 50, 10, in_doubt=doubt), 0.001).sends == (Send(NODE, planned),)
+    assert play.hear(ProgressSaved(ME, TERM, 5, 50, 10), 0.01).tells == (), "that was of before"
+    play.do(Tick(), 1.1)
+    assert play.said(UpdateProgress) == [planned]
+    assert play.hear(ProgressSaved(ME, TERM, 5, 50, 10, in_doubt=doubt), 1.2).tells == (Saved(5, 50, 10, doubt),)
+    assert play.hear(ProgressSaved(ME, TERM, 5, 50, 10, in_doubt=doubt), 1.3).tells == (), "said once"
+    play.do(Tick(), 2.3)
+    assert play.said(UpdateProgress) == []
+
+
+@pytest.mark.conforms("E27")
+def test_a_plan_stays_in_force_with_later_reports_and_is_told_to_the_next_leader() -> None:
+    play = connected(GRANT)
+    doubt = InDoubt(50, 10, 20, 60.0)
+    play.do(Progressed(5, 50, 10, in_doubt=doubt), 0.001)
+    play.hear(ProgressSaved(ME, TERM, 5, 50, 10, in_doubt=doubt), 0.01)
+    [stream] = play.machine.inheritance().streams
+    assert (stream.in_doubt, stream.settled) == (doubt, False)
+    play.do(Progressed(5, 50, 20), 0.3)
+    assert play.said(UpdateProgress) == [UpdateProgress(ME, TERM, (StreamProgress(5, 50, 20, in_doubt=doubt),))]
 
 
 @pytest.mark.conforms("E17")

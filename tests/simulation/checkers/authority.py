@@ -17,6 +17,7 @@ from storage.groups.model import (
     Reclaim,
     Release,
     Seize,
+    Unreserve,
     Verdict,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
@@ -76,7 +77,7 @@ class Authority:
             self._parents_first(key)
             if answer.verdict is Verdict.APPLIED:
                 self._granted(key, row)
-        elif answer.verdict is Verdict.APPLIED:
+        elif answer.verdict is Verdict.APPLIED and not isinstance(answer.entry, Unreserve):
             self._under_its_grant(key, answer.entry, row)
         if row.status is LendingStatus.HELD:
             self._in_force[key] = row.grant_id

@@ -1,0 +1,179 @@
+"""What a session has planned: written before it hears so, given back to it alone, and to others after its time."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.in_doubt import InDoubt
+from protocol.messages import Grant, Invalidate, ProgressSaved, Revoke, StreamProgress, UpdateProgress
+from storage.groups.model import Advance, LendingStatus
+from tests.unit.leader_bench import Bench
+
+HOLD_S = 60.0
+
+
+def named(bench: Bench, borrower_id: str, name: str = "etl", epoch: int = 1) -> None:
+    """A process of that name joins and gets what there is for it."""
+    bench.join(borrower_id, session=name, session_epoch=epoch)
+    bench.pass_time(bench.settings.debounce_s + 0.01, borrower_id)
+    bench.confirm()
+
+
+def plan(bench: Bench, start: int = 2, end: int = 5, borrower_id: str = "a/1", stream_id: int = 1) -> InDoubt:
+    """It plans a part of its stream."""
+    doubt = InDoubt(bench.grant_id(stream_id), start, end, HOLD_S)
+    said = StreamProgress(stream_id, bench.grant_id(stream_id), start, in_doubt=doubt)
+    bench.hear(UpdateProgress(borrower_id, bench.term, (said,)), borrower_id.partition("/")[0])
+    return doubt
+
+
+@pytest.mark.conforms("E26", "E27")
+def test_a_plan_is_confirmed_when_it_is_written_and_not_before() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    bench.sent.clear()
+    doubt = plan(bench)
+    assert bench.heard(ProgressSaved) == []
+    bench.settle()
+    assert [(saved.position, saved.in_doubt) for saved in bench.heard(ProgressSaved)] == [(2, doubt)]
+    assert bench.row().in_doubt == doubt
+
+
+def test_a_plan_is_not_lost_among_reports_that_wait_to_be_written() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    bench.progress(1, borrower_id="a/1")
+    doubt = plan(bench)
+    bench.progress(3, borrower_id="a/1")
+    bench.settle()
+    assert (bench.row().position, bench.row().in_doubt) == (3, doubt)
+
+
+@pytest.mark.conforms("E26", "E27")
+def test_a_session_that_comes_back_gets_what_it_planned_and_nobody_else_does() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    doubt = plan(bench)
+    bench.settle()
+    bench.pass_time(bench.settings.eviction_s + 1)
+    assert bench.row().status is LendingStatus.RESERVED
+    named(bench, "b/1", "other")
+    bench.pass_time(HOLD_S / 2, "b/1")
+    assert bench.holders() == {}
+    bench.sent.clear()
+    named(bench, "c/1", "etl", 2)
+    (grant,) = bench.heard(Grant, "c")
+    assert (grant.position, grant.in_doubt) == (2, doubt)
+    assert grant.grant_id > doubt.grant_id
+
+
+@pytest.mark.conforms("E26")
+def test_after_its_time_another_gets_it_and_history_says_why() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    plan(bench)
+    bench.settle()
+    bench.pass_time(bench.settings.eviction_s + 1)
+    named(bench, "b/1", "other")
+    bench.sent.clear()
+    bench.pass_time(HOLD_S, "b/1")
+    assert bench.holders() == {1: "b/1"}
+    (grant,) = bench.heard(Grant)
+    assert (grant.position, grant.in_doubt) == (2, None)
+    lines = {line.event: line for line in bench.store.history(bench.group.group_id)}
+    assert "[2, 5) is in doubt: kept for 60 s for session 'etl'" in lines["reserve"].reason
+    assert "session 'etl' has not come back" in lines["unreserve"].reason
+    assert (lines["unreserve"].forced, lines["unreserve"].position, lines["unreserve"].until) == (True, 2, 5)
+
+
+@pytest.mark.conforms("E26", "E27")
+def test_a_newer_process_of_the_session_fences_the_older_and_goes_on_with_its_plan() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    doubt = plan(bench)
+    bench.settle()
+    bench.sent.clear()
+    named(bench, "b/1", "etl", 2)
+    said = [(to, type(message), getattr(message, "in_doubt", None)) for to, message in bench.sent]
+    assert ("a", Invalidate, None) in said
+    assert ("b", Grant, doubt) in said
+
+
+def test_a_plan_outlives_its_leader() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    doubt = plan(bench)
+    bench.settle()
+    bench.lead()
+    bench.pass_time(bench.settings.reclaim_grace_s + 1)
+    assert bench.row().status is LendingStatus.RESERVED
+    bench.lead()
+    bench.sent.clear()
+    named(bench, "a/2", "etl", 2)
+    assert [grant.in_doubt for grant in bench.heard(Grant)] == [doubt]
+
+
+def test_the_time_of_a_reserved_stream_is_over_also_under_a_new_leader() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    plan(bench)
+    bench.settle()
+    bench.pass_time(bench.settings.eviction_s + 1)
+    bench.pass_time(HOLD_S / 2)
+    bench.lead()
+    bench.pass_time(HOLD_S / 2)
+    named(bench, "b/1", "other", 2)
+    bench.pass_time(bench.settings.debounce_s + 1, "b/1")
+    assert bench.holders() == {1: "b/1"}
+
+
+def test_what_was_granted_to_a_session_that_is_lost_meanwhile_is_reserved_again() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    doubt = plan(bench)
+    bench.settle()
+    bench.pass_time(bench.settings.eviction_s + 1)
+    bench.join("a/2", session="etl", session_epoch=2)
+    bench.tick(bench.settings.debounce_s + 0.01)
+    assert [type(entry).__name__ for entry in bench.entries] == ["Grant"]
+    bench.tick(bench.settings.eviction_s + 1)
+    bench.settle()
+    assert (bench.row().status, bench.row().in_doubt) == (LendingStatus.RESERVED, doubt)
+
+
+def test_a_plan_said_again_is_confirmed_again_and_written_once() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    doubt = plan(bench)
+    bench.settle()
+    before = bench.row()
+    bench.sent.clear()
+    plan(bench)
+    bench.settle()
+    assert bench.row() == before
+    assert [saved.in_doubt for saved in bench.heard(ProgressSaved)] == [doubt]
+
+
+def test_a_revoke_waits_for_what_is_planned() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    doubt = plan(bench)
+    bench.settle()
+    bench.sent.clear()
+    bench.revoke()
+    assert len(bench.heard(Revoke)) == 1
+    bench.progress(doubt.end, borrower_id="a/1", final=True)
+    bench.settle()
+    ended = [(line.event, line.position) for line in bench.store.history(bench.group.group_id)]
+    assert ("release", 5) in ended
+    assert "reserve" not in {event for event, _ in ended}
+
+
+def test_an_advance_that_waits_keeps_its_plan_when_a_last_word_replaces_it() -> None:
+    bench = Bench()
+    named(bench, "a/1")
+    bench.progress(1, borrower_id="a/1")
+    doubt = plan(bench)
+    slot = bench.leader.slots.get(1)
+    assert slot is not None
+    assert slot.queue == [Advance(1, bench.grant_id(), 2, in_doubt=doubt)]
