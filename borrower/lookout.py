@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from borrower.agent import clock
-from borrower.handler import Handler
 from borrower.machine.following import (
     AtEnd,
     FollowId,
@@ -20,11 +20,19 @@ Heads = Callable[[Iterable[int]], list[tuple[int, int]]]
 """Asks the log where these streams end; nothing where it does not answer."""
 
 
+class Followed(Protocol):
+    """The streams to look out for; `Handler` says more."""
+
+    def ends(self) -> dict[int, tuple[int, int]]: ...
+
+    def note_heads(self, heads: Iterable[tuple[int, int]]) -> None: ...
+
+
 class Lookout:
     """The shell around the pure `Following`. `follow` and `unfollow` ask for news by push, and for no more of them."""
 
     def __init__(
-        self, handler: Handler, heads: Heads, follow: Callable[[FollowId], None], unfollow: Callable[[FollowId], None]
+        self, handler: Followed, heads: Heads, follow: Callable[[FollowId], None], unfollow: Callable[[FollowId], None]
     ) -> None:
         self._machine = Following()
         self._handler, self._heads = handler, heads

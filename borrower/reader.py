@@ -42,7 +42,7 @@ class Reader:
         """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
         which pyarrow loads pandas where it is installed."""
         pa.scalar(0)
-        self._attempt(lambda connection: connection)
+        self.ask(lambda connection: connection)
 
     def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> message_log.Page | None:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
@@ -50,7 +50,7 @@ class Reader:
         None while the database is away, and where what came is discarded: it is not the direct successor, or taking it
         is not `allowed` any more, which is asked when it has come. Raises `Gone`.
         """
-        page = self._attempt(
+        page = self.ask(
             lambda connection: message_log.since(
                 connection,
                 lent.stream_id,
@@ -65,17 +65,17 @@ class Reader:
 
     def marks(self, lent: WholeLent) -> Marks | None:
         """What follows on the marks that are known; None while the database is away. Raises `Gone`."""
-        return self._attempt(
+        return self.ask(
             lambda connection: whole_epochs.marks(connection, lent.stream_id, lent.generation_id, lent.plan.scanned)
         )
 
     def completed(self, stream_ids: Iterable[int]) -> Mapping[int, Marks]:
         """Where streams end and what is completed in their spaces; empty while the database is away."""
-        return self._attempt(lambda connection: whole_epochs.lowers(connection, stream_ids)) or {}
+        return self.ask(lambda connection: whole_epochs.lowers(connection, stream_ids)) or {}
 
     def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """(stream, head) of each, as they are now; empty while the database is away."""
-        found = self._attempt(lambda connection: message_log.heads(connection, stream_ids))
+        found = self.ask(lambda connection: message_log.heads(connection, stream_ids))
         return [(stream_id, head.head) for stream_id, head in (found or {}).items()]
 
     def close(self) -> None:
@@ -84,8 +84,8 @@ class Reader:
             self._connection.close()
             self._connection = None
 
-    def _attempt(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
-        """A read changes nothing, so it may simply be tried again by whoever asked."""
+    def ask(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
+        """The answer; None while the database is away. A read changes nothing: whoever asked may simply ask again."""
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)

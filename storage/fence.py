@@ -6,6 +6,8 @@ All are functions of the database that run with its owner's rights: a consumer's
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -13,10 +15,20 @@ from psycopg import sql
 
 from protocol.epochs import ConsumedFrontier
 from protocol.errors import GrantLost
+from protocol.in_doubt import InDoubt, still_open
 from storage.connect import schema_name
 
 _LOST = "SB001"
 """The SQL state by which the function `advance` says that it moved nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastPlan:
+    """What was planned last of a stream; `session`: who holds it, or for whom it is kept; `is_open`: it is not done."""
+
+    in_doubt: InDoubt
+    is_open: bool
+    session: str | None
 
 
 def draw_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
@@ -77,3 +89,18 @@ def consumed(
     call = sql.SQL("select {}.consumed(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
     row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
     return None if row is None or row[0] is None else ConsumedFrontier.of_json(row[0])
+
+
+def last_plans(
+    conn: psycopg.Connection[Any], group_id: int, stream_ids: Iterable[int], *, schema: str | None = None
+) -> dict[int, LastPlan]:
+    """{stream: what was planned last of it}, of those of which something was."""
+    call = sql.SQL("select * from {}.planned(%s::bigint, %s::bigint[])").format(sql.Identifier(schema_name(schema)))
+    found = {}
+    for stream_id, session, reached, frontier, doubt in conn.execute(call, (group_id, list(stream_ids))).fetchall():
+        if doubt is not None:
+            in_doubt = InDoubt.of_json(doubt)
+            done_before = None if frontier is None else ConsumedFrontier.of_json(frontier)
+            is_open = still_open(in_doubt, reached, done_before) is not None
+            found[stream_id] = LastPlan(in_doubt, is_open, session)
+    return found

@@ -152,4 +152,13 @@ begin
   return found;
 end $$;
 
+-- What was planned last of these streams, and how far they have come: for a session that has come back and asks what
+-- became of what it had begun. `session` is whose a row is, that is held or kept.
+create function planned(p_group bigint, p_streams bigint[])
+  returns table (of_stream bigint, of_session text, reached bigint, frontier jsonb, doubt jsonb)
+language sql stable security definer set search_path from current as $$
+  select l.stream_id, l.session, l.position, l.consumed, l.in_doubt
+    from lending l where l.group_id = p_group and l.stream_id = any(p_streams)
+$$;
+
 select set_config('search_path', quote_ident(current_schema()), true);

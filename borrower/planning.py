@@ -1,0 +1,259 @@
+"""What a session that plans ahead was lent: what it has planned of each stream, what is written down, what is done.
+
+Plain bookkeeping, no I/O. Whoever plans does the work elsewhere and hears of its end late, as a Spark query does with
+its micro-batches. So a range is planned, written down as in doubt, and only then begun; when it is done it is
+acknowledged, and the next may be planned. A stream has one range at a time. What was in doubt when an earlier grant
+ended, of this process or of an earlier one of the same session, comes with the next grant: what was begun is done
+again, and nothing else is planned of that stream before.
+
+What the agent says is heard on the agent's thread, at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
+from protocol.in_doubt import InDoubt
+from protocol.messages import Grant, RevokedReason
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Messages [start, end) of a stream, planned under `grant_id`: what a checkpoint remembers."""
+
+    stream_id: int
+    grant_id: int
+    start: int
+    end: int
+
+    def is_of(self, doubt: InDoubt) -> bool:
+        """Whether it is what is in doubt."""
+        return (self.grant_id, self.start, self.end) == (doubt.grant_id, doubt.start, doubt.end)
+
+
+@dataclass(slots=True, eq=False)
+class Lent:
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
+
+    `doubt`: what is planned and not acknowledged. `saved`: that is written down. `left`: it was planned under an
+    earlier grant, and it is not decided yet what becomes of it. `turn`: when it was planned of last.
+    """
+
+    grant: Grant
+    position: int
+    head: int | None = None
+    doubt: InDoubt | None = None
+    saved: bool = False
+    left: InDoubt | None = None
+    stopping: bool = False
+    turn: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is planned of it."""
+        return self.doubt is None and self.left is None
+
+    @property
+    def planned(self) -> Planned | None:
+        """What is planned and written down."""
+        if self.doubt is None or not self.saved:
+            return None
+        return Planned(self.grant.stream_id, self.doubt.grant_id, self.doubt.start, self.doubt.end)
+
+
+class Planning:
+    """All streams of one session. `take` is for the agent's thread, the rest for the session's; `report` for both.
+
+    `hold_s`: how long what is in doubt is kept for this session if it is lost.
+    """
+
+    def __init__(self, report: Callable[[Progressed], None], hold_s: float) -> None:
+        self._report, self._hold_s = report, hold_s
+        self._lent: dict[int, Lent] = {}
+        self._done: dict[int, Planned] = {}
+        self._begun: dict[int, Planned] = {}
+        self._recalled = self._leaving = False
+        self._turn = 0
+        self.changed = threading.Condition(threading.RLock())
+
+    def take(self, tell: Tell) -> None:
+        """Act on what the agent says."""
+        with self.changed:
+            match tell:
+                case Install(grant):
+                    lent = self._lent[grant.stream_id] = Lent(grant, grant.position, left=grant.in_doubt)
+                    self._settle(lent)
+                case Stop(stream_id, grant_id):
+                    self._stop(stream_id, grant_id)
+                case Remove(stream_id, grant_id, reason):
+                    self._remove(stream_id, grant_id, reason)
+                case Saved(stream_id, grant_id, _, in_doubt):
+                    self._note_saved(stream_id, grant_id, in_doubt)
+                case Announced():
+                    pass
+                case _:
+                    assert_never(tell)
+            self.changed.notify_all()
+
+    def _stop(self, stream_id: int, grant_id: int) -> None:
+        if (lent := self._under(stream_id, grant_id)) is not None:
+            lent.stopping = True
+            if lent.is_idle or self._leaving:
+                self._tell(lent)
+
+    def _remove(self, stream_id: int, grant_id: int, reason: RevokedReason) -> None:
+        if self._under(stream_id, grant_id) is not None:
+            del self._lent[stream_id]
+            if reason is not RevokedReason.LOST:
+                self._done.pop(stream_id, None)
+
+    def _note_saved(self, stream_id: int, grant_id: int, in_doubt: InDoubt | None) -> None:
+        lent = self._under(stream_id, grant_id)
+        if lent is not None and lent.doubt is not None and lent.doubt == in_doubt:
+            lent.saved = True
+
+    # --- how far the streams go -------------------------------------------------------------------------------------
+
+    def ends(self) -> dict[int, tuple[int, int]]:
+        """{stream: (grant id, head)} of those planned to where they ended when last looked at."""
+        with self.changed:
+            return {
+                stream_id: (lent.grant.grant_id, self._end(lent))
+                for stream_id, lent in self._lent.items()
+                if not lent.stopping and lent.head == self._end(lent)
+            }
+
+    def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
+        """(stream, head), as the log says or somebody who pushes."""
+        with self.changed:
+            for stream_id, head in heads:
+                lent = self._lent.get(stream_id)
+                if lent is not None:
+                    lent.head = max(head, lent.head or 0, self._end(lent))
+
+    def unseen(self) -> list[int]:
+        """Streams that were not looked at yet."""
+        with self.changed:
+            return [stream_id for stream_id, lent in self._lent.items() if lent.head is None]
+
+    def lags(self) -> dict[int, tuple[int, int]]:
+        """{stream: (next offset to acknowledge, head)} of all that were looked at."""
+        with self.changed:
+            return {s: (lent.position, lent.head) for s, lent in self._lent.items() if lent.head is not None}
+
+    # --- what is left of before -------------------------------------------------------------------------------------
+
+    def recall(self, done: Iterable[Planned], begun: Iterable[Planned]) -> None:
+        """What the checkpoint says of this session's earlier processes: the last that each stream had `done`, and what
+        was `begun` and is to be done again. What else they had planned was never begun."""
+        with self.changed:
+            self._done = {planned.stream_id: planned for planned in done}
+            self._begun = {planned.stream_id: planned for planned in begun}
+            self._recalled = True
+            for lent in self._lent.values():
+                self._settle(lent)
+
+    def grant_of(self, planned: Planned) -> Grant | None:
+        """By which what was begun is to be done, if its stream is ours."""
+        with self.changed:
+            lent = self._lent.get(planned.stream_id)
+            return replace(lent.grant, position=lent.position) if lent is not None and lent.planned == planned else None
+
+    def forget(self, planned: Planned) -> None:
+        """What was begun is not ours any more."""
+        with self.changed:
+            self._begun.pop(planned.stream_id, None)
+
+    def _settle(self, lent: Lent) -> None:
+        """Decide what becomes of what was left."""
+        left, stream_id = lent.left, lent.grant.stream_id
+        if left is None or not self._recalled:
+            return
+        lent.left = None
+        done, begun = self._done.get(stream_id), self._begun.get(stream_id)
+        if begun is not None and begun.is_of(left):
+            lent.doubt, lent.saved = left, True
+            return
+        if done is not None and done.is_of(left):
+            lent.position = max(lent.position, left.end)
+        nothing = InDoubt(lent.grant.grant_id, lent.position, lent.position, 0.0)
+        self._tell(lent, nothing)
+
+    # --- planning ---------------------------------------------------------------------------------------------------
+
+    def idle(self, allowed: Callable[[Lent], bool]) -> list[Lent]:
+        """Streams of which something may be planned, and is there; the one that has waited longest first."""
+        with self.changed:
+            found = [
+                lent
+                for lent in self._lent.values()
+                if lent.is_idle
+                and not lent.stopping
+                and lent.head is not None
+                and lent.head > lent.position
+                and allowed(lent)
+            ]
+            return sorted(found, key=lambda lent: lent.turn)
+
+    def plan(self, ends: Mapping[int, int]) -> None:
+        """Plan up to these offsets, each behind its stream's position; it may be begun when it is `written`."""
+        with self.changed:
+            self._turn += 1
+            for stream_id, end in ends.items():
+                lent = self._lent.get(stream_id)
+                if lent is None or lent.stopping or not lent.is_idle:
+                    continue  # it was taken away meanwhile
+                lent.doubt = InDoubt(lent.grant.grant_id, lent.position, end, self._hold_s)
+                lent.saved, lent.turn = False, self._turn
+                self._tell(lent)
+
+    def unwritten(self) -> bool:
+        """Whether something is planned and not written down yet."""
+        with self.changed:
+            return any(lent.doubt is not None and not lent.saved for lent in self._lent.values())
+
+    def begin(self) -> list[tuple[Planned, Grant]]:
+        """What is planned and written down, and under which grant it is to be read; by stream. It is begun by this."""
+        with self.changed:
+            found = [(lent.planned, lent.grant) for _, lent in sorted(self._lent.items())]
+            ready = [(planned, grant) for planned, grant in found if planned is not None]
+            self._begun.update({planned.stream_id: planned for planned, _ in ready})
+            return ready
+
+    def acknowledge(self, done: Iterable[Planned]) -> None:
+        """These are done for good."""
+        with self.changed:
+            for planned in done:
+                if self._begun.get(planned.stream_id) == planned:
+                    del self._begun[planned.stream_id]
+                self._done[planned.stream_id] = planned
+                lent = self._lent.get(planned.stream_id)
+                if lent is not None and lent.doubt is not None and planned.is_of(lent.doubt):
+                    lent.position, lent.doubt, lent.saved = max(lent.position, planned.end), None, False
+                    self._tell(lent)
+
+    def leave(self) -> None:
+        """Nothing more will be acknowledged: of what is in doubt the last word is where it begins."""
+        with self.changed:
+            self._leaving = True
+            for lent in self._lent.values():
+                if lent.stopping:
+                    self._tell(lent)
+
+    def _tell(self, lent: Lent, in_doubt: InDoubt | None = None) -> None:
+        """Report how far it is: the last word once it was told to stop and nothing is in doubt, or will be decided."""
+        grant, final = lent.grant, lent.stopping and (lent.is_idle or self._leaving)
+        lag = None if lent.head is None else max(lent.head - lent.position, 0)
+        doubt = in_doubt or lent.doubt
+        self._report(Progressed(grant.stream_id, grant.grant_id, lent.position, final, lag=lag, in_doubt=doubt))
+
+    def _end(self, lent: Lent) -> int:
+        return lent.position if lent.doubt is None else max(lent.position, lent.doubt.end)
+
+    def _under(self, stream_id: int, grant_id: int) -> Lent | None:
+        lent = self._lent.get(stream_id)
+        return lent if lent is not None and lent.grant.grant_id == grant_id else None

@@ -1,0 +1,259 @@
+"""A session that plans ahead: what is planned is begun when it is written, and what was begun is not lost sight of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from borrower.machine.events import Install, Progressed, Remove, Saved, Stop
+from borrower.planner import shares
+from borrower.planning import Lent, Planned, Planning
+from protocol.in_doubt import InDoubt
+from protocol.messages import Grant, RevokedReason
+
+HOLD_S = 60.0
+
+
+class Desk:
+    """A planning whose reports are written down as soon as `write` is called."""
+
+    def __init__(self, *, recalled: bool = True) -> None:
+        self.said: list[Progressed] = []
+        self.planning = Planning(self.said.append, HOLD_S)
+        if recalled:
+            self.planning.recall((), ())
+
+    def grant(self, stream_id: int = 1, grant_id: int = 50, position: int = 10, left: InDoubt | None = None) -> None:
+        grant = Grant("a/1", 1, stream_id, grant_id, position, 1, 0, 99, "#", in_doubt=left)
+        self.planning.take(Install(grant))
+
+    def heads(self, **heads: int) -> None:
+        self.planning.note_heads((int(name[1:]), head) for name, head in heads.items())
+
+    def idle(self) -> list[int]:
+        return [lent.grant.stream_id for lent in self.planning.idle(lambda lent: True)]
+
+    def write(self) -> None:
+        for progress in tuple(self.said):
+            said = progress
+            self.planning.take(Saved(said.stream_id, said.grant_id, said.position, said.in_doubt))
+
+    def begun(self) -> list[Planned]:
+        return [planned for planned, _ in self.planning.begin()]
+
+    def plan(self, **ends: int) -> list[Planned]:
+        self.planning.plan({int(name[1:]): end for name, end in ends.items()})
+        self.write()
+        return self.begun()
+
+    def last(self) -> Progressed:
+        return self.said[-1]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    desk = Desk()
+    desk.grant()
+    desk.heads(s1=30)
+    return desk
+
+
+def test_nothing_is_begun_before_it_is_written(desk: Desk) -> None:
+    assert desk.idle() == [1]
+    desk.planning.plan({1: 20})
+    assert desk.last() == Progressed(1, 50, 10, lag=20, in_doubt=InDoubt(50, 10, 20, HOLD_S))
+    assert desk.planning.unwritten()
+    assert desk.begun() == []
+    desk.write()
+    assert not desk.planning.unwritten()
+    assert desk.begun() == [Planned(1, 50, 10, 20)]
+    assert desk.begun() == [Planned(1, 50, 10, 20)], "until it is acknowledged"
+
+
+def test_what_is_written_of_an_earlier_plan_is_not_taken_for_this_one(desk: Desk) -> None:
+    desk.planning.plan({1: 20})
+    desk.planning.take(Saved(1, 50, 10))
+    desk.planning.take(Saved(1, 50, 10, InDoubt(50, 5, 10, HOLD_S)))
+    desk.planning.take(Saved(1, 49, 10, InDoubt(50, 10, 20, HOLD_S)))
+    assert desk.begun() == []
+
+
+def test_a_stream_has_one_plan_at_a_time_and_the_next_when_that_is_acknowledged(desk: Desk) -> None:
+    (first,) = desk.plan(s1=20)
+    assert desk.idle() == []
+    assert desk.plan(s1=30) == [first]
+    desk.planning.acknowledge([first])
+    assert desk.last() == Progressed(1, 50, 20, lag=10)
+    assert desk.idle() == [1]
+    assert desk.plan(s1=30) == [Planned(1, 50, 20, 30)]
+
+
+def test_an_acknowledgement_of_something_else_changes_nothing(desk: Desk) -> None:
+    (first,) = desk.plan(s1=20)
+    for other in (Planned(2, 50, 10, 20), Planned(1, 49, 10, 20), Planned(1, 50, 9, 20), Planned(1, 50, 10, 21)):
+        desk.planning.acknowledge([other])
+    assert desk.begun() == [first]
+
+
+def test_a_revoke_waits_for_what_is_planned(desk: Desk) -> None:
+    (first,) = desk.plan(s1=20)
+    said = len(desk.said)
+    desk.planning.take(Stop(1, 50))
+    assert len(desk.said) == said
+    desk.planning.acknowledge([first])
+    assert (desk.last().position, desk.last().final) == (20, True)
+    assert desk.idle() == []
+
+
+def test_an_idle_stream_goes_at_once(desk: Desk) -> None:
+    desk.planning.take(Stop(1, 50))
+    assert (desk.last().position, desk.last().final) == (10, True)
+
+
+def test_who_leaves_says_where_it_stands_though_something_is_in_doubt(desk: Desk) -> None:
+    desk.grant(2)
+    desk.heads(s2=30)
+    desk.plan(s1=20, s2=20)
+    desk.planning.take(Stop(1, 50))
+    desk.planning.leave()
+    assert (desk.last().stream_id, desk.last().position, desk.last().final) == (1, 10, True)
+    desk.planning.take(Stop(2, 50))
+    assert (desk.last().stream_id, desk.last().position, desk.last().final) == (2, 10, True)
+
+
+def test_where_a_stream_ends_is_looked_at_once_and_followed_at_its_end(desk: Desk) -> None:
+    desk.grant(2)
+    assert desk.planning.unseen() == [2]
+    assert desk.planning.ends() == {}
+    desk.heads(s2=10)
+    assert desk.planning.unseen() == []
+    assert desk.planning.ends() == {2: (50, 10)}
+    desk.plan(s1=30)
+    assert desk.planning.ends() == {1: (50, 30), 2: (50, 10)}
+    desk.heads(s1=5)
+    assert desk.planning.lags() == {1: (10, 30), 2: (10, 10)}, "a head does not go back"
+
+
+def test_the_stream_that_has_waited_longest_is_first() -> None:
+    desk = Desk()
+    for stream in (1, 2, 3):
+        desk.grant(stream)
+    desk.heads(s1=30, s2=30, s3=30)
+    desk.planning.acknowledge(desk.plan(s1=11))
+    desk.planning.acknowledge(desk.plan(s2=11))
+    assert desk.idle() == [3, 1, 2]
+
+
+# --- what is left of before -------------------------------------------------------------------------------------------
+
+LEFT = InDoubt(40, 10, 20, HOLD_S)
+BEGUN = Planned(1, 40, 10, 20)
+
+
+@pytest.mark.conforms("E27")
+@pytest.mark.parametrize("first", ["the grant", "the checkpoint"])
+def test_what_was_begun_is_done_again_before_anything_else(first: str) -> None:
+    desk = Desk(recalled=False)
+    if first == "the checkpoint":
+        desk.planning.recall((), [BEGUN])
+    desk.grant(left=LEFT)
+    desk.heads(s1=30)
+    if first == "the grant":
+        assert desk.idle() == []
+        assert desk.planning.grant_of(BEGUN) is None
+        desk.planning.recall((), [BEGUN])
+    grant = desk.planning.grant_of(BEGUN)
+    assert grant is not None
+    assert (grant.grant_id, grant.position) == (50, 10)
+    assert desk.idle() == []
+    assert desk.begun() == [BEGUN]
+    desk.planning.acknowledge([BEGUN])
+    assert desk.last() == Progressed(1, 50, 20, lag=10)
+    assert desk.plan(s1=30) == [Planned(1, 50, 20, 30)]
+
+
+@pytest.mark.conforms("E27")
+def test_what_was_done_is_acknowledged_and_not_done_again() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.recall([BEGUN], ())
+    desk.grant(left=LEFT)
+    assert desk.last() == Progressed(1, 50, 20, in_doubt=InDoubt(50, 20, 20, 0.0))
+    desk.heads(s1=30)
+    assert desk.plan(s1=30) == [Planned(1, 50, 20, 30)]
+
+
+@pytest.mark.conforms("E27")
+@pytest.mark.parametrize("known", [(), (Planned(1, 40, 5, 10),), (Planned(2, 40, 10, 20),)])
+def test_what_was_planned_and_never_begun_is_planned_anew(known: Iterable[Planned]) -> None:
+    desk = Desk(recalled=False)
+    desk.planning.recall(known, ())
+    desk.grant(left=LEFT)
+    assert desk.last() == Progressed(1, 50, 10, in_doubt=InDoubt(50, 10, 10, 0.0))
+    desk.heads(s1=30)
+    assert desk.plan(s1=15) == [Planned(1, 50, 10, 15)]
+
+
+def test_what_was_begun_goes_on_under_the_next_grant_of_the_same_process(desk: Desk) -> None:
+    (begun,) = desk.plan(s1=20)
+    left = desk.said[-1].in_doubt
+    desk.planning.take(Remove(1, 50, RevokedReason.LOST))
+    assert desk.begun() == []
+    desk.grant(grant_id=60, left=left)
+    assert desk.begun() == [begun]
+    desk.planning.acknowledge([begun])
+    assert (desk.last().grant_id, desk.last().position) == (60, 20)
+
+
+def test_what_was_acknowledged_in_between_is_acknowledged_under_the_next_grant(desk: Desk) -> None:
+    (begun,) = desk.plan(s1=20)
+    left = desk.said[-1].in_doubt
+    desk.planning.take(Remove(1, 50, RevokedReason.LOST))
+    desk.planning.acknowledge([begun])
+    desk.grant(grant_id=60, left=left)
+    assert (desk.last().grant_id, desk.last().position) == (60, 20)
+    assert desk.begun() == []
+
+
+def test_what_is_not_ours_any_more_is_forgotten() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.recall((), [BEGUN])
+    desk.planning.forget(BEGUN)
+    desk.grant(left=LEFT)
+    assert desk.begun() == []
+
+
+def test_a_part_that_was_committed_elsewhere_is_not_done_again() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.recall((), [BEGUN])
+    desk.grant(position=15, left=LEFT)
+    grant = desk.planning.grant_of(BEGUN)
+    assert grant is not None
+    assert grant.position == 15
+
+
+# --- how much of which ------------------------------------------------------------------------------------------------
+
+
+def waiting(*lags: int) -> list[Lent]:
+    """Streams 1, 2, ... from offset 100 on."""
+    grants = [Grant("a/1", 1, number, 50, 100, 1, 0, 99, "#") for number in range(1, len(lags) + 1)]
+    return [Lent(grant, 100, head=100 + lag) for grant, lag in zip(grants, lags, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("lags", "most", "taken"),
+    [
+        ((), None, {}),
+        ((), 5, {}),
+        ((5, 7), None, {1: 5, 2: 7}),
+        ((5, 7), 100, {1: 5, 2: 7}),
+        ((10, 10), 10, {1: 5, 2: 5}),
+        ((2, 10), 10, {1: 2, 2: 8}),
+        ((10, 2, 10), 11, {1: 4, 2: 2, 3: 5}),
+        ((10, 10, 10), 2, {1: 1, 2: 1}),
+        ((10, 10), 1, {1: 1}),
+    ],
+)
+def test_messages_are_shared_out(lags: tuple[int, ...], most: int | None, taken: dict[int, int]) -> None:
+    assert {stream: end - 100 for stream, end in shares(waiting(*lags), most).items()} == taken
