@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from pathlib import Path
 
 from borrower.agent import AgentThread
@@ -19,29 +18,25 @@ from borrower.lookout import Lookout
 from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
 from borrower.machine.following import FollowId, Pushed
-from borrower.planning import Lent, Planned, Planning
+from borrower.planning import Begun, Lent, Most, Planned, Planning
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
 from borrower.ways import by_database
 from protocol.errors import SubscriptionEnded
-from protocol.messages import EndReason, Grant
+from protocol.messages import EndReason
 from protocol.words import Subscription
 from storage import fence
+from storage import log as message_log
+from storage.database import open_database
 
 log = logging.getLogger(__name__)
 
-WRITTEN_S = 5.0
-"""How long `plan` waits at most until what it planned is written down; what is later comes with the next."""
+SETTLED_S = 2.0
+"""A leader gives out what is free sooner than that."""
+LAGS_S = 1.0
+"""Between two looks at how far all streams go, for people."""
 LOOK_S = 0.25
 """Between two looks at the database for what became of what was begun."""
-
-
-class Verdict(Enum):
-    """What became of something that was begun by an earlier process of the session, or under an earlier grant."""
-
-    AGAIN = "again"  # it is ours: it is to be done again, under its old number
-    DONE = "done"  # it was done, and that is durable
-    LOST = "lost"  # others have got it, or may have
 
 
 class Planner:
@@ -68,10 +63,13 @@ class Planner:
         self.settings = settings or BorrowerSettings.from_env()
         self._planning = Planning(self._report, hold_s)
         self._inbox = Inbox(self._planning.take)
-        self._group: int | None = None
         self._over = self._leaving = False
+        self._spaces: dict[int, str] = {}
+        self._connected_at: float | None = None
+        self._lags_at = float("-inf")
         with contextlib.ExitStack() as opened:
-            way = by_database(opened, url, data_dir, nodes, 1, self.settings.read_timeout_s, lambda: self._group or 0)
+            self.url = opened.enter_context(open_database(url, data_dir)).url
+            way = by_database(opened, self.url, None, nodes, 1, self.settings.read_timeout_s, lambda: 0)
             assert isinstance(way.reader, Reader)
             self._reader = way.reader
             self._agent = AgentThread(way.find_nodes, self.settings)
@@ -89,48 +87,47 @@ class Planner:
         """What is known of earlier processes of this session: see `Planning.recall`. Say it once, first of all."""
         self._planning.recall(done, begun)
 
-    def decide(self, begun: Iterable[Planned]) -> dict[Planned, tuple[Verdict, Grant | None]]:
-        """Wait until it is known what became of each; of those that are to be done again, the grant to read by.
+    def resume(self, begun: Iterable[Planned]) -> tuple[list[Begun], list[Planned]]:
+        """Wait until it is known what became of each: those that are to be done again, and those that others have got,
+        or may get. What is neither was done, and that is durable.
 
         A leader that cannot be reached is waited for: what was begun is kept for the session meanwhile. Raises
         `SubscriptionEnded`.
         """
-        open = set(begun)
-        found: dict[Planned, tuple[Verdict, Grant | None]] = {}
+        open, again, lost = set(begun), [], []
         while open:
             self._digest()
             for planned in tuple(open):
-                if (grant := self._planning.grant_of(planned)) is not None:
-                    found[planned] = (Verdict.AGAIN, grant)
+                if (found := self._planning.again(planned)) is not None:
+                    again.append(found)
                     open.discard(planned)
-            for planned, verdict in self._look(open).items():
+            done, gone = self._look(open)
+            for planned in (*done, *gone):
                 self._planning.forget(planned)
-                found[planned] = (verdict, None)
-                open.discard(planned)
+            open -= {*done, *gone}
+            lost += gone
             if open:
                 with self._planning.changed:
                     self._planning.changed.wait(LOOK_S)
-        return found
+        return again, lost
 
-    def _look(self, begun: set[Planned]) -> dict[Planned, Verdict]:
-        """Of which the rows say that they will not come back to us."""
-        group_id = self._agent.group_id(self._handle)
+    def _look(self, begun: Iterable[Planned]) -> tuple[list[Planned], list[Planned]]:
+        """Of which the rows say that they will not come back to us: those that are done, and those that are lost."""
+        group_id, begun = self._agent.group_id(self._handle), list(begun)
         if group_id is None or not begun:
-            return {}
+            return [], []
         streams = [planned.stream_id for planned in begun]
         plans = self._reader.ask(lambda connection: fence.last_plans(connection, group_id, streams))
         if plans is None:
-            return {}
-        verdicts = {}
+            return [], []
+        done, lost = [], []
         for planned in begun:
             plan = plans.get(planned.stream_id)
-            if plan is None or not planned.is_of(plan.in_doubt):
-                verdicts[planned] = Verdict.LOST
+            if plan is None or not planned.is_of(plan.in_doubt) or (plan.is_open and plan.session != self.name):
+                lost.append(planned)
             elif not plan.is_open:
-                verdicts[planned] = Verdict.DONE
-            elif plan.session != self.name:
-                verdicts[planned] = Verdict.LOST
-        return verdicts
+                done.append(planned)
+        return done, lost
 
     # --- batch by batch ---------------------------------------------------------------------------------------------
 
@@ -138,21 +135,75 @@ class Planner:
         """These are done for good."""
         self._planning.acknowledge(done)
 
-    def plan(self, most_messages: int | None = None) -> list[tuple[Planned, Grant]]:
-        """What is to be done next, and by which grants it is read: of about so many messages in all. Empty: nothing.
+    def plan(self, most: Most, wait_s: float = 0.0, *, finite: bool = False) -> list[Begun]:
+        """What is to be done next; nothing of it is begun before it is written down. Empty: nothing.
 
-        What was planned before and is not acknowledged is among it. Raises `SubscriptionEnded`.
+        What was planned before and is not acknowledged is among it. Where there is nothing it waits so long for news.
+        A leader that cannot be reached is waited for. `finite`: nothing is planned behind where the streams ended when
+        they were first looked at, and it waits until there is a plan, or it is certain that there will be none. Raises
+        `SubscriptionEnded`.
         """
+        deadline = time.monotonic() + wait_s
         self._digest()
-        if not self._leaving:
+        while True:
             self._see()
-            self._planning.plan(shares(self._planning.idle(self._may_start), most_messages))
-        with self._planning.changed:
-            self._planning.changed.wait_for(lambda: not self._planning.unwritten(), WRITTEN_S)
-        return self._planning.begin()
+            self._planning.plan(self._ends(self._planning.idle(self._may_start, finite=finite), most))
+            self._await_written()
+            if planned := self._planning.begin():
+                return planned
+            if self._lookout.look():
+                continue
+            left_s = deadline - time.monotonic()
+            if self._is_through() if finite else left_s <= 0:
+                return []
+            self._digest(min(self._lookout.wait_s, LOOK_S) if finite else min(self._lookout.wait_s, left_s))
+
+    def _ends(self, waiting: list[Lent], most: Most) -> dict[int, int]:
+        """{stream: up to where to plan}."""
+        ends = shares(waiting, most.messages)
+        if most.bytes is None or not ends:
+            return ends
+        limit_bytes = max(most.bytes // len(ends), 1)
+        wanted = [
+            (lent.grant.stream_id, lent.grant.generation_id, lent.position, ends[lent.grant.stream_id])
+            for lent in waiting
+            if lent.grant.stream_id in ends
+        ]
+        return self._reader.ask(lambda connection: message_log.within(connection, wanted, limit_bytes)) or {}
+
+    def _await_written(self) -> None:
+        """However long: what is planned and not written down is either, once a leader is there, or is not ours."""
+        while self._planning.unwritten():
+            with self._planning.changed:
+                self._planning.changed.wait_for(lambda: not self._planning.unwritten(), LOOK_S)
+            self._digest()
+
+    def _is_through(self) -> bool:
+        """All that was there is done, and it is long enough that a leader has given out, or taken, any stream."""
+        if self._agent.group_id(self._handle) is None:
+            self._connected_at = None
+            return False
+        now = time.monotonic()
+        if self._connected_at is None:
+            self._connected_at = now
+        return self._planning.is_through() and now >= max(self._connected_at, self._planning.moved_at) + SETTLED_S
+
+    def spaces(self, stream_ids: Iterable[int]) -> dict[int, str]:
+        """The name of each stream's space."""
+        missing = [stream_id for stream_id in stream_ids if stream_id not in self._spaces]
+        while missing:
+            found = self._reader.ask(lambda connection: message_log.spaces(connection, missing))
+            if found is not None:
+                self._spaces.update(found)
+                break
+            time.sleep(LOOK_S)
+        return self._spaces
 
     def lags(self) -> dict[int, tuple[int, int]]:
-        """{stream: (next offset to acknowledge, head)}, as they were when last looked at."""
+        """{stream: (next offset to acknowledge, head)}, as they were about a second ago."""
+        if time.monotonic() >= self._lags_at:
+            self._lags_at = time.monotonic() + LAGS_S
+            self._planning.note_heads(self._reader.heads(self._planning.lags()))
         return self._planning.lags()
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -172,9 +223,7 @@ class Planner:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _see(self) -> None:
-        """Learn how far the streams go: at once of those that were never looked at, and of all while there is work."""
-        if self._lookout.wait_s == 0:
-            self._lookout.look()
+        """Learn how far the streams go that were never looked at."""
         if unseen := self._planning.unseen():
             self._planning.note_heads(self._reader.heads(unseen))
 
@@ -204,7 +253,7 @@ class Planner:
 def shares(waiting: Sequence[Lent], most_messages: int | None) -> dict[int, int]:
     """{stream: up to which offset} of so many messages in all, at least one. Who has few leaves its share to the
     others, and where there are more streams than messages the first of those that wait get one each."""
-    wanted = [(lent.head - lent.position, lent) for lent in waiting[:most_messages] if lent.head is not None]
+    wanted = [(lent.reach - lent.position, lent) for lent in waiting[:most_messages]]
     wanted.sort(key=lambda pair: pair[0])
     left = sum(lag for lag, _ in wanted) if most_messages is None else most_messages
     ends = {}

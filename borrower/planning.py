@@ -12,8 +12,9 @@ What the agent says is heard on the agent's thread, at once.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 from borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
@@ -35,9 +36,28 @@ class Planned:
         return (self.grant_id, self.start, self.end) == (doubt.grant_id, doubt.start, doubt.end)
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What may be begun: messages of what is planned from `position` on that match the filter."""
+
+    planned: Planned
+    position: int
+    generation_id: int
+    filter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """What a plan has at most in all: so many messages, about so many bytes as they are stored. None: no limit."""
+
+    messages: int | None = None
+    bytes: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Lent:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `target`: where it
+    ended when first looked at. `reach`: up to where may be planned now.
 
     `doubt`: what is planned and not acknowledged. `saved`: that is written down. `left`: it was planned under an
     earlier grant, and it is not decided yet what becomes of it. `turn`: when it was planned of last.
@@ -46,6 +66,8 @@ class Lent:
     grant: Grant
     position: int
     head: int | None = None
+    target: int | None = None
+    reach: int = 0
     doubt: InDoubt | None = None
     saved: bool = False
     left: InDoubt | None = None
@@ -58,17 +80,20 @@ class Lent:
         return self.doubt is None and self.left is None
 
     @property
-    def planned(self) -> Planned | None:
+    def begun(self) -> Begun | None:
         """What is planned and written down."""
         if self.doubt is None or not self.saved:
             return None
-        return Planned(self.grant.stream_id, self.doubt.grant_id, self.doubt.start, self.doubt.end)
+        grant, doubt = self.grant, self.doubt
+        planned = Planned(grant.stream_id, doubt.grant_id, doubt.start, doubt.end)
+        return Begun(planned, self.position, grant.generation_id, grant.filter)
 
 
 class Planning:
     """All streams of one session. `take` is for the agent's thread, the rest for the session's; `report` for both.
 
-    `hold_s`: how long what is in doubt is kept for this session if it is lost.
+    `hold_s`: how long what is in doubt is kept for this session if it is lost. `moved_at`: when a stream last came or
+    went (time.monotonic).
     """
 
     def __init__(self, report: Callable[[Progressed], None], hold_s: float) -> None:
@@ -78,6 +103,7 @@ class Planning:
         self._begun: dict[int, Planned] = {}
         self._recalled = self._leaving = False
         self._turn = 0
+        self.moved_at = float("-inf")
         self.changed = threading.Condition(threading.RLock())
 
     def take(self, tell: Tell) -> None:
@@ -86,6 +112,7 @@ class Planning:
             match tell:
                 case Install(grant):
                     lent = self._lent[grant.stream_id] = Lent(grant, grant.position, left=grant.in_doubt)
+                    self.moved_at = time.monotonic()
                     self._settle(lent)
                 case Stop(stream_id, grant_id):
                     self._stop(stream_id, grant_id)
@@ -108,6 +135,7 @@ class Planning:
     def _remove(self, stream_id: int, grant_id: int, reason: RevokedReason) -> None:
         if self._under(stream_id, grant_id) is not None:
             del self._lent[stream_id]
+            self.moved_at = time.monotonic()
             if reason is not RevokedReason.LOST:
                 self._done.pop(stream_id, None)
 
@@ -134,6 +162,7 @@ class Planning:
                 lent = self._lent.get(stream_id)
                 if lent is not None:
                     lent.head = max(head, lent.head or 0, self._end(lent))
+                    lent.target = lent.head if lent.target is None else lent.target
 
     def unseen(self) -> list[int]:
         """Streams that were not looked at yet."""
@@ -157,11 +186,12 @@ class Planning:
             for lent in self._lent.values():
                 self._settle(lent)
 
-    def grant_of(self, planned: Planned) -> Grant | None:
-        """By which what was begun is to be done, if its stream is ours."""
+    def again(self, planned: Planned) -> Begun | None:
+        """What was begun, as it is to be done again, if its stream is ours."""
         with self.changed:
             lent = self._lent.get(planned.stream_id)
-            return replace(lent.grant, position=lent.position) if lent is not None and lent.planned == planned else None
+            begun = None if lent is None else lent.begun
+            return begun if begun is not None and begun.planned == planned else None
 
     def forget(self, planned: Planned) -> None:
         """What was begun is not ours any more."""
@@ -185,19 +215,26 @@ class Planning:
 
     # --- planning ---------------------------------------------------------------------------------------------------
 
-    def idle(self, allowed: Callable[[Lent], bool]) -> list[Lent]:
-        """Streams of which something may be planned, and is there; the one that has waited longest first."""
+    def idle(self, allowed: Callable[[Lent], bool], *, finite: bool = False) -> list[Lent]:
+        """Streams of which something may be planned, and is there; the one that has waited longest first. `finite`: it
+        was there when they were first looked at."""
         with self.changed:
+            for lent in self._lent.values():
+                lent.reach = (lent.target if finite else lent.head) or 0
             found = [
                 lent
                 for lent in self._lent.values()
-                if lent.is_idle
-                and not lent.stopping
-                and lent.head is not None
-                and lent.head > lent.position
-                and allowed(lent)
+                if lent.is_idle and not lent.stopping and lent.reach > lent.position and allowed(lent)
             ]
             return sorted(found, key=lambda lent: lent.turn)
+
+    def is_through(self) -> bool:
+        """All is done that was there when the streams were first looked at."""
+        with self.changed:
+            return all(
+                lent.is_idle and lent.target is not None and lent.position >= lent.target
+                for lent in self._lent.values()
+            )
 
     def plan(self, ends: Mapping[int, int]) -> None:
         """Plan up to these offsets, each behind its stream's position; it may be begun when it is `written`."""
@@ -216,12 +253,11 @@ class Planning:
         with self.changed:
             return any(lent.doubt is not None and not lent.saved for lent in self._lent.values())
 
-    def begin(self) -> list[tuple[Planned, Grant]]:
-        """What is planned and written down, and under which grant it is to be read; by stream. It is begun by this."""
+    def begin(self) -> list[Begun]:
+        """What is planned and written down, by stream. It is begun by this."""
         with self.changed:
-            found = [(lent.planned, lent.grant) for _, lent in sorted(self._lent.items())]
-            ready = [(planned, grant) for planned, grant in found if planned is not None]
-            self._begun.update({planned.stream_id: planned for planned, _ in ready})
+            ready = [lent.begun for _, lent in sorted(self._lent.items()) if lent.begun is not None]
+            self._begun.update({begun.planned.stream_id: begun.planned for begun in ready})
             return ready
 
     def acknowledge(self, done: Iterable[Planned]) -> None:

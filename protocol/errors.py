@@ -5,6 +5,8 @@ Each message names the value, the rule it breaks and the remedy. `exit_code` is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class SubletError(Exception):
     """Base of every error this project raises on purpose."""
@@ -140,6 +142,18 @@ class Gone(SubletError):
         super().__init__(
             f"stream {stream_id}: offset {offset} is gone, {where}. "
             "Start from the oldest. A space created with a longer retention keeps more."
+        )
+
+
+class LostRange(SubletError):
+    """A query comes back to messages that it had begun, and others have got them; `ranges`: (stream, from, to)."""
+
+    def __init__(self, session: str, ranges: Sequence[tuple[int, int, int]]) -> None:
+        self.session, self.ranges = session, tuple(ranges)
+        which = ", ".join(f"stream {stream_id}: [{start}, {end})" for stream_id, start, end in self.ranges)
+        super().__init__(
+            f"session {session!r} had begun messages that others may have got meanwhile: {which}. What of them it has "
+            "written may be there twice: see the group's history. A longer inDoubtHold keeps them longer."
         )
 
 

@@ -2,7 +2,7 @@
 
 Postgres takes a block at a speed that depends on its bytes alone, and most messages have no headers, no epoch and the
 topic of their neighbour. So a column that is null throughout is not stored, and topic, key and timestamp are stored as
-runs where they repeat. Flags in the block's `codec` say which.
+runs where they repeat, and an epoch that all of them have is stored once. Flags in the block's `codec` say which.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ BLOCK_SCHEMA = pa.schema(
 VERSION = 1
 _OPTIONAL = ("key", "headers", "epoch")
 _REPEATING = ("topic", "key", "timestamp")
-_FLAGS = [("absent", name) for name in _OPTIONAL] + [("runs", name) for name in _REPEATING]
+_FLAGS = [("absent", name) for name in _OPTIONAL] + [("runs", name) for name in _REPEATING] + [("runs", "epoch")]
+_VERSION_BIT = 2 + len(_FLAGS)
 _WORTHWHILE = 4
 """Messages per run, on average, from which a column is stored as runs."""
 _SAMPLE = 64
@@ -37,13 +38,13 @@ _SAMPLE = 64
 
 
 def codec(compression: int, flags: int) -> int:
-    """One small integer: bits 0-1 the compression, bits 2-7 the flags, above them the version."""
-    return VERSION << 8 | flags << 2 | compression
+    """One small integer: bits 0-1 the compression, then the flags, above them the version."""
+    return VERSION << _VERSION_BIT | flags << 2 | compression
 
 
 def flags_of(codec: int) -> int:
     """The flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
-    if codec >> 8 != VERSION or codec & 3 == 3:
+    if codec >> _VERSION_BIT != VERSION or codec & 3 == 3:
         raise SchemaMismatch(f"block codec {codec}: this program reads version {VERSION} only. Upgrade sublet here.")
     return codec >> 2 & (1 << len(_FLAGS)) - 1
 
@@ -70,6 +71,9 @@ def shrink(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
         if name in _REPEATING and _repeats(column):
             flags |= _bit("runs", name)
             column = pc.run_end_encode(column)
+        elif name == "epoch" and _is_one(column):
+            flags |= _bit("runs", name)
+            column = pa.RunEndEncodedArray.from_arrays(pa.array([count], pa.int32()), column.slice(0, 1))
         columns.append(column)
     return flags, pa.RecordBatch.from_arrays(columns, schema=schema(flags))
 
@@ -81,7 +85,8 @@ def restore(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         if _is(flags, "absent", field.name):
             columns.append(pa.nulls(batch.num_rows, field.type))
         elif _is(flags, "runs", field.name):
-            columns.append(pc.run_end_decode(next(stored)))
+            column = next(stored)
+            columns.append(_repeated(column) if field.name == "epoch" else pc.run_end_decode(column))
         else:
             columns.append(next(stored))
     return pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
@@ -95,6 +100,19 @@ def _repeats(column: pa.Array) -> bool:
     changes: int = pc.sum(pc.not_equal(column.slice(1), column.slice(0, count - 1))).as_py() or 0
     runs: int = changes + column.null_count + 1
     return runs * _WORTHWHILE <= count
+
+
+def _is_one(epochs: pa.Array) -> bool:
+    """True if all have one and the same; those that are there have as many numbers."""
+    count, numbers = len(epochs), pc.list_flatten(epochs).to_numpy()
+    if count < _WORTHWHILE or epochs.null_count or len(numbers) % count:
+        return False
+    of_each = numbers.reshape(count, -1)
+    return bool((of_each == of_each[0]).all())
+
+
+def _repeated(column: pa.RunEndEncodedArray) -> pa.Array:
+    return column.values.take(pa.repeat(pa.scalar(0, pa.int32()), len(column)))
 
 
 @lru_cache

@@ -60,6 +60,18 @@ _WANTED_EPOCH = """(epochs is null or coalesce((epochs ->> 'mixed')::boolean, tr
              select from jsonb_array_elements(epochs -> 'greatest') as mine(epoch)
               where not is_covered(jsonb_build_array(mine.epoch), %(covered)s::jsonb)
                 and (%(least)s::jsonb is null or may_come(%(least)s::jsonb, mine.epoch))))"""
+_WITHIN = """
+select u.stream_id, least(u.range_end, coalesce(max(b.end_offset) filter (where b.size_before < u.most), u.range_end))
+  from (select *, %s::bigint as most from unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+               as r (stream_id, generation_id, range_start, range_end)) u
+  left join lateral (
+    select end_offset,
+           sum(octet_length(payload)) over (order by end_offset) - octet_length(payload) as size_before
+      from block k
+     where k.generation_id = u.generation_id and k.stream_id = u.stream_id
+       and k.end_offset > u.range_start and k.end_offset - k.count < u.range_end
+     order by end_offset limit 4096) b on true
+ group by u.stream_id, u.range_end"""
 _SINCE_ALL = _SINCE.format(matched=_ANY_TOPIC)
 _SINCE_FILTER = _SINCE.format(matched=_WANTED_TOPIC)
 _SINCE_ALL_BUT = _SINCE.format(matched=_WANTED_EPOCH)
@@ -217,6 +229,25 @@ def heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int,
         prepare=True,
     )
     return {stream_id: Head(*facts) for stream_id, *facts in rows}
+
+
+def within(
+    conn: psycopg.Connection[Any], ranges: Iterable[tuple[int, int, int, int]], limit_bytes: int
+) -> dict[int, int]:
+    """{stream: an end not behind the range's, before which about so many bytes are stored}, at least a block, for each
+    range (stream, generation, start, end)."""
+    columns = list(zip(*ranges, strict=True))
+    rows = conn.execute(_WITHIN, (limit_bytes, *(list(column) for column in columns)), prepare=True)
+    return dict(rows.fetchall())
+
+
+def spaces(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, str]:
+    """{stream: the name of its space}; unknown ids are absent."""
+    rows = conn.execute(
+        "select s.stream_id, p.name from stream s join space p using (space_id) where s.stream_id = any(%s::bigint[])",
+        (list(stream_ids),),
+    )
+    return dict(rows.fetchall())
 
 
 def position_at(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -> int:

@@ -9,12 +9,13 @@ import argparse
 import ast
 import inspect
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import NamedTuple
 
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
+from borrower.spark.options import StreamOptions, camel
 from leader.settings import RULES, LeaderSettings
 from storage.notify.model import PREFIX, NotifySettings
 from storage.publish import Publisher
@@ -136,13 +137,40 @@ _ARGUMENTS = """
 """
 
 
+_SOURCE = """
+## Options of `spark.readStream.format("sublet")`
+
+Their names may be written in any case; one that is not here is refused. See [the streaming source](spark-source.md).
+
+| Option | Default | Meaning |
+| --- | --- | --- |
+"""
+
+
 def page() -> str:
     """The whole page."""
     general = "".join(f"| `{s.name}` | {s.option} | {s.default} | {s.meaning} |\n" for s in GENERAL)
     rules = "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in RULES)
     parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
     notify = _NOTIFY + times(NotifySettings, PREFIX)
-    return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION)
+    source = _SOURCE + options(StreamOptions)
+    return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + source
+
+
+def options(kind: type[StreamOptions]) -> str:
+    """The lines of a format's options."""
+    told = sentences(kind)
+    return "".join(
+        f"| `{camel(field.name)}` | {_default(field.default)} | {told[field.name]} |\n" for field in fields(kind)
+    )
+
+
+def _default(value: object) -> str:
+    if value is MISSING:
+        return "*must be given*"
+    if value is None:
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def arguments(kind: type, told: dict[str, str]) -> str:

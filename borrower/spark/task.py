@@ -9,15 +9,11 @@ import contextlib
 import logging
 import os
 import pickle
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from psycopg.conninfo import conninfo_to_dict
 
 from borrower.runner import Policy, Summary, UserFunction
 from borrower.runner import run as run_function
@@ -25,7 +21,8 @@ from borrower.settings import BorrowerSettings
 from borrower.spark.ending import Ending
 from borrower.spark.failures import FunctionExited, pack
 from borrower.spark.reports import Report
-from protocol.errors import InvalidSetting, Unavailable
+from borrower.spark.sockets import check_socket
+from protocol.errors import Unavailable
 
 if TYPE_CHECKING:
     from borrower.batch import Batch
@@ -141,7 +138,7 @@ class _Task:
             session.leave()
 
     def _consume(self, ending: Ending) -> None:
-        _check_socket(self._work)
+        check_socket(self._work.url, self._work.driver_host)
         if self._work.on_attempt is not None:
             with _no_exit(ending, "on_attempt"):
                 self._work.on_attempt(self._attempt)
@@ -226,22 +223,6 @@ def _no_exit(ending: Ending, who: str) -> Iterator[None]:
             f"{who} asked for the end of its process, which is Spark's, by SystemExit({exit_asked.code!r}): return "
             "where all is done, and raise another exception where it cannot be"
         ) from exit_asked
-
-
-def _check_socket(work: Work) -> None:
-    """An embedded server's URL is the path of a Unix socket, which means nothing on another machine."""
-    place = _socket_directory(work.url)
-    if place is not None and not Path(place).is_dir():
-        raise InvalidSetting(
-            f"the executor on {socket.gethostname()} was given a database that only {work.driver_host} can reach: the "
-            f"Unix socket in {place}, of an embedded server perhaps. Run Postgres where all executors can reach it, "
-            "and give its URL (`url`, or SUBLET_DATABASE_URL on the driver)."
-        )
-
-
-def _socket_directory(url: str) -> str | None:
-    host = str(conninfo_to_dict(url).get("host") or "")
-    return host if host.startswith("/") else None
 
 
 def packed(summary: TaskSummary) -> bytes:

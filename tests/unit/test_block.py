@@ -75,7 +75,7 @@ def test_a_small_block_is_not_compressed_and_a_large_one_is() -> None:
     assert encode(many, "zstd")[1].size < encode(many, "none")[1].size / 2
 
 
-@pytest.mark.parametrize("codec", [0, 0x203, 0x103, 0x200])
+@pytest.mark.parametrize("codec", [0, 0x403, 0x203, 0x100, 0x400])
 def test_an_unknown_codec_is_an_error_that_names_it(codec: int) -> None:
     with pytest.raises(SchemaMismatch, match=f"codec {codec}"):
         decode(codec, b"")

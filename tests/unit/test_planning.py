@@ -40,7 +40,7 @@ class Desk:
             self.planning.take(Saved(said.stream_id, said.grant_id, said.position, said.in_doubt))
 
     def begun(self) -> list[Planned]:
-        return [planned for planned, _ in self.planning.begin()]
+        return [begun.planned for begun in self.planning.begin()]
 
     def plan(self, **ends: int) -> list[Planned]:
         self.planning.plan({int(name[1:]): end for name, end in ends.items()})
@@ -161,11 +161,11 @@ def test_what_was_begun_is_done_again_before_anything_else(first: str) -> None:
     desk.heads(s1=30)
     if first == "the grant":
         assert desk.idle() == []
-        assert desk.planning.grant_of(BEGUN) is None
+        assert desk.planning.again(BEGUN) is None
         desk.planning.recall((), [BEGUN])
-    grant = desk.planning.grant_of(BEGUN)
-    assert grant is not None
-    assert (grant.grant_id, grant.position) == (50, 10)
+    again = desk.planning.again(BEGUN)
+    assert again is not None
+    assert again.position == 10
     assert desk.idle() == []
     assert desk.begun() == [BEGUN]
     desk.planning.acknowledge([BEGUN])
@@ -227,9 +227,9 @@ def test_a_part_that_was_committed_elsewhere_is_not_done_again() -> None:
     desk = Desk(recalled=False)
     desk.planning.recall((), [BEGUN])
     desk.grant(position=15, left=LEFT)
-    grant = desk.planning.grant_of(BEGUN)
-    assert grant is not None
-    assert grant.position == 15
+    again = desk.planning.again(BEGUN)
+    assert again is not None
+    assert again.position == 15
 
 
 # --- how much of which ------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_a_part_that_was_committed_elsewhere_is_not_done_again() -> None:
 def waiting(*lags: int) -> list[Lent]:
     """Streams 1, 2, ... from offset 100 on."""
     grants = [Grant("a/1", 1, number, 50, 100, 1, 0, 99, "#") for number in range(1, len(lags) + 1)]
-    return [Lent(grant, 100, head=100 + lag) for grant, lag in zip(grants, lags, strict=True)]
+    return [Lent(grant, 100, reach=100 + lag) for grant, lag in zip(grants, lags, strict=True)]
 
 
 @pytest.mark.parametrize(

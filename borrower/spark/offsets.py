@@ -1,0 +1,41 @@
+"""What a query's checkpoint says of sublet: the ranges of a micro-batch, as JSON.
+
+    {"17": {"from": 700, "grant": 12, "to": 710}}
+
+A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from borrower.planning import Planned
+from protocol.errors import InvalidSetting
+
+Offset = dict[str, dict[str, int]]
+
+NOTHING: Offset = {}
+"""The offset of a query that has begun nothing."""
+
+
+def offset_of(ranges: Iterable[Planned]) -> Offset:
+    """Of these ranges. Spark compares offsets as text, so the keys are in order."""
+    return {
+        str(planned.stream_id): {"from": planned.start, "grant": planned.grant_id, "to": planned.end}
+        for planned in sorted(ranges, key=lambda planned: planned.stream_id)
+    }
+
+
+def ranges_of(offset: Mapping[str, Any]) -> list[Planned]:
+    """The ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
+    try:
+        return [
+            Planned(int(stream_id), int(part["grant"]), int(part["from"]), int(part["to"]))
+            for stream_id, part in offset.items()
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise InvalidSetting(
+            f"the checkpoint says {str(offset)[:200]}, which is not of sublet: it belongs to another query. Give this "
+            "one a checkpointLocation of its own."
+        ) from None

@@ -1,0 +1,162 @@
+"""The options of `format("sublet")`: each with what it means, checked by name before anything is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from borrower.arguments import check_arguments, check_name
+from borrower.settings import BorrowerSettings
+from protocol.errors import InvalidSetting
+from protocol.words import Subscription
+
+POLICIES = ("drop", "fail")
+MAX_NUMBER = 2**62
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "second": 1.0, "m": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_YES = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What a streaming query says; the names in Spark are these in camel case, their case does not matter."""
+
+    subscription: str
+    """`$share/GROUP/FILTER` or `$queue/GROUP/FILTER`. Queries and sessions of one group share its messages."""
+    session_name: str
+    """The name of this query in its group. It must be its own, and stay the same when the query is started again from
+    its checkpoint: what was in doubt then comes back to it. A second query of that name takes the place of the
+    first."""
+    url: str | None = None
+    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL of the driver, else the embedded
+    server of `dataDir`)."""
+    data_dir: str | None = None
+    """The directory of the embedded server, on this machine."""
+    nodes: tuple[str, ...] | None = None
+    """Addresses HOST:PORT of leader nodes, with commas between (default: those listed in the database)."""
+    starting_position: str = "latest"
+    """Where a group begins that this query is the first to name: `latest`, `earliest`, a time with its zone such as
+    2026-11-21T10:00:00Z, or `offset:N`. A group that exists goes on where it is."""
+    weight: float = 1.0
+    """How much of the group's streams this query takes, relative to others."""
+    max_messages_per_trigger: int | None = None
+    """About how many messages a micro-batch has at most (default: all there are)."""
+    max_bytes_per_trigger: int | None = None
+    """About how many bytes it has at most, as they are stored; a block of messages is the least."""
+    min_partitions: int | None = None
+    """Into how many tasks a micro-batch is divided at least, if it has as many messages (default: one per stream)."""
+    in_doubt_hold: float = 120.0
+    """For how long messages that were in a micro-batch when this query was lost are kept for its return: seconds, or
+    with a unit as in `90 s`, `5 minutes`. After that another member of the group gets them, and if this query had
+    written them to its sink they are there twice."""
+    on_lost_range: str = "drop"
+    """What happens to a micro-batch that was begun, when this query comes back later than that: `drop` does it again
+    without the messages that others have got by now, `fail` fails the query."""
+    fail_on_data_loss: bool = True
+    """Whether the query fails when retention has taken messages that a micro-batch was to have; else they are left out,
+    with a warning."""
+
+    def settings(self) -> BorrowerSettings:
+        """The session's timers, from the driver's environment."""
+        return BorrowerSettings.from_env()
+
+
+def stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """The options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot be."""
+    found = _read(given, StreamOptions, "readStream")
+    for name, remedy in (
+        ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
+        ("session_name", "a name for this query, which is its own and stays the same when the query is started again"),
+    ):
+        if name not in found:
+            raise InvalidSetting(f"option {camel(name)} is missing. Give {remedy}.")
+    options = StreamOptions(**found)
+    Subscription.parse(options.subscription)
+    _check_name(options.session_name)
+    if options.url is not None and options.data_dir is not None:
+        raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
+    check_arguments(weight=options.weight, start=options.starting_position, batch_bytes=1, nodes=options.nodes)
+    if options.on_lost_range not in POLICIES:
+        raise InvalidSetting(f"option onLostRange is {options.on_lost_range!r}: it is {' or '.join(POLICIES)}.")
+    return options
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_name(name)
+    except InvalidSetting as problem:
+        raise InvalidSetting(f"option sessionName: {problem}") from None
+
+
+def _read(given: Mapping[str, str], kind: type[Any], where: str) -> dict[str, Any]:
+    """{field: value} of the options given."""
+    names = {camel(field.name).lower(): field for field in fields(kind)}
+    found = {}
+    for name, text in given.items():
+        field = names.get(name.lower())
+        if field is None:
+            known = ", ".join(camel(field.name) for field in fields(kind))
+            raise InvalidSetting(f"option {name!r}: {where} has none of that name. It has: {known}.")
+        found[field.name] = _value(camel(field.name), field.type, str(text))
+    return found
+
+
+def _value(name: str, kind: Any, text: str) -> Any:
+    read = _READERS.get(name) or _KINDS[str(kind)]
+    return read(name, text)
+
+
+def _text(name: str, text: str) -> str:
+    if not text:
+        raise InvalidSetting(f"option {name} is empty. Give a value, or leave the option out.")
+    return text
+
+
+def _nodes(name: str, text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in _text(name, text).split(","))
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_NUMBER):
+        raise InvalidSetting(f"option {name} is {text!r}: it is a whole number from 1 on.")
+    return int(text)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidSetting(f"option {name} is {text!r}: it is a number, such as 1 or 0.5.") from None
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in _YES:
+        raise InvalidSetting(f"option {name} is {text!r}: it is true or false.")
+    return _YES[text.lower()]
+
+
+def _duration(name: str, text: str) -> float:
+    match = _DURATION.fullmatch(text.strip().lower())
+    unit = None if match is None else _UNITS.get(match[2], _UNITS.get(match[2].removesuffix("s")))
+    if match is None or unit is None:
+        raise InvalidSetting(f"option {name} is {text!r}: it is a time, such as 90, 90 s, 5 minutes or 1 h.")
+    return float(match[1]) * unit
+
+
+def camel(name: str) -> str:
+    """As it is called in Spark."""
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)
+
+
+_KINDS: dict[str, Callable[[str, str], Any]] = {
+    "str": _text,
+    "str | None": _text,
+    "int | None": _count,
+    "float": _number,
+    "bool": _flag,
+    "tuple[str, ...] | None": _nodes,
+}
+_READERS: dict[str, Callable[[str, str], Any]] = {"inDoubtHold": _duration}

@@ -1,0 +1,126 @@
+"""What a Spark task reads: a range of a stream, straight from the log, as Arrow.
+
+Workers live on from task to task, so each keeps its connection. Nothing depends on that: a worker that has none, or
+whose connection has died, makes another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from pyspark.sql.datasource import InputPartition
+
+from borrower.spark.sockets import check_socket
+from protocol.errors import DatabaseUnreachable, Gone
+from protocol.words import Filter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage.log import Page
+
+log = logging.getLogger(__name__)
+
+AWAY_S = 30.0
+"""How long a task waits for a database that is away, before it fails and Spark tries it again."""
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+_connections: dict[tuple[int, str], psycopg.Connection[Any]] = {}
+
+
+@dataclass(frozen=True)
+class RangePartition(InputPartition):
+    """Messages [start, end) of a stream that match a filter. `driver`: the machine that named the database.
+
+    `fail_on_data_loss`: whether messages that retention has taken are an error.
+    """
+
+    stream_id: int
+    generation_id: int
+    start: int
+    end: int
+    filter: str
+    space: str
+    url: str = field(repr=False)
+    schema_name: str | None
+    driver: str
+    fail_on_data_loss: bool
+
+    def pieces(self, count: int) -> list[RangePartition]:
+        """The same in so many parts of about one size, at most one for each offset."""
+        total = self.end - self.start
+        bounds = [self.start + total * number // count for number in range(count + 1)]
+        return [replace(self, start=low, end=high) for low, high in pairwise(bounds) if low < high]
+
+
+def read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Its messages in the columns of the schema; a database that is away for a while is waited for. Raises `Gone`,
+    `DatabaseUnreachable`."""
+    from borrower.spark.columns import rows
+
+    check_socket(partition.url, partition.driver)
+    if partition.schema_name is not None:
+        os.environ["SUBLET_SCHEMA"] = partition.schema_name
+    filter, offset = Filter.parse(partition.filter), partition.start
+    while offset < partition.end:
+        try:
+            page = _page(partition, filter, offset)
+        except Gone as gone:
+            offset = _passed(partition, gone)
+            continue
+        yield from rows(page.before(partition.end).batches, partition.space, schema)
+        offset = page.position
+
+
+def _passed(partition: RangePartition, gone: Gone) -> int:
+    """Where to go on behind what retention has taken."""
+    if partition.fail_on_data_loss:
+        raise gone
+    log.warning("%s It is left out, as failOnDataLoss is false.", gone)
+    return partition.end if gone.oldest is None else min(gone.oldest, partition.end)
+
+
+def _page(partition: RangePartition, filter: Filter, offset: int) -> Page:
+    from storage import log as message_log
+
+    give_up_at, pause_s = time.monotonic() + AWAY_S, FIRST_PAUSE_S
+    while True:
+        try:
+            return message_log.since(
+                _connection(partition.url),
+                partition.stream_id,
+                offset,
+                filter=filter,
+                generation_id=partition.generation_id,
+            )
+        except (psycopg.OperationalError, DatabaseUnreachable) as error:
+            if time.monotonic() > give_up_at:
+                raise
+            log.warning("the database is away, reading goes on when it is back: %s", error)
+            _drop(partition.url)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _connection(url: str) -> psycopg.Connection[Any]:
+    from storage.connect import connect
+
+    key = os.getpid(), url
+    connection = _connections.get(key)
+    if connection is None or connection.closed:
+        connection = _connections[key] = connect(url, application_name="sublet spark", silence_s=AWAY_S)
+    return connection
+
+
+def _drop(url: str) -> None:
+    connection = _connections.pop((os.getpid(), url), None)
+    if connection is not None:
+        connection.close()

@@ -1,0 +1,37 @@
+"""`spark.readStream.format("sublet")`: what Spark finds, and what it is made of.
+
+Nothing is loaded here that is not needed to say what there is: every Spark session imports this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+
+class DefaultSource(DataSource):
+    """A group's messages as a stream of rows. The options are those of `borrower.spark.options`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As in `format("sublet")`."""
+        return "sublet"
+
+    def schema(self) -> StructType:
+        """All columns there are; a query that needs few of them says so with `.schema(...)`."""
+        from borrower.spark.columns import all_columns
+
+        return all_columns()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
+        """Of a query."""
+        from borrower.spark.columns import chosen
+        from borrower.spark.options import stream_options
+        from borrower.spark.stream_reader import SubletStreamReader
+
+        return SubletStreamReader(stream_options(self.options), chosen(schema))

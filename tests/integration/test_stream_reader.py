@@ -1,0 +1,352 @@
+"""The streaming source without Spark: its calls in Spark's order, real nodes, a real Postgres, and death at each point.
+
+What Spark itself makes of it is in `tests/spark/test_source.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+from borrower.spark.ranges import RangePartition
+from protocol.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded
+from storage.publish import Publisher
+from storage.spaces import reshard
+from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+
+LONG, SHORT = 60.0, 0.5
+
+
+@pytest.fixture
+def runs(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> Iterator[list[Run]]:
+    """Runs to be stopped at the end."""
+    made: list[Run] = []
+    yield made
+    for run in made:
+        run.stop()
+
+
+def publish(url: str, first: int, count: int, block: int = 5) -> list[bytes]:
+    values = [b"%06d" % number for number in range(first, first + count)]
+    with Publisher(url, block_messages=block) as publisher:
+        for value in values:
+            publisher.publish(f"t/{value[-1] % 3}", value, key=value)
+            publisher.flush()
+    return values
+
+
+def lending(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, Any]]:
+    """{stream: (status, position, in doubt)} of those that are not finished."""
+    rows = conn.execute("select stream_id, status, position, in_doubt from lending where status <> 'finished'")
+    return {stream: (status, position, doubt) for stream, status, position, doubt in rows}
+
+
+def events(conn: psycopg.Connection[Any]) -> list[str]:
+    return [event for (event,) in conn.execute("select event from lending_history order by history_id")]
+
+
+@pytest.fixture
+def url(database: str) -> str:
+    return database
+
+
+def test_everything_is_in_the_sink_once_and_acknowledged(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    runs.append(run := Run(checkpoint, url))
+    values = publish(url, 0, 40)
+    run.until(40)
+    values += publish(url, 40, 20)
+    run.until(60)
+    assert checkpoint.values() == values
+    assert not run.step(), "which acknowledges the last batch"
+    heads = dict(conn.execute("select stream_id, head from stream where state = 'open'").fetchall())
+    eventually(lambda: {s: row[1] for s, row in lending(conn).items()} == heads, 10.0)
+    assert set(heads.values()) != {0}
+
+
+@pytest.mark.conforms("E27")
+def test_what_is_planned_is_in_the_row_before_it_is_begun(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    publish(url, 0, 10)
+    runs.append(run := Run(checkpoint, url))
+    with pytest.raises(Died):
+        run.until(1_000, die="logged")
+    planned = checkpoint.offsets[0]
+    in_doubt = {
+        str(stream): {"from": doubt["start"], "grant": doubt["grant_id"], "to": doubt["end"]}
+        for stream, (_, _, doubt) in lending(conn).items()
+        if doubt is not None
+    }
+    assert in_doubt == planned != {}
+
+
+@pytest.mark.conforms("E26", "E27")
+@pytest.mark.parametrize("point", POINTS)
+def test_a_query_that_dies_at_any_point_goes_on_as_if_it_had_not(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], point: str
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    for _ in range(3):
+        run = Run(checkpoint, url, inDoubtHold=LONG, maxMessagesPerTrigger=7)
+        with pytest.raises(Died):
+            run.until(1_000, die=point)
+    runs.append(last := Run(checkpoint, url, inDoubtHold=LONG, maxMessagesPerTrigger=7))
+    last.until(30)
+    assert checkpoint.values() == values
+    seen: dict[int, Any] = {}
+    for number, rows in checkpoint.runs:
+        assert seen.setdefault(number, rows) == rows, "a batch that is done again has the same messages"
+    if point in ("read", "sunk"):
+        assert len(checkpoint.runs) > len(seen)
+    assert "unreserve" not in events(conn)
+
+
+@pytest.mark.conforms("E26", "E27")
+@pytest.mark.parametrize("point", ["read", "sunk"])
+def test_another_application_gets_everything_but_what_is_in_doubt(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], point: str
+) -> None:
+    ours, theirs = Checkpoint(), Checkpoint()
+    values = publish(url, 0, 30)
+    run = Run(ours, url, inDoubtHold=LONG, maxMessagesPerTrigger=8)
+    with pytest.raises(Died):
+        run.until(1_000, die=point)
+    runs.append(other := Run(theirs, url, sessionName="other"))
+    eventually(lambda: [other.step(), "reserved" in {row[0] for row in lending(conn).values()}][1], 20.0)
+    runs.append(back := Run(ours, url, inDoubtHold=LONG))
+    eventually(
+        lambda: [other.step(), back.step(), len(ours.values()) + len(theirs.values()) >= 30][2],
+        30.0,
+        lambda: f"{ours} {theirs}",
+    )
+    assert sorted(ours.values() + theirs.values()) == values
+    assert ours.runs[0] == ours.runs[1]
+
+
+@pytest.mark.conforms("E26", "E27")
+@pytest.mark.parametrize("policy", ["drop", "fail"])
+def test_after_the_hold_another_application_has_it_and_it_is_never_read_again(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], policy: str
+) -> None:
+    ours, theirs = Checkpoint(), Checkpoint()
+    values = publish(url, 0, 30)
+    run = Run(ours, url, inDoubtHold=SHORT, maxMessagesPerTrigger=8)
+    with pytest.raises(Died):
+        run.until(1_000, die="read")
+    runs.append(other := Run(theirs, url, sessionName="other"))
+    other.until(30)
+    assert theirs.values() == values
+    assert "unreserve" in events(conn)
+    runs.append(back := Run(ours, url, inDoubtHold=SHORT, onLostRange=policy))
+    if policy == "fail":
+        with pytest.raises(LostRange, match="had begun messages that others may have got meanwhile"):
+            back.step()
+    else:
+        back.step()
+        assert ours.sink == {0: []}
+        publish(url, 30, 10)
+        eventually(
+            lambda: [other.step(), back.step(), len(ours.values()) + len(theirs.values()) >= 40][2],
+            30.0,
+            lambda: f"{ours} {theirs}",
+        )
+
+
+def test_of_two_processes_of_one_name_the_newer_stays_and_goes_on_with_the_batch(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    runs.append(older := Run(checkpoint, url, inDoubtHold=LONG, maxMessagesPerTrigger=8))
+    older.until(8)
+    copy = Checkpoint(list(checkpoint.offsets), checkpoint.committed, dict(checkpoint.sink))
+    runs.append(newer := Run(copy, url, inDoubtHold=LONG))
+    newer.until(30)
+    assert copy.values() == values
+    with pytest.raises(SubscriptionEnded, match="fenced"):
+        eventually(lambda: older.step() and False, 20.0)
+
+
+@pytest.mark.conforms("E26")
+def test_a_query_that_stops_hands_over_at_once(
+    url: str, fleet: Fleet, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    ours, theirs = Checkpoint(), Checkpoint()
+    publish(url, 0, 10)
+    run = Run(ours, url)
+    run.until(10)
+    while run.step():
+        pass
+    run.stop()
+    assert {row[0] for row in lending(conn).values()} == {"free"}
+    publish(url, 10, 10)
+    runs.append(other := Run(theirs, url, sessionName="other"))
+    other.until(10)
+
+
+def test_a_query_that_stops_in_a_batch_leaves_it_reserved_and_the_rest_free(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    publish(url, 0, 10)
+    run = Run(checkpoint, url, maxMessagesPerTrigger=1)
+    planned: dict[str, Any] = {}
+    while not planned:
+        planned = run.reader.latestOffset({}, ReadMaxRows(1))
+    run.stop()
+    states = {str(stream): row[0] for stream, row in lending(conn).items()}
+    assert {stream for stream, state in states.items() if state == "reserved"} == set(planned)
+    assert set(states.values()) == {"reserved", "free"}
+
+
+def test_a_leader_that_is_killed_pauses_the_query_and_does_not_end_it(
+    url: str, fleet: Fleet, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 20)
+    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=5, inDoubtHold=LONG))
+    run.until(5)
+    fleet.nodes["n1"].kill()
+    values += publish(url, 20, 20)
+    fleet.node("n2")
+    run.until(40)
+    assert checkpoint.values() == values
+
+
+@pytest.mark.parametrize(("option", "limit"), [("maxMessagesPerTrigger", 4), ("maxBytesPerTrigger", 1)])
+def test_a_batch_is_as_large_as_the_query_allows(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], option: str, limit: int
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 24, block=1)
+    runs.append(run := Run(checkpoint, url, **{option: limit}))
+    run.until(24)
+    assert checkpoint.values() == values
+    sizes = [len(rows) for rows in checkpoint.sink.values()]
+    if option == "maxMessagesPerTrigger":
+        assert isinstance(run.reader.getDefaultReadLimit(), ReadMaxRows)
+        assert max(sizes) <= 4
+    else:
+        assert isinstance(run.reader.getDefaultReadLimit(), ReadMaxBytes)
+        assert max(sizes) <= 2, "a block of each stream"
+    assert isinstance(Run(checkpoint, url).reader.getDefaultReadLimit(), ReadAllAvailable)
+
+
+def test_a_batch_is_divided_into_as_many_tasks_as_are_asked_for(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 40)
+    runs.append(run := Run(checkpoint, url, minPartitions=7))
+    run.until(40)
+    assert checkpoint.values() == values
+    number = max(checkpoint.sink, key=lambda number: len(checkpoint.sink[number]))
+    ends = checkpoint.offsets[number]
+    assert sum(part["to"] - part["from"] for part in ends.values()) >= 7
+
+
+def test_available_now_takes_what_is_there_in_batches_and_ends(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=8))
+    run.reader.prepareForTriggerAvailableNow()
+    assert run.step()
+    publish(url, 30, 10)
+    while run.step():
+        pass
+    assert checkpoint.values() == values, "what came meanwhile is for the next run"
+    assert len(checkpoint.sink) >= 4
+
+
+def test_available_now_ends_where_there_is_nothing(url: str, runs: list[Run], conn: psycopg.Connection[Any]) -> None:
+    runs.append(run := Run(Checkpoint(), url))
+    run.reader.prepareForTriggerAvailableNow()
+    assert not run.step()
+
+
+def test_it_reads_on_in_the_children_of_streams_that_are_closed(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 20)
+    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=6))
+    run.until(6)
+    reshard(conn, "default", 3)
+    values += publish(url, 20, 20)
+    run.until(40)
+    assert checkpoint.values() == values
+
+
+def test_the_progress_says_how_far_behind_the_query_is(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    publish(url, 0, 12)
+    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=6))
+    assert run.reader.reportLatestOffset() is None
+    run.until(6)
+    report = run.reader.reportLatestOffset()
+    assert report is not None
+    heads = dict(conn.execute("select stream_id, head from stream where state = 'open'").fetchall())
+    assert report["heads"] == {str(stream): head for stream, head in heads.items()}
+    assert 6 <= report["lag"] <= 12
+
+
+def test_a_checkpoint_of_something_else_is_refused(url: str, runs: list[Run]) -> None:
+    checkpoint = Checkpoint(offsets=[{"topic": {"0": 17}}], committed=0)
+    runs.append(run := Run(checkpoint, url))
+    with pytest.raises(InvalidSetting, match="is not of sublet: it belongs to another query"):
+        run.step()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_retention_has_taken_fails_a_task_or_is_left_out(url: str, fails: bool) -> None:
+    with Publisher(url, block_messages=1) as publisher:
+        for number in range(10):
+            publisher.publish("t", b"%d" % number, key=b"one")
+            publisher.flush()
+    import pyarrow as pa
+
+    from borrower.spark.ranges import read_range
+    from storage.connect import connect
+
+    with connect(url) as connection:
+        found = connection.execute(
+            "select s.stream_id, s.generation_id, s.head from stream s where s.head > 5 order by 1 limit 1"
+        ).fetchone()
+        assert found is not None
+        connection.execute("delete from block where stream_id = %s and end_offset <= 3", (found[0],))
+    partition = RangePartition(
+        stream_id=found[0],
+        generation_id=found[1],
+        start=0,
+        end=found[2],
+        filter="#",
+        space="default",
+        url=url,
+        schema_name=None,
+        driver="here",
+        fail_on_data_loss=fails,
+    )
+    schema = pa.schema([pa.field("offset", pa.int64())])
+    if fails:
+        with pytest.raises(Gone):
+            list(read_range(partition, schema))
+    else:
+        offsets = [offset for batch in read_range(partition, schema) for offset in batch.column("offset").to_pylist()]
+        assert offsets[0] >= 1
+        assert offsets[-1] == found[2] - 1
+    assert url not in repr(partition)

@@ -1,0 +1,180 @@
+"""`spark.readStream.format("sublet")` in a real Spark: what its rows are, and what becomes of one that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.publish import Publisher
+from tests.kit import eventually
+from tests.kit_nodes import Process
+from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
+
+pytestmark = pytest.mark.spark
+
+KILLS = (
+    "driver:behind:1",
+    "source:behind:3",
+    "jvm:before:5",
+    "worker:before:7",
+    "jvm:behind:8",
+    "driver:before:10",
+    "source:before:11",
+    "jvm:behind:13",
+    "driver:behind:15",
+    "jvm:before:17",
+)
+"""Which process gets kill -9, before or behind the sink of which batch: behind it is the window of doubt."""
+MOST_KILLS = int(os.environ.get("QUERY_KILLS", "3"))
+
+
+def stream(spark: Any, stage: Stage, schema: str | None = None, **options: str) -> Any:
+    reader = spark.readStream.format("sublet").option("url", stage.url).option("subscription", ALL)
+    reader = reader.option("sessionName", "here").option("startingPosition", "earliest")
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return (reader.schema(schema) if schema else reader).load()
+
+
+def collected(frame: Any, place: Path) -> list[Any]:
+    """All that there is now, through a query that ends."""
+    rows: list[Any] = []
+
+    def keep(batch: Any, number: int) -> None:
+        rows.extend(batch.collect())
+
+    query = (
+        frame.writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(place / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(int(2 * WAIT_S))
+    return rows
+
+
+def test_a_row_is_what_was_published(spark: Any, stage: Stage, tmp_path: Path) -> None:
+    stage.serve("n1")
+    when = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
+    with Publisher(stage.url) as publisher:
+        publisher.publish("a/b", b"one", key=b"k", headers=[("h", b"1"), ("h", b"2")], timestamp=when)
+        publisher.publish("a/c", b"two")
+        publisher.at(7).publish("a/d", b"three")
+    rows = sorted(collected(stream(spark, stage), tmp_path), key=lambda row: row.topic)
+    one, two, three = rows
+    assert (one.key, one.value, one.topic, one.space) == (b"k", b"one", "a/b", "default")
+    assert one.timestamp.astimezone(UTC) == when
+    assert [(header.key, header.value) for header in one.headers] == [("h", b"1"), ("h", b"2")]
+    assert (two.key, two.headers, two.epoch, three.epoch) == (None, None, None, [7])
+    heads = stage.heads()
+    assert all(0 <= row.offset < heads[row.stream] for row in rows)
+
+
+def test_a_query_takes_the_columns_it_wants(spark: Any, stage: Stage, tmp_path: Path) -> None:
+    stage.serve("n1")
+    stage.publish(20)
+    rows = collected(stream(spark, stage, "offset bigint, value binary"), tmp_path)
+    assert sorted(int(row.value) for row in rows) == list(range(20))
+    assert rows[0].__fields__ == ["offset", "value"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        (None, {"maxOffsetsPerTrigger": "5"}, "option 'maxoffsetspertrigger': readStream has none of that name"),
+        (None, {"onLostRange": "read"}, "option onLostRange is 'read': it is drop or fail"),
+        ("value string", {}, "column 'value' as string: it is binary. Take it as that, and cast it"),
+        ("partition int", {}, "column 'partition': there is none"),
+    ],
+)
+def test_what_cannot_be_is_said_by_name(
+    spark: Any, stage: Stage, tmp_path: Path, schema: str | None, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(Exception) as refused:  # noqa: PT011 Spark wraps it in errors of its own
+        collected(stream(spark, stage, schema, **options), tmp_path)
+    assert said in str(refused.value)
+
+
+class Query:
+    """A query in a driver process of its own, and what is in its sink."""
+
+    def __init__(self, stage: Stage, place: Path, **options: object) -> None:
+        self._stage, self._place, self._options = stage, place, {name: str(value) for name, value in options.items()}
+        place.mkdir(exist_ok=True)
+        self.starts = 0
+
+    def start(self, die: str = "", master: str = "local[2,4]") -> Process:
+        """Another life of it."""
+        self.starts += 1
+        arguments = (self._stage.url, str(self._place), json.dumps(self._options), die, master)
+        log = self._place / f"driver-{self.starts}.log"
+        process = Process("tests.spark.query", *arguments, log=log, speed=SPEED)
+        self._stage.fleet.consumers[f"{self._place.name}-{self.starts}"] = process
+        return process
+
+    def batches(self) -> dict[int, list[tuple[int, int, int]]]:
+        """{batch: (stream, offset, value) of each row} as they are in the sink."""
+        found = sorted((self._place / "sink").glob("*.json"))
+        return {int(file.stem): [tuple(row) for row in json.loads(file.read_text())] for file in found}
+
+    def runs(self) -> dict[int, list[list[tuple[int, int, int]]]]:
+        """{batch: what each run of it was given}"""
+        runs: dict[int, list[list[tuple[int, int, int]]]] = {}
+        for file in sorted((self._place / "sink").glob("*.run-*")):
+            rows = [tuple(row) for row in json.loads(file.read_text())]
+            runs.setdefault(int(file.stem), []).append(rows)
+        return runs
+
+    def values(self) -> list[int]:
+        """All that is in the sink."""
+        return sorted(value for rows in self.batches().values() for _, _, value in rows)
+
+
+class Trickle:
+    """Messages, a hundred at a time."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self.sent = stage, 0
+
+    def go_on(self) -> None:
+        self._stage.publish(100, self.sent)
+        self.sent += 100
+
+    def until_dead(self, query: Query, driver: Process, batch: int) -> None:
+        """Go on until the query has had that batch, or has died of it."""
+        while driver.alive and batch not in query.batches():
+            self.go_on()
+            eventually(
+                lambda: not driver.alive or len(query.values()) > self.sent - 150 or "failed" in driver.output(),
+                WAIT_S,
+                driver.output,
+            )
+        eventually(lambda: not driver.alive or "failed" in driver.output(), WAIT_S, driver.output)
+        driver.kill()
+
+
+@pytest.mark.conforms("E26", "E27")
+@pytest.mark.timeout(90 * (2 + MOST_KILLS))
+def test_a_query_that_is_killed_at_any_point_has_everything_in_its_sink_once(stage: Stage, tmp_path: Path) -> None:
+    stage.serve("n1")
+    query, messages = (
+        Query(stage, tmp_path / "query", maxMessagesPerTrigger=60, inDoubtHold="5 minutes"),
+        Trickle(stage),
+    )
+    messages.go_on()
+    for die in KILLS[:MOST_KILLS]:
+        messages.until_dead(query, query.start(die), int(die.rpartition(":")[2]))
+    messages.go_on()
+    driver = query.start()
+    eventually(lambda: len(query.values()) >= messages.sent, WAIT_S, driver.output)
+    assert query.values() == list(range(messages.sent))
+    again = [runs for runs in query.runs().values() if len(runs) > 1]
+    assert len(again) >= MOST_KILLS // 2
+    assert all(rows == runs[0] for runs in again for rows in runs), "a batch done again has the same rows"
+    assert not any(line.event == "unreserve" for line in stage.history())
+    assert driver.stop() == 0
