@@ -61,7 +61,8 @@ def pack(batch: pa.RecordBatch, compression: str = "none") -> Packed:
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
     first, last = span["min"].as_py(), span["max"].as_py()
-    return Packed(batch.num_rows, first, last, topics_index(batch), codec, payload, epochs_of(batch))
+    epochs = _one_epoch(batch) if layout.has_one_epoch(codec) else epochs_of(batch)
+    return Packed(batch.num_rows, first, last, topics_index(batch), codec, payload, epochs)
 
 
 def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Buffer]:
@@ -117,6 +118,11 @@ def epochs_of(batch: pa.RecordBatch) -> Epochs | None:
         return Epochs(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),), mixed)
     distinct = {tuple(epoch) for epoch in column.drop_null().to_pylist()}
     return Epochs(LowerFrontier.of(distinct).least, UpperFrontier.of(distinct).greatest, mixed)
+
+
+def _one_epoch(batch: pa.RecordBatch) -> Epochs:
+    epoch = tuple(batch.column("epoch")[0].as_py())
+    return Epochs((epoch,), (epoch,))
 
 
 def matching(batch: pa.RecordBatch, filter: Filter, topics: Sequence[str] | None = None) -> pa.RecordBatch:

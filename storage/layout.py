@@ -78,6 +78,11 @@ def shrink(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
     return flags, pa.RecordBatch.from_arrays(columns, schema=schema(flags))
 
 
+def has_one_epoch(codec: int) -> bool:
+    """Whether all messages of a block that was shrunk so are in one epoch."""
+    return _is(flags_of(codec), "runs", "epoch")
+
+
 def restore(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch in `BLOCK_SCHEMA` again."""
     stored, columns = iter(batch.columns), []

@@ -268,9 +268,9 @@ def _stays(mark: Mark, reached: ConsumedFrontier) -> bool:
 
 
 def _is_clean(mark: Mark, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
-    if mark.first < begun.upto:
-        return False
     epochs = mark.epochs
+    if mark.first < begun.upto and (epochs is None or epochs.mixed):
+        return False  # of messages without an epoch only those that are new are wanted
     return epochs is None or (all(map(begun.wants, epochs.least)) and not any(map(reached.wants, epochs.greatest)))
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from borrower.feed import Feed
     from borrower.session import Session
     from protocol import errors
+    from protocol.epochs import GroupFrontier
     from storage.publish import AsyncPublisher, Delivery, Position, Publisher
     from sublet.database import Database, connect
 
@@ -30,6 +31,7 @@ __all__ = [
     "Database",
     "Delivery",
     "Feed",
+    "GroupFrontier",
     "Position",
     "Publisher",
     "Session",
@@ -45,6 +47,7 @@ _HOMES = {
     "Database": "sublet.database",
     "Delivery": "storage.publish",
     "Feed": "borrower.feed",
+    "GroupFrontier": "protocol.epochs",
     "Position": "storage.publish",
     "Publisher": "storage.publish",
     "Session": "borrower.session",

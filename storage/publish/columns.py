@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -125,8 +126,13 @@ def in_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
     place = BLOCK_SCHEMA.get_field_index("epoch")
     if batch.column(place).null_count < batch.num_rows:
         raise UsageError(f"column epoch: all messages are to be in epoch {epoch}, and some have one. Leave it out.")
-    field = BLOCK_SCHEMA.field(place)
-    return batch.set_column(place, field, pa.repeat(pa.scalar(list(epoch), field.type), batch.num_rows))
+    return batch.set_column(place, BLOCK_SCHEMA.field(place), _all_in(epoch, batch.num_rows))
+
+
+@functools.lru_cache(maxsize=16)
+def _all_in(epoch: Epoch, count: int) -> pa.Array:
+    """Batch after batch of one size in one epoch is the common case, and this costs as much as all else of it."""
+    return pa.repeat(pa.scalar(list(epoch), BLOCK_SCHEMA.field("epoch").type), count)
 
 
 def _table(data: Columns) -> pa.Table:

@@ -5,6 +5,7 @@ What Spark itself makes of it is in `tests/spark/test_source.py`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,13 +13,15 @@ import psycopg
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
+from borrower.settings import BorrowerSettings
 from borrower.spark.ranges import RangePartition
+from leader.settings import LeaderSettings
 from protocol.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded
 from storage.publish import Publisher
 from storage.spaces import reshard
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.kit import eventually
-from tests.kit_nodes import Fleet
+from tests.kit_nodes import SPEED, Fleet
 
 LONG, SHORT = 60.0, 0.5
 
@@ -208,6 +211,22 @@ def test_a_query_that_stops_in_a_batch_leaves_it_reserved_and_the_rest_free(
     states = {str(stream): row[0] for stream, row in lending(conn).items()}
     assert {stream for stream, state in states.items() if state == "reserved"} == set(planned)
     assert set(states.values()) == {"reserved", "free"}
+
+
+@pytest.mark.conforms("E28")
+def test_a_batch_that_takes_longer_than_every_timeout_keeps_its_streams(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    publish(url, 0, 20)
+    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=5))
+    run.until(5)
+    planned = run.reader.latestOffset(checkpoint.offsets[-1], ReadMaxRows(5))
+    longest_s = 2 * max(LeaderSettings().scaled(SPEED).eviction_s, BorrowerSettings().scaled(SPEED).ping_timeout_s)
+    over_at = time.monotonic() + longest_s
+    eventually(lambda: time.monotonic() > over_at, 2 * longest_s)
+    assert not {"seize", "reserve", "unreserve", "release"} & set(events(conn))
+    assert run.reader.latestOffset(planned, ReadMaxRows(5)) not in ({}, planned)
 
 
 def test_a_leader_that_is_killed_pauses_the_query_and_does_not_end_it(
