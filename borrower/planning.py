@@ -18,32 +18,46 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
+from protocol.epochs import ConsumedFrontier
 from protocol.in_doubt import InDoubt
 from protocol.messages import Grant, RevokedReason
+from storage.whole_epochs import Step, WholeEpochs
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Messages [start, end) of a stream, planned under `grant_id`: what a checkpoint remembers."""
+    """Messages [start, end) of a stream, planned under `grant_id`: what a checkpoint remembers.
+
+    `consumed`: in a group that is atomic, what is consumed in whole epochs behind it. Then messages behind `end` are
+    among them, and some before it are not.
+    """
 
     stream_id: int
     grant_id: int
     start: int
     end: int
+    consumed: ConsumedFrontier | None = None
+
+    @classmethod
+    def of(cls, stream_id: int, doubt: InDoubt) -> Planned:
+        """What is in doubt."""
+        return cls(stream_id, doubt.grant_id, doubt.start, doubt.end, doubt.consumed)
 
     def is_of(self, doubt: InDoubt) -> bool:
         """Whether it is what is in doubt."""
-        return (self.grant_id, self.start, self.end) == (doubt.grant_id, doubt.start, doubt.end)
+        return Planned.of(self.stream_id, doubt) == self
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What may be begun: messages of what is planned from `position` on that match the filter."""
+    """What may be begun: messages of what is planned from `position` on that match the filter; of a group that is
+    atomic those of the step."""
 
     planned: Planned
     position: int
     generation_id: int
     filter: str
+    step: Step | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,9 @@ class Lent:
 
     `doubt`: what is planned and not acknowledged. `saved`: that is written down. `left`: it was planned under an
     earlier grant, and it is not decided yet what becomes of it. `turn`: when it was planned of last.
+
+    `whole`: in a group that is atomic, what is known of its epochs. `step`: what of them is planned; None: it is not
+    known yet, of what was planned under an earlier grant.
     """
 
     grant: Grant
@@ -73,6 +90,8 @@ class Lent:
     left: InDoubt | None = None
     stopping: bool = False
     turn: int = 0
+    whole: WholeEpochs | None = None
+    step: Step | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -82,11 +101,28 @@ class Lent:
     @property
     def begun(self) -> Begun | None:
         """What is planned and written down."""
-        if self.doubt is None or not self.saved:
+        if self.doubt is None or not self.saved or (self.whole is not None and self.step is None):
             return None
-        grant, doubt = self.grant, self.doubt
-        planned = Planned(grant.stream_id, doubt.grant_id, doubt.start, doubt.end)
-        return Begun(planned, self.position, grant.generation_id, grant.filter)
+        grant, planned = self.grant, Planned.of(self.grant.stream_id, self.doubt)
+        return Begun(planned, self.position, grant.generation_id, grant.filter, self.step)
+
+    @property
+    def known(self) -> int:
+        """Up to where it is planned, or looked at."""
+        if self.whole is not None:
+            return self.whole.scanned
+        return self.position if self.doubt is None else max(self.position, self.doubt.end)
+
+    @property
+    def reached(self) -> int:
+        """Up to where it is done; in whole epochs, as far as they are completed."""
+        return self.position if self.whole is None else self.whole.scanned
+
+    def go_on(self, position: int, consumed: ConsumedFrontier | None) -> None:
+        """So much is done."""
+        self.position = max(self.position, position)
+        if self.whole is not None and consumed is not None:
+            self.whole.reach(self.position, self.whole.consumed.later(consumed))
 
 
 class Planning:
@@ -111,7 +147,9 @@ class Planning:
         with self.changed:
             match tell:
                 case Install(grant):
-                    lent = self._lent[grant.stream_id] = Lent(grant, grant.position, left=grant.in_doubt)
+                    whole = None if grant.consumed is None else WholeEpochs(grant.position, grant.consumed)
+                    lent = Lent(grant, grant.position, left=grant.in_doubt, whole=whole)
+                    self._lent[grant.stream_id] = lent
                     self.moved_at = time.monotonic()
                     self._settle(lent)
                 case Stop(stream_id, grant_id):
@@ -150,9 +188,9 @@ class Planning:
         """{stream: (grant id, head)} of those planned to where they ended when last looked at."""
         with self.changed:
             return {
-                stream_id: (lent.grant.grant_id, self._end(lent))
+                stream_id: (lent.grant.grant_id, lent.known)
                 for stream_id, lent in self._lent.items()
-                if not lent.stopping and lent.head == self._end(lent)
+                if not lent.stopping and lent.head == lent.known
             }
 
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
@@ -161,7 +199,7 @@ class Planning:
             for stream_id, head in heads:
                 lent = self._lent.get(stream_id)
                 if lent is not None:
-                    lent.head = max(head, lent.head or 0, self._end(lent))
+                    lent.head = max(head, lent.head or 0, lent.known)
                     lent.target = lent.head if lent.target is None else lent.target
 
     def unseen(self) -> list[int]:
@@ -209,31 +247,57 @@ class Planning:
             lent.doubt, lent.saved = left, True
             return
         if done is not None and done.is_of(left):
-            lent.position = max(lent.position, left.end)
+            lent.go_on(left.end, left.consumed)
         nothing = InDoubt(lent.grant.grant_id, lent.position, lent.position, 0.0)
         self._tell(lent, nothing)
 
     # --- planning ---------------------------------------------------------------------------------------------------
 
     def idle(self, allowed: Callable[[Lent], bool], *, finite: bool = False) -> list[Lent]:
-        """Streams of which something may be planned, and is there; the one that has waited longest first. `finite`: it
-        was there when they were first looked at."""
+        """Streams of which something may be planned by offsets, and is there; the one that has waited longest first.
+        `finite`: it was there when they were first looked at."""
         with self.changed:
             for lent in self._lent.values():
                 lent.reach = (lent.target if finite else lent.head) or 0
             found = [
                 lent
                 for lent in self._lent.values()
-                if lent.is_idle and not lent.stopping and lent.reach > lent.position and allowed(lent)
+                if lent.whole is None
+                and lent.is_idle
+                and not lent.stopping
+                and lent.reach > lent.position
+                and allowed(lent)
             ]
             return sorted(found, key=lambda lent: lent.turn)
+
+    def idle_whole(self, allowed: Callable[[Lent], bool]) -> list[tuple[Lent, WholeEpochs]]:
+        """Streams of groups that are atomic, of which something may be planned."""
+        with self.changed:
+            return [
+                (lent, lent.whole)
+                for lent in self._lent.values()
+                if lent.whole is not None and lent.is_idle and not lent.stopping and allowed(lent)
+            ]
+
+    def has_plain(self) -> bool:
+        """Whether there is a stream of a group that is not atomic."""
+        with self.changed:
+            return any(lent.whole is None for lent in self._lent.values())
+
+    def unprepared(self) -> list[tuple[Lent, WholeEpochs, ConsumedFrontier]]:
+        """Streams of groups that are atomic of which something is planned, and up to where, without a step to do it."""
+        with self.changed:
+            return [
+                (lent, lent.whole, lent.doubt.consumed)
+                for lent in self._lent.values()
+                if lent.whole is not None and lent.step is None and lent.doubt is not None and lent.doubt.consumed
+            ]
 
     def is_through(self) -> bool:
         """All is done that was there when the streams were first looked at."""
         with self.changed:
             return all(
-                lent.is_idle and lent.target is not None and lent.position >= lent.target
-                for lent in self._lent.values()
+                lent.is_idle and lent.target is not None and lent.reached >= lent.target for lent in self._lent.values()
             )
 
     def plan(self, ends: Mapping[int, int]) -> None:
@@ -244,9 +308,26 @@ class Planning:
                 lent = self._lent.get(stream_id)
                 if lent is None or lent.stopping or not lent.is_idle:
                     continue  # it was taken away meanwhile
-                lent.doubt = InDoubt(lent.grant.grant_id, lent.position, end, self._hold_s)
-                lent.saved, lent.turn = False, self._turn
-                self._tell(lent)
+                self._plan(lent, InDoubt(lent.grant.grant_id, lent.position, end, self._hold_s))
+
+    def plan_steps(self, steps: Mapping[int, Step]) -> None:
+        """The same of groups that are atomic. A step without messages is done at once."""
+        with self.changed:
+            for stream_id, step in steps.items():
+                lent = self._lent.get(stream_id)
+                if lent is None or lent.stopping or not lent.is_idle:
+                    continue
+                if not step.runs:
+                    lent.go_on(step.position, step.consumed)
+                    self._tell(lent)
+                    continue
+                lent.step = step
+                grant_id, hold_s = lent.grant.grant_id, self._hold_s
+                self._plan(lent, InDoubt(grant_id, lent.position, step.position, hold_s, step.consumed))
+
+    def _plan(self, lent: Lent, doubt: InDoubt) -> None:
+        lent.doubt, lent.saved, lent.turn = doubt, False, self._turn
+        self._tell(lent)
 
     def unwritten(self) -> bool:
         """Whether something is planned and not written down yet."""
@@ -269,7 +350,8 @@ class Planning:
                 self._done[planned.stream_id] = planned
                 lent = self._lent.get(planned.stream_id)
                 if lent is not None and lent.doubt is not None and planned.is_of(lent.doubt):
-                    lent.position, lent.doubt, lent.saved = max(lent.position, planned.end), None, False
+                    lent.go_on(planned.end, planned.consumed)
+                    lent.doubt, lent.step, lent.saved = None, None, False
                     self._tell(lent)
 
     def leave(self) -> None:
@@ -285,10 +367,12 @@ class Planning:
         grant, final = lent.grant, lent.stopping and (lent.is_idle or self._leaving)
         lag = None if lent.head is None else max(lent.head - lent.position, 0)
         doubt = in_doubt or lent.doubt
-        self._report(Progressed(grant.stream_id, grant.grant_id, lent.position, final, lag=lag, in_doubt=doubt))
-
-    def _end(self, lent: Lent) -> int:
-        return lent.position if lent.doubt is None else max(lent.position, lent.doubt.end)
+        consumed = None if lent.whole is None else lent.whole.consumed
+        self._report(
+            Progressed(
+                grant.stream_id, grant.grant_id, lent.position, final, lag=lag, consumed=consumed, in_doubt=doubt
+            )
+        )
 
     def _under(self, stream_id: int, grant_id: int) -> Lent | None:
         lent = self._lent.get(stream_id)

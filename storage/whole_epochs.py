@@ -123,6 +123,16 @@ class Step:
     position: int
     consumed: ConsumedFrontier
 
+    @property
+    def messages(self) -> int:
+        """At most so many."""
+        return sum(run.end - run.start for run in self.runs)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the blocks to be read."""
+        return sum(run.size for run in self.runs)
+
     def sift(self, run: Run, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of a batch that are in the run and wanted."""
         offsets = batch.column("offset")
@@ -179,10 +189,34 @@ class WholeEpochs:
                 best = tuple(draft.wanted), draft.reached
         return None if best is None else self._step(*best)
 
+    def step_to(self, upto: int, lower: LowerFrontier | None) -> Step:
+        """The step to where all that lies before `upto`, which is known, and is completed by `lower` is consumed."""
+        reached = self.consumed.moved(max(upto, self.consumed.upto), lower)
+        wanted = [
+            replace(mark, end=min(mark.end, reached.upto))
+            for mark in self._waiting
+            if mark.first < reached.upto and _touches(mark, self.consumed, reached)
+        ]
+        return self._step(tuple(wanted), reached)
+
+    def lowers(self) -> set[LowerFrontier]:
+        """What the writers of the blocks that are left to read saw completed, and what is completed at the end."""
+        return {lower for lower in (self.lower, *(mark.lower for mark in self._waiting)) if lower is not None}
+
+    def upto(self, lower: LowerFrontier) -> int:
+        """An offset before which all lies that is completed by then."""
+        seen = (mark.first for mark in self._waiting if mark.lower is not None and lower.is_at_or_before(mark.lower))
+        return next(seen, self.scanned)
+
     def take(self, step: Step) -> None:
         """The step is made: what comes next begins behind it."""
-        self._waiting = [mark for mark in self._waiting if _stays(mark, step.consumed)]
-        self.position, self.consumed = step.position, step.consumed
+        self.reach(step.position, step.consumed)
+
+    def reach(self, position: int, consumed: ConsumedFrontier) -> None:
+        """What comes next begins there."""
+        self._waiting = [mark for mark in self._waiting if _stays(mark, consumed)]
+        self.position, self.consumed = position, consumed
+        self.scanned = max(self.scanned, position)
 
     def _append(self, mark: Mark) -> None:
         """Of blocks that cannot be told apart one mark is enough, however long an epoch is."""

@@ -2,7 +2,8 @@
 
     {"17": {"from": 700, "grant": 12, "to": 710}}
 
-A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows.
+A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows. In a group
+that is atomic a range has also "upto" and "least", its consumed frontier.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from borrower.planning import Planned
+from protocol.epochs import ConsumedFrontier
 from protocol.errors import InvalidSetting
 
-Offset = dict[str, dict[str, int]]
+Offset = dict[str, dict[str, Any]]
 
 NOTHING: Offset = {}
 """The offset of a query that has begun nothing."""
@@ -21,21 +23,25 @@ NOTHING: Offset = {}
 
 def offset_of(ranges: Iterable[Planned]) -> Offset:
     """Of these ranges. Spark compares offsets as text, so the keys are in order."""
-    return {
-        str(planned.stream_id): {"from": planned.start, "grant": planned.grant_id, "to": planned.end}
-        for planned in sorted(ranges, key=lambda planned: planned.stream_id)
-    }
+    return {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
 
 
 def ranges_of(offset: Mapping[str, Any]) -> list[Planned]:
     """The ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
     try:
-        return [
-            Planned(int(stream_id), int(part["grant"]), int(part["from"]), int(part["to"]))
-            for stream_id, part in offset.items()
-        ]
+        return [_planned(int(stream_id), part) for stream_id, part in offset.items()]
     except (KeyError, TypeError, ValueError):
         raise InvalidSetting(
             f"the checkpoint says {str(offset)[:200]}, which is not of sublet: it belongs to another query. Give this "
             "one a checkpointLocation of its own."
         ) from None
+
+
+def _part(planned: Planned) -> dict[str, Any]:
+    part: dict[str, Any] = {"from": planned.start, "grant": planned.grant_id, "to": planned.end}
+    return dict(sorted((part | (planned.consumed.to_json() if planned.consumed is not None else {})).items()))
+
+
+def _planned(stream_id: int, part: Mapping[str, Any]) -> Planned:
+    consumed = ConsumedFrontier.of_json(part) if "upto" in part else None
+    return Planned(stream_id, int(part["grant"]), int(part["from"]), int(part["to"]), consumed)

@@ -47,6 +47,9 @@ class StreamOptions:
     """About how many bytes it has at most, as they are stored; a block of messages is the least."""
     min_partitions: int | None = None
     """Into how many tasks a micro-batch is divided at least, if it has as many messages (default: one per stream)."""
+    whole_epochs: bool = False
+    """Insist on micro-batches of whole epochs: what the streams that this query has of a space have of an epoch is in
+    one batch. That is so in each group that is atomic; of any other the query is refused."""
     in_doubt_hold: float = 120.0
     """For how long messages that were in a micro-batch when this query was lost are kept for its return: seconds, or
     with a unit as in `90 s`, `5 minutes`. After that another member of the group gets them, and if this query had

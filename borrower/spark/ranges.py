@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage.log import Page
+    from storage.whole_epochs import Step
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,8 @@ _connections: dict[tuple[int, str], psycopg.Connection[Any]] = {}
 
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
-    """Messages [start, end) of a stream that match a filter. `driver`: the machine that named the database.
-
-    `fail_on_data_loss`: whether messages that retention has taken are an error.
+    """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `driver`: the machine
+    that named the database. `fail_on_data_loss`: whether messages that retention has taken are an error.
     """
 
     stream_id: int
@@ -53,9 +53,12 @@ class RangePartition(InputPartition):
     schema_name: str | None
     driver: str
     fail_on_data_loss: bool
+    step: Step | None = None
 
     def pieces(self, count: int) -> list[RangePartition]:
-        """The same in so many parts of about one size, at most one for each offset."""
+        """The same in so many parts of about one size, at most one for each offset; a step stays whole."""
+        if self.step is not None:
+            return [self]
         total = self.end - self.start
         bounds = [self.start + total * number // count for number in range(count + 1)]
         return [replace(self, start=low, end=high) for low, high in pairwise(bounds) if low < high]
@@ -69,23 +72,34 @@ def read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[pa.Reco
     check_socket(partition.url, partition.driver)
     if partition.schema_name is not None:
         os.environ["SUBLET_SCHEMA"] = partition.schema_name
-    filter, offset = Filter.parse(partition.filter), partition.start
-    while offset < partition.end:
+    if partition.step is None:
+        for batches in _pages(partition, partition.start, partition.end):
+            yield from rows(batches, partition.space, schema)
+        return
+    for run in partition.step.runs:
+        for batches in _pages(partition, run.start, run.end):
+            sifted = [partition.step.sift(run, batch) for batch in batches]
+            yield from rows([batch for batch in sifted if batch.num_rows], partition.space, schema)
+
+
+def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence[pa.RecordBatch]]:
+    filter, offset = Filter.parse(partition.filter), start
+    while offset < end:
         try:
             page = _page(partition, filter, offset)
         except Gone as gone:
-            offset = _passed(partition, gone)
+            offset = _passed(partition, gone, end)
             continue
-        yield from rows(page.before(partition.end).batches, partition.space, schema)
+        yield page.before(end).batches
         offset = page.position
 
 
-def _passed(partition: RangePartition, gone: Gone) -> int:
+def _passed(partition: RangePartition, gone: Gone, end: int) -> int:
     """Where to go on behind what retention has taken."""
     if partition.fail_on_data_loss:
         raise gone
     log.warning("%s It is left out, as failOnDataLoss is false.", gone)
-    return partition.end if gone.oldest is None else min(gone.oldest, partition.end)
+    return end if gone.oldest is None else min(gone.oldest, end)
 
 
 def _page(partition: RangePartition, filter: Filter, offset: int) -> Page:

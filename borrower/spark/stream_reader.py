@@ -137,6 +137,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 nodes=o.nodes,
                 weight=o.weight,
                 start=o.starting_position,
+                whole_epochs=o.whole_epochs,
                 settings=o.settings(),
             )
         return self._planner
@@ -171,6 +172,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 schema_name=os.environ.get("SUBLET_SCHEMA"),
                 driver=socket.gethostname(),
                 fail_on_data_loss=o.fail_on_data_loss,
+                step=one.step,
             )
 
 

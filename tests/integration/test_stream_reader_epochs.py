@@ -1,0 +1,164 @@
+"""Micro-batches of whole epochs: an epoch is in one batch with all its messages, whoever dies in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import InvalidSetting
+from protocol.words import Start, Subscription
+from storage.groups.model import GroupOptions
+from storage.groups.postgres import PostgresGroups
+from storage.publish import Publisher
+from storage.spaces import reshard
+from tests.integration.query_kit import Checkpoint, Died, Run
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+
+OF_EACH = 12
+
+
+@pytest.fixture
+def url(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
+    store = PostgresGroups(database)
+    options = GroupOptions(start=Start.parse("earliest"), atomic=True)
+    store.declare_group(Subscription.parse("$share/g/#"), options)
+    store.close()
+    return database
+
+
+@pytest.fixture
+def runs(url: str) -> Iterator[list[Run]]:
+    """Runs to be stopped at the end."""
+    made: list[Run] = []
+    yield made
+    for run in made:
+        run.stop()
+
+
+@pytest.fixture
+def publisher(url: str) -> Iterator[Publisher]:
+    with Publisher(url, space="default", block_messages=3) as publisher:
+        yield publisher
+
+
+def publish(publisher: Publisher, epoch: int, advance: bool = True) -> None:
+    """An epoch's messages under many keys, and some without an epoch."""
+    for number in range(OF_EACH):
+        publisher.at(epoch).publish("t", b"%d" % epoch, key=b"k%d" % number)
+    publisher.publish("t", b"-", key=b"k%d" % epoch)
+    if advance:
+        publisher.advance(epoch + 1)
+
+
+def batches(checkpoint: Checkpoint) -> list[dict[bytes, int]]:
+    """What each batch in the sink has, by epoch."""
+    found = []
+    for _, rows in sorted(checkpoint.sink.items()):
+        counts: dict[bytes, int] = {}
+        for _, _, value in rows:
+            counts[value] = counts.get(value, 0) + 1
+        found.append(counts)
+    return found
+
+
+def are_whole(checkpoint: Checkpoint, epochs: int) -> None:
+    """Each epoch is in one batch with all its messages."""
+    seen = [epoch for batch in batches(checkpoint) for epoch in batch if epoch != b"-"]
+    assert sorted(seen) == sorted(b"%d" % epoch for epoch in range(epochs))
+    assert all(count == OF_EACH for batch in batches(checkpoint) for epoch, count in batch.items() if epoch != b"-")
+
+
+def consumed(conn: psycopg.Connection[Any]) -> Any:
+    return conn.execute("select least from consumed_frontier").fetchone()
+
+
+@pytest.mark.conforms("S11", "S8")
+def test_a_batch_has_whole_epochs_of_all_streams_and_none_that_is_open(
+    url: str, runs: list[Run], publisher: Publisher, conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    runs.append(run := Run(checkpoint, url, wholeEpochs=True))
+    publish(publisher, 0)
+    publish(publisher, 1, advance=False)
+    publisher.flush()
+    run.until(OF_EACH + 1)
+    for _ in range(5):
+        run.step()
+    are_whole(checkpoint, 1)
+    publisher.advance(2)
+    publish(publisher, 2)
+    run.until(3 * OF_EACH + 3)
+    are_whole(checkpoint, 3)
+    eventually(lambda: [run.step(), consumed(conn) == ([[3]],)][1], 20.0, lambda: str(consumed(conn)))
+
+
+@pytest.mark.conforms("S11")
+@pytest.mark.parametrize(("option", "most"), [("maxMessagesPerTrigger", 30), ("maxBytesPerTrigger", 1)])
+def test_a_limit_divides_between_epochs(
+    url: str, runs: list[Run], publisher: Publisher, option: str, most: int
+) -> None:
+    checkpoint = Checkpoint()
+    for epoch in range(8):
+        publish(publisher, epoch)
+    publisher.flush()
+    runs.append(run := Run(checkpoint, url, **{option: most}))
+    run.until(8 * (OF_EACH + 1))
+    are_whole(checkpoint, 8)
+    per_batch = [sum(epoch != b"-" for epoch in batch) for batch in batches(checkpoint)]
+    assert max(per_batch) <= 2
+    assert sum(count > 0 for count in per_batch) >= 4
+
+
+@pytest.mark.conforms("S11", "S8", "E27")
+@pytest.mark.parametrize("point", ["logged", "read", "sunk"])
+def test_a_batch_that_is_done_again_has_the_same_epochs(
+    url: str, runs: list[Run], publisher: Publisher, conn: psycopg.Connection[Any], point: str
+) -> None:
+    checkpoint = Checkpoint()
+    for epoch in range(6):
+        publish(publisher, epoch)
+        if epoch == 2:
+            reshard(conn, "default", 3)
+    publisher.flush()
+    for life in range(3):
+        run = Run(checkpoint, url, inDoubtHold=60, maxMessagesPerTrigger=30)
+        with pytest.raises(Died):
+            run.until(1_000, die=point)
+        publish(publisher, 6 + life)
+    runs.append(last := Run(checkpoint, url, inDoubtHold=60, maxMessagesPerTrigger=30))
+    last.until(9 * (OF_EACH + 1))
+    seen: dict[int, Any] = {}
+    for number, rows in checkpoint.runs:
+        assert seen.setdefault(number, rows) == rows
+    places: dict[tuple[bytes, int], set[int]] = {}
+    for number, rows in checkpoint.sink.items():
+        for stream, _, value in rows:
+            places.setdefault((value, stream), set()).add(number)
+    assert all(len(numbers) == 1 for (value, _), numbers in places.items() if value != b"-"), "of a stream it is whole"
+    counts = Counter(value for rows in checkpoint.sink.values() for _, _, value in rows)
+    assert counts == {b"-": 9, **{b"%d" % epoch: OF_EACH for epoch in range(9)}}
+
+
+@pytest.mark.conforms("S11")
+def test_available_now_ends_though_an_epoch_is_open(url: str, runs: list[Run], publisher: Publisher) -> None:
+    checkpoint = Checkpoint()
+    publish(publisher, 0)
+    publish(publisher, 1, advance=False)
+    publisher.flush()
+    runs.append(run := Run(checkpoint, url))
+    run.reader.prepareForTriggerAvailableNow()
+    while run.step():
+        publish(publisher, 1, advance=False)
+    are_whole(checkpoint, 1)
+
+
+def test_a_group_that_is_not_atomic_is_refused(url: str, runs: list[Run], publisher: Publisher) -> None:
+    checkpoint = Checkpoint()
+    runs.append(run := Run(checkpoint, url, subscription="$share/other/#", wholeEpochs=True))
+    with pytest.raises(InvalidSetting, match="option wholeEpochs is true, and the group of \\$share/other/# is not at"):
+        eventually(lambda: run.step() and False, 20.0)
