@@ -9,37 +9,32 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from borrower.agent import AgentThread
+from borrower.epoch_planner import EpochPlanner
 from borrower.inbox import Inbox
 from borrower.lookout import Lookout
 from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
 from borrower.machine.following import FollowId, Pushed
-from borrower.planning import Begun, Lent, Most, Planned, Planning
+from borrower.planning import Planning
+from borrower.plans import Begun, Lent, Most, Planned
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
 from borrower.ways import by_database
-from borrower.whole_plans import first_completed, steps
-from protocol.epochs import LowerFrontier
 from protocol.errors import InvalidSetting, SubscriptionEnded
-from protocol.messages import EndReason, Grant
+from protocol.messages import EndReason
 from protocol.words import Subscription
-from storage import fence, whole_epochs
+from storage import fence
 from storage import log as message_log
 from storage.database import open_database
-from storage.whole_epochs import Marks, Step, WholeEpochs
 
 log = logging.getLogger(__name__)
 
 SETTLED_S = 2.0
 """A leader gives out what is free sooner than that."""
-TOGETHER_S = 0.25
-"""Streams that come within this time of one another have their epochs in the same batch."""
-COMPLETED_S = 0.1
-"""Between two looks at whether epochs are completed that streams have messages of."""
 LAGS_S = 1.0
 """Between two looks at how far all streams go, for people."""
 LOOK_S = 0.25
@@ -76,8 +71,7 @@ class Planner:
         self._whole_epochs = whole_epochs
         self._spaces: dict[int, str] = {}
         self._connected_at: float | None = None
-        self._lags_at = self._completed_at = float("-inf")
-        self._last: dict[str, LowerFrontier] = {}
+        self._lags_at = float("-inf")
         with contextlib.ExitStack() as opened:
             self.url = opened.enter_context(open_database(url, data_dir)).url
             way = by_database(opened, self.url, None, nodes, 1, self.settings.read_timeout_s, lambda: 0)
@@ -87,6 +81,7 @@ class Planner:
             opened.callback(self._agent.close)
             epoch = way.draw_epoch()
             self._resources = opened.pop_all()
+        self._epochs = EpochPlanner(self._planning, self._reader, self.spaces)
         self._lookout = Lookout(self._planning, self._reader.heads, self._follow, self._unfollow)
         self._handle = self._agent.subscribe(
             self.subscription, self._inbox, weight=weight, session=name, start=start, session_epoch=epoch
@@ -108,7 +103,7 @@ class Planner:
         open, again, lost = set(begun), [], []
         while open:
             self._digest()
-            self._prepare()
+            self._epochs.prepare()
             for planned in tuple(open):
                 if (found := self._planning.again(planned)) is not None:
                     again.append(found)
@@ -159,10 +154,10 @@ class Planner:
         self._digest()
         while True:
             self._see()
-            self._prepare()
+            self._epochs.prepare()
             self._check_kind()
             self._planning.plan(self._ends(self._planning.idle(self._may_start, finite=finite), most))
-            self._planning.plan_steps(self._steps(most, finite=finite))
+            self._planning.plan_steps(self._epochs.steps(most, self._may_start, finite=finite))
             self._await_written()
             if planned := self._planning.begin():
                 return planned
@@ -186,64 +181,12 @@ class Planner:
         ]
         return self._reader.ask(lambda connection: message_log.within(connection, wanted, limit_bytes)) or {}
 
-    def _steps(self, most: Most, *, finite: bool) -> dict[int, Step]:
-        """Of groups that are atomic, {stream: its step}: as many whole epochs as are allowed, space by space."""
-        found: dict[str, dict[int, WholeEpochs]] = {}
-        if time.monotonic() < self._planning.moved_at + TOGETHER_S:
-            return {}
-        lent = self._planning.idle_whole(self._may_start)
-        spaces = self.spaces([one.grant.stream_id for one, _ in lent])
-        for one, whole in self._worth_a_look(lent):
-            if not self._known(one.grant, whole, one.head or 0):
-                return {}  # the database is away
-        for one, whole in lent:
-            found.setdefault(spaces[one.grant.stream_id], {})[one.grant.stream_id] = whole
-        planned: dict[int, Step] = {}
-        for space, streams in found.items():
-            planned |= steps(streams, most, self._last.get(space))
-            if finite and space not in self._last and (completed := first_completed(streams)) is not None:
-                self._last[space] = completed
-        return planned
-
     def _check_kind(self) -> None:
         if self._whole_epochs and self._planning.has_plain():
             raise InvalidSetting(
                 f"option wholeEpochs is true, and the group of {self.subscription} is not atomic: its members do not "
                 "wait for epochs. Create it with `sublet groups create --atomic`, or leave the option out."
             )
-
-    def _worth_a_look(self, lent: list[tuple[Lent, WholeEpochs]]) -> list[tuple[Lent, WholeEpochs]]:
-        """Those that go on, and those that wait for epochs to be completed, of which there may be news."""
-        waiting = [one.grant.stream_id for one, whole in lent if whole.is_waiting]
-        completed: Mapping[int, Marks] = {}
-        if waiting and time.monotonic() >= self._completed_at:
-            self._completed_at = time.monotonic() + COMPLETED_S
-            completed = self._reader.completed(waiting)
-        return [
-            (one, whole)
-            for one, whole in lent
-            if (one.head or 0) > whole.scanned
-            or (one.grant.stream_id in completed and completed[one.grant.stream_id].lower != whole.lower)
-        ]
-
-    def _prepare(self) -> None:
-        """Find the steps of what was planned under earlier grants: with the same messages, wherever blocks end now."""
-        for lent, whole, consumed in self._planning.unprepared():
-            if self._known(lent.grant, whole, consumed.upto):
-                lent.step = whole.step_to(consumed.upto, consumed.lower)
-
-    def _known(self, grant: Grant, whole: WholeEpochs, upto: int) -> bool:
-        """Look at a stream's blocks up to its head, and at least up to there; False while the database is away."""
-        while True:
-            marks = self._reader.ask(
-                lambda connection: whole_epochs.marks(connection, grant.stream_id, grant.generation_id, whole.scanned)
-            )
-            if marks is None:
-                return False
-            whole.note(marks)
-            self._planning.note_heads([(grant.stream_id, marks.head)])
-            if whole.scanned >= max(upto, marks.head):
-                return True
 
     def _await_written(self) -> None:
         """However long: what is planned and not written down is either, once a leader is there, or is not ours."""

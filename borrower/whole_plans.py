@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from borrower.planning import Most
+from borrower.plans import Most
 from protocol.epochs import LowerFrontier
 from storage.whole_epochs import Step, WholeEpochs
 

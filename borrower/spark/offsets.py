@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from borrower.planning import Planned
+from borrower.plans import Planned
 from protocol.epochs import ConsumedFrontier
 from protocol.errors import InvalidSetting
 

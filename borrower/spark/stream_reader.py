@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from borrower.planning import Begun, Most, Planned
+from borrower.plans import Begun, Most, Planned
 from borrower.spark.columns import arrow_schema
 from borrower.spark.offsets import NOTHING, Offset, offset_of, ranges_of
 from borrower.spark.options import StreamOptions

@@ -8,7 +8,8 @@ import pytest
 
 from borrower.machine.events import Install, Progressed, Remove, Saved, Stop
 from borrower.planner import shares
-from borrower.planning import Lent, Planned, Planning
+from borrower.planning import Planning
+from borrower.plans import Lent, Planned
 from protocol.in_doubt import InDoubt
 from protocol.messages import Grant, RevokedReason
 

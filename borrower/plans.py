@@ -1,0 +1,111 @@
+"""What a session that plans ahead says of a stream: what is planned, what may be begun, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.epochs import ConsumedFrontier
+from protocol.in_doubt import InDoubt
+from protocol.messages import Grant
+from storage.whole_epochs import Step, WholeEpochs
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Messages [start, end) of a stream, planned under `grant_id`: what a checkpoint remembers.
+
+    `consumed`: in a group that is atomic, what is consumed in whole epochs behind it. Then messages behind `end` are
+    among them, and some before it are not.
+    """
+
+    stream_id: int
+    grant_id: int
+    start: int
+    end: int
+    consumed: ConsumedFrontier | None = None
+
+    @classmethod
+    def of(cls, stream_id: int, doubt: InDoubt) -> Planned:
+        """What is in doubt."""
+        return cls(stream_id, doubt.grant_id, doubt.start, doubt.end, doubt.consumed)
+
+    def is_of(self, doubt: InDoubt) -> bool:
+        """Whether it is what is in doubt."""
+        return Planned.of(self.stream_id, doubt) == self
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What may be begun: messages of what is planned from `position` on that match the filter; of a group that is
+    atomic those of the step."""
+
+    planned: Planned
+    position: int
+    generation_id: int
+    filter: str
+    step: Step | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """What a plan has at most in all: so many messages, about so many bytes as they are stored. None: no limit."""
+
+    messages: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lent:
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `target`: where it
+    ended when first looked at. `reach`: up to where may be planned now.
+
+    `doubt`: what is planned and not acknowledged. `saved`: that is written down. `left`: it was planned under an
+    earlier grant, and it is not decided yet what becomes of it. `turn`: when it was planned of last.
+
+    `whole`: in a group that is atomic, what is known of its epochs. `step`: what of them is planned; None: it is not
+    known yet, of what was planned under an earlier grant.
+    """
+
+    grant: Grant
+    position: int
+    head: int | None = None
+    target: int | None = None
+    reach: int = 0
+    doubt: InDoubt | None = None
+    saved: bool = False
+    left: InDoubt | None = None
+    stopping: bool = False
+    turn: int = 0
+    whole: WholeEpochs | None = None
+    step: Step | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is planned of it."""
+        return self.doubt is None and self.left is None
+
+    @property
+    def begun(self) -> Begun | None:
+        """What is planned and written down."""
+        if self.doubt is None or not self.saved or (self.whole is not None and self.step is None):
+            return None
+        grant, planned = self.grant, Planned.of(self.grant.stream_id, self.doubt)
+        return Begun(planned, self.position, grant.generation_id, grant.filter, self.step)
+
+    @property
+    def known(self) -> int:
+        """Up to where it is planned, or looked at."""
+        if self.whole is not None:
+            return self.whole.scanned
+        return self.position if self.doubt is None else max(self.position, self.doubt.end)
+
+    @property
+    def reached(self) -> int:
+        """Up to where it is done; in whole epochs, as far as they are completed."""
+        return self.position if self.whole is None else self.whole.scanned
+
+    def go_on(self, position: int, consumed: ConsumedFrontier | None) -> None:
+        """So much is done."""
+        self.position = max(self.position, position)
+        if self.whole is not None and consumed is not None:
+            self.whole.reach(self.position, self.whole.consumed.later(consumed))
