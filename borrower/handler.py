@@ -79,6 +79,11 @@ class Handler:
                 if not (lent.stopping or lent.unreadable or lent.may_have_more)
             }
 
+    def has_plain(self) -> bool:
+        """Whether there is a stream of a group that is not atomic."""
+        with self._lock:
+            return any(not isinstance(lent, WholeLent) for lent in self._lent.values())
+
     def waiting(self) -> list[WholeLent]:
         """Streams with messages of epochs that are not completed."""
         with self._lock:

@@ -163,6 +163,7 @@ class Session:
         wait_s = 0.0
         while not self.closed:
             self._digest(wait_s if deadline is None else min(wait_s, max(deadline - time.monotonic(), 0.0)))
+            self._see_to_epochs()
             looked = self._lookout.wait_s == 0
             if looked:
                 self._lookout.look()
@@ -310,8 +311,15 @@ class Session:
             self._over = True
             if news.reason is not EndReason.DONE:
                 raise SubscriptionEnded(self.subscription, news.reason.value, news.detail)
+
+    def _see_to_epochs(self) -> None:
         if self._on_epoch is not None and self._handler.epochs:
             self._announce(self._on_epoch)
+        if (self._on_epoch is not None or self._whole_epochs) and self._handler.has_plain():
+            raise UsageError(
+                f"{self.subscription}: whole epochs are asked for, and its group is not atomic. Create it with `sublet "
+                "groups create --atomic` before its first consumer comes, or leave whole_epochs and on_epoch out."
+            )
 
     def _announce(self, on_epoch: OnEpoch) -> None:
         for space, found in tuple(self._handler.epochs.items()):

@@ -11,9 +11,10 @@ before one of these begins later.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from protocol.errors import InvalidEpoch
 
@@ -31,9 +32,10 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
 
     Raises `InvalidEpoch`.
     """
-    parts: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
-    if not all(isinstance(part, int) and not isinstance(part, bool) for part in parts):
+    given: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
+    if not all(isinstance(part, SupportsIndex) and not isinstance(part, bool) for part in given):
         raise _refused(value, "an epoch is an integer, or a tuple of integers", "Give one")
+    parts = [operator.index(part) for part in given]
     if not 1 <= len(parts) <= MAX_NUMBERS:
         raise _refused(value, f"an epoch has 1 to {MAX_NUMBERS} numbers", "Leave some out, or put some together")
     if not all(SMALLEST <= part <= LARGEST for part in parts):
@@ -70,7 +72,7 @@ class LowerFrontier:
         """What is left when all that has begun is completed: the least epochs that may come and have not begun."""
         least = set(self.least)
         for greatest in begun.greatest:
-            least = {each for epoch in least for each in _beyond(epoch, greatest)}
+            least = set(LowerFrontier.of(each for epoch in least for each in _beyond(epoch, greatest)).least)
         return LowerFrontier.of(least)
 
     def is_at_or_before(self, other: LowerFrontier) -> bool:

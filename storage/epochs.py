@@ -146,7 +146,7 @@ def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guar
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """A space's row, locked, and the capabilities in force."""
+    """A space's row, locked, the capabilities in force, and of those that have expired the producer's own."""
 
     space_id: int
     numbers: int | None
@@ -199,7 +199,9 @@ def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Sp
     if row is None:
         raise UnknownSpace(f"space {space_id} does not exist any more.")
     held = conn.execute(
-        "select producer_id, incarnation, least, expired_at is null from capability where space_id = %s", (space_id,)
+        "select producer_id, incarnation, least, expired_at is null from capability"
+        " where space_id = %s and (expired_at is null or producer_id = %s)",
+        (space_id, producer_id),
     ).fetchall()
     live = {id: LowerFrontier.of(map(tuple, least)) for id, _, least, in_force in held if in_force}
     incarnations = {id: incarnation for id, incarnation, _, in_force in held if in_force}

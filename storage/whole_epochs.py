@@ -163,6 +163,7 @@ class WholeEpochs:
         self.scanned = position
         self.lower: LowerFrontier | None = None
         self._waiting: list[Mark] = []
+        self._draft, self._drafted = _Draft(consumed), 0
 
     @property
     def is_waiting(self) -> bool:
@@ -180,14 +181,16 @@ class WholeEpochs:
 
     def next_step(self, limit_bytes: int) -> Step | None:
         """The furthest step of about so many bytes, at least the smallest there is; None if there is none yet."""
-        draft, best = _Draft(self.consumed), None
-        for blocks, upto, lower in self._cuts():
-            draft.go_on(blocks, max(upto, self.consumed.upto), lower)
+        best = None
+        for draft in self._drafts():
             if best is not None and (draft.size > limit_bytes or draft.looks > MOST_LOOKS):
                 break
             if draft.has_effect:
                 best = tuple(draft.wanted), draft.reached
-        return None if best is None else self._step(*best)
+        if best is None:
+            return None
+        self._begin_draft()
+        return self._step(*best)
 
     def step_to(self, upto: int, lower: LowerFrontier | None) -> Step:
         """The step to where all that lies before `upto`, which is known, and is completed by `lower` is consumed."""
@@ -216,6 +219,7 @@ class WholeEpochs:
         """What comes next begins there."""
         self._waiting = [mark for mark in self._waiting if _stays(mark, consumed)]
         self.position, self.consumed = position, consumed
+        self._begin_draft()
         self.scanned = max(self.scanned, position)
 
     def _append(self, mark: Mark) -> None:
@@ -226,11 +230,19 @@ class WholeEpochs:
         else:
             self._waiting.append(mark)
 
-    def _cuts(self) -> Iterator[tuple[tuple[Mark, ...], int, LowerFrontier | None]]:
-        """Where a step may end: (the blocks since the place before, its offset, what is completed before it)."""
-        for mark, behind in pairwise(self._waiting):
-            yield (mark,), behind.first, behind.lower
-        yield tuple(self._waiting[-1:]), self.scanned, self.lower
+    def _drafts(self) -> Iterator[_Draft]:
+        """The draft at each place where a step may end. Places where no step ended are not gone through again, however
+        many blocks come while there is none."""
+        for mark, behind in pairwise(self._waiting[self._drafted :]):
+            self._draft.go_on((mark,), max(behind.first, self.consumed.upto), behind.lower)
+            self._drafted += 1
+            yield self._draft
+        last = self._draft.fork()
+        last.go_on(tuple(self._waiting[-1:]), max(self.scanned, self.consumed.upto), self.lower, is_last=True)
+        yield last
+
+    def _begin_draft(self) -> None:
+        self._draft, self._drafted = _Draft(self.consumed), 0
 
     def _step(self, wanted: tuple[Mark, ...], reached: ConsumedFrontier) -> Step:
         left = (mark.first for mark in self._waiting if _stays(mark, reached))
@@ -266,11 +278,20 @@ class _Draft:
     def has_effect(self) -> bool:
         return self._skips or bool(self.wanted) or self.reached.lower != self._begun.lower
 
-    def go_on(self, blocks: tuple[Mark, ...], upto: int, lower: LowerFrontier | None) -> None:
+    def fork(self) -> _Draft:
+        """Another that may go on once, as the last."""
+        other = _Draft(self._begun)
+        other.reached, other.size, other.looks, other._skips = self.reached, self.size, self.looks, self._skips
+        other.wanted, other._unwanted = list(self.wanted), self._unwanted
+        return other
+
+    def go_on(self, blocks: tuple[Mark, ...], upto: int, lower: LowerFrontier | None, *, is_last: bool = False) -> None:
         before, self.reached = self.reached, self.reached.moved(upto, lower)
-        looked = blocks if before.lower == self.reached.lower else (*self._unwanted, *blocks)
-        passed = () if looked is not blocks else self._unwanted
-        self._unwanted = list(passed)
+        looked = blocks
+        if before.lower != self.reached.lower:
+            looked, self._unwanted = (*self._unwanted, *blocks), []
+        elif is_last:
+            self._unwanted = []  # which is the other's too
         self.looks += len(looked)
         for mark in looked:
             if _touches(mark, self._begun, self.reached):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import sys
@@ -142,10 +143,13 @@ def report(connection: psycopg.Connection[Any], bad: dict[str, list[int]], kille
     return int(any(bad.values()))
 
 
-def main(days: str = "14") -> int:
+def main() -> int:
     """All of it, on a Postgres of its own; the exit code."""
+    parser = argparse.ArgumentParser(prog="examples.hourly_closing", description=__doc__)
+    parser.add_argument("days", type=int, nargs="?", default=14, choices=range(1, 366), metavar="DAYS")
+    days = parser.parse_args().days
     source = flights.load()
-    source = source.filter(pc.less(source["hour"], pc.add(pc.min(source["hour"]), 24 * int(days))))
+    source = source.filter(pc.less(source["hour"], pc.add(pc.min(source["hour"]), 24 * days)))
     times = {**asdict(LeaderSettings().scaled(SPEED)), **asdict(BorrowerSettings().scaled(SPEED))}
     settings = {f"SUBLET_{name.upper()}": str(value) for name, value in times.items()}
     with tempfile.TemporaryDirectory(prefix="sublet-closing-") as directory:
@@ -164,4 +168,4 @@ def main(days: str = "14") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -20,12 +20,14 @@ from storage.groups.sql import NOW
 
 _SPACES = "select space_id, name, lower_frontier from space"
 
-# What had begun before the start positions; of streams without a row, which are consumed or gone, all that had.
+# What had begun before the start positions; of streams without a row, which are consumed or gone, all that had. Who
+# starts at the end starts behind all that has begun by now: to leave out what began while its rows were written, all
+# blocks would have to be looked at.
 _BEGUN = """
 select s.space_id, space.lower_frontier, before.greatest
   from stream s join space using (space_id) left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   cross join lateral (
-    select case when l.stream_id is null or l.position >= s.head then s.upper_frontier else (
+    select case when %(at_the_end)s or l.stream_id is null or l.position >= s.head then s.upper_frontier else (
       select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epochs -> 'greatest') as greatest(epoch)
        where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
     ) end as greatest) as before
@@ -92,7 +94,8 @@ def begin(connection: Connection, group_id: int, start: Start, now_us: int | Non
     """Say of a group that was created just now which epochs it is given, in its rows and as its first frontiers."""
     lowers: dict[int, LowerFrontier | None] = {}
     begun: dict[int, UpperFrontier] = {}
-    for space_id, lower, greatest in connection.execute(_BEGUN, {"group": group_id}).fetchall():
+    at_the_end = start.policy == "latest"
+    for space_id, lower, greatest in connection.execute(_BEGUN, {"group": group_id, "at_the_end": at_the_end}):
         lowers[space_id] = lower_of_json(lower)
         begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_of_json(greatest))
     first = {space_id: first_epochs(start, lower, begun[space_id]) for space_id, lower in lowers.items()}

@@ -37,6 +37,7 @@ from storage.groups.rules import (
     MICROSECONDS,
     Row,
     Ruling,
+    StreamFacts,
     consumed_by_group,
     consumption,
     deletion,
@@ -197,7 +198,7 @@ class MemoryGroups:
             return EntryResult(entry, Verdict.REFUSED, None)
         if (writes.group_id, entry.stream_id) in self.locked:
             return EntryResult(entry, Verdict.BUSY, None)
-        facts = self.streams.streams[entry.stream_id].facts()
+        facts = self._facts(entry.stream_id)
         held_back = isinstance(entry, Grant) and any(
             before[parent].status is not LendingStatus.FINISHED for parent in facts.parents if parent in before
         )
@@ -218,7 +219,7 @@ class MemoryGroups:
         new = self._add_rows(life)
         touched = {row.stream_id for row in new if row.status is LendingStatus.FREE}
         for row in sorted(life.rows.values(), key=lambda row: row.stream_id):
-            facts = self.streams.streams[row.stream_id].facts()
+            facts = self._facts(row.stream_id)
             if not facts.closed or (row.group_id, row.stream_id) in self.locked:
                 continue
             ruling = tidy(row, facts, now, life.group.options.when_gone)
@@ -343,8 +344,13 @@ class MemoryGroups:
     def _ending(self, row: Row) -> bool:
         return row.status is not LendingStatus.FINISHED and self.streams.streams[row.stream_id].closed
 
+    def _facts(self, stream_id: int) -> StreamFacts:
+        found = self.streams.facts(stream_id)
+        assert found is not None, "a row's stream is there"
+        return found
+
     def _lending(self, row: Row, now: int) -> Lending:
-        return lending(row, self.streams.streams[row.stream_id].facts(), now)
+        return lending(row, self._facts(row.stream_id), now)
 
     def rows(self, group_id: int) -> dict[int, Row]:
         """The group's rows as they are, by stream: for tests to look at."""

@@ -136,7 +136,7 @@ class MemoryStreams:
     def facts(self, stream_id: int) -> StreamFacts | None:
         """The stream as it is now, None if there is none of that id."""
         stream = self.streams.get(stream_id)
-        return stream.facts() if stream else None
+        return replace(stream.facts(), lower=self.lowers.get(stream.generation.space_id)) if stream else None
 
     def marks(self, stream_id: int, offset: int) -> Marks:
         """What the blocks behind an offset have of epochs, all of them, as the log would say it now."""

@@ -47,7 +47,7 @@ def _spelled(options: GroupOptions) -> dict[str, str]:
         "policy when messages are gone": options.when_gone.value,
         "strategy": options.strategy,
         "session expiry": f"{float(options.session_expiry_s)} s",
-        "delivery": "atomic" if options.atomic else "not atomic",
+        "delivery": "atomic, in whole epochs" if options.atomic else "message by message",
     }
 
 

@@ -83,7 +83,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """A stream at one instant. Once `closed`, its head is final; `gone`: retention has taken its messages."""
+    """A stream at one instant. Once `closed`, its head is final; `gone`: retention has taken its messages. `lower`:
+    what is completed in its space."""
 
     stream_id: int
     generation_id: int
@@ -93,6 +94,7 @@ class StreamFacts:
     closed: bool
     gone: bool
     parents: tuple[int, ...]
+    lower: LowerFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,17 +344,23 @@ def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruli
 
 
 def _seize(entry: Seize, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
-    """Losses are counted only where there was a message to die of: an idle stream is never poisonous."""
+    """Losses are counted only where there was a message to die of: an idle stream is never poisonous, nor is one that
+    waits for epochs to be completed."""
     if _consumed(row.position, stream):
         return _finish(row, row.position, entry.reason, now_us)
     again = row.losses if row.lost_position == row.position else 0
-    losses = again + 1 if row.position < stream.head else 0
+    losses = again + 1 if row.position < stream.head and not _only_waits(row, stream) else 0
     counted = replace(row, losses=losses, lost_position=row.position if losses else None)
     if losses >= LOSSES_BEFORE_BLOCKED:
         why = f"{entry.reason}; lost {losses} times at offset {row.position}"
         return replace(_block(counted, why, now_us, _twice(row, stream)), verdict=Verdict.APPLIED)
     after = _freed(counted, row.position, now_us, entry.keep_s)
     return _given_up("seize", row, after, entry.reason, _twice(row, stream))
+
+
+def _only_waits(row: Row, stream: StreamFacts) -> bool:
+    """All that is completed is consumed of it: what is left may not be given out yet."""
+    return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 
 
 def _given_up(name: str, row: Row, after: Row, reason: str, until: int | None) -> Ruling:

@@ -297,3 +297,23 @@ def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_suc
     said = "space default: consumed are all epochs before"
     closed = "; closed by expiry, and perhaps not whole: those of producer "
     assert announced(world, group) == [f"{said} 4", f"{said} 6{closed}dead", f"{said} 7"]
+
+
+@pytest.mark.conforms("S8", "E20")
+def test_who_dies_while_a_stream_waits_for_an_epoch_has_not_died_of_it(world: World) -> None:
+    (stream,) = world.add_space()
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    world.complete(7)
+    world.append(stream, 4, 7)
+    waits = ConsumedFrontier(0, LowerFrontier(((7,),)))
+    for _ in range(LOSSES_BEFORE_BLOCKED + 1):
+        held = lent(world, group, term, stream)
+        world.apply(group, term, Advance(stream, held.grant_id, 0, waits))
+        seized = world.apply(group, term, Seize(stream, held.grant_id, "silent"))
+        assert outcome(seized)[1] is FREE
+    world.complete(8)
+    for _ in range(LOSSES_BEFORE_BLOCKED):
+        held = lent(world, group, term, stream)
+        seized = world.apply(group, term, Seize(stream, held.grant_id, "silent"))
+    assert outcome(seized)[1] is BLOCKED

@@ -275,3 +275,30 @@ def test_through_nodes_there_are_no_epochs(database: str, fleet: Fleet) -> None:
 def test_arguments_that_cannot_be_are_refused(database: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSetting, match=said):
         Session(GROUP, database, **arguments)
+
+
+@pytest.mark.parametrize("asked", [{"whole_epochs": True}, {"on_epoch": print}])
+def test_whole_epochs_of_a_group_that_is_not_atomic_are_refused(
+    fleet: Fleet, database: str, asked: dict[str, Any]
+) -> None:
+    with (
+        Session(GROUP, database, settings=FAST, **asked) as session,
+        pytest.raises(UsageError, match="whole epochs are asked for, and its group is not atomic"),
+    ):
+        eventually(lambda: session.next_batch(0.05), 20.0)
+
+
+def test_an_announcement_that_raises_hinders_no_close(fleet: Fleet, database: str) -> None:
+    declare(database, "earliest")
+
+    def refuse(found: GroupFrontier) -> None:
+        raise ValueError("not now")
+
+    session = Session(GROUP, database, settings=FAST, on_epoch=refuse)
+    with Publisher(database, space="default") as publisher:
+        publisher.at(1).publish("t", b"1")
+        publisher.advance(2)
+        with pytest.raises(ValueError, match="not now"):
+            eventually(lambda: session.next_batch(0.05) and False, 20.0)
+    session.close()
+    assert session.closed

@@ -439,3 +439,16 @@ def test_an_advance_comes_after_all_that_was_published(
         assert all(each.done for each in deliveries)
     assert len(delivered(conn)) == 500
     assert json.dumps(least(lower_frontier(conn, space))) == "[[4]]"
+
+
+def test_what_is_published_too_late_by_an_earlier_hand_fails_alone(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    with Publisher(database, space="default") as publisher:
+        early = publisher.at(7)
+        publisher.advance(8)
+        with pytest.raises(EpochCompleted):
+            early.publish("t", b"late")
+        with pytest.raises(EpochCompleted):
+            early.publish_batch({"topic": "t", "value": [b"late"]})
+        assert publisher.at(8).publish("t", b"in time").result().offset == 0
