@@ -49,7 +49,8 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (
       select end_offset, count, codec, topics, case when matched then payload end as payload,
-             case when matched then uri end as uri, case when matched then octet_length(payload) else 0 end as size
+             case when matched then uri end as uri,
+             case when matched then coalesce(octet_length(payload), 0) else 0 end as size
         from (
           select *, {matched} as matched from block
            where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
