@@ -67,7 +67,7 @@ def test_with_and_without_push_down_the_rows_are_the_same(
     publish_by_minute(stage, 60)
     ours = history(spark, stage, pushFilters="true").where(condition)
     assert ours.collect() == history(spark, stage).where(condition).collect() != []
-    assert "Filter" not in ours._jdf.queryExecution().executedPlan().toString()
+    assert ") Filter " not in ours._jdf.queryExecution().executedPlan().toString()
 
 
 def test_a_time_is_pushed_down_to_blocks_and_decided_by_spark(spark: Any, stage: Stage, pushdown: None) -> None:
