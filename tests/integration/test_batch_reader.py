@@ -207,11 +207,12 @@ def test_what_retention_takes_after_the_plan_fails_the_query_or_is_left_out(
 
 
 def in_epochs(url: str, epochs: Iterable[Any], space: str = "default") -> None:
-    """A message in each of these, called by it; None: in no epoch."""
+    """A message in each of these, called by it, some of them in one block; None: in no epoch."""
     with Publisher(url, space=space) as publisher:
-        for epoch in epochs:
+        for number, epoch in enumerate(epochs):
             (publisher if epoch is None else publisher.at(epoch)).publish(f"{space}/e", repr(epoch).encode())
-            publisher.flush()
+            if number % 3 == 2:
+                publisher.flush()
 
 
 def test_between_epochs_messages_in_none_are_left_out(database: str, conn: psycopg.Connection[Any]) -> None:
