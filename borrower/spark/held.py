@@ -6,13 +6,13 @@ next one start it again. Who is killed leaves it all the same.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 
 from storage.database import Database, open_database
+from storage.embedded import EmbeddedPostgres
 
-_held: dict[tuple[int, str], contextlib.ExitStack] = {}
+_held: dict[tuple[int, str], EmbeddedPostgres] = {}
 """By process, as Spark forks its workers, and directory."""
 
 
@@ -25,8 +25,9 @@ def hold(data_dir: str | None, driver: str) -> None:
 
 def database(url: str | None, data_dir: str | None) -> Database:
     """What `open_database` finds; an embedded server is held until the process ends."""
-    with contextlib.ExitStack() as opened:
-        found = opened.enter_context(open_database(url, data_dir))
-        if found.embedded:
-            _held.setdefault((os.getpid(), str(found.data_dir)), opened.pop_all())
+    with open_database(url, data_dir) as found:
+        key = os.getpid(), str(found.data_dir)
+        if found.data_dir is not None and key not in _held:
+            _held[key] = EmbeddedPostgres(found.data_dir)
+            _held[key].start()
     return found
