@@ -15,6 +15,7 @@ _LEAVE_OUT = "Leave it out"
 _INSTEAD = {
     "subscription": "Give filter, such as orders/#",
     "maxMessagesPerTrigger": "endingPosition says how far to read, and minPartitions into how many tasks",
+    "wholeEpochs": "startingEpoch and endingEpoch choose epochs",
     "maxBytesPerTrigger": "endingPosition says how far to read, and minPartitions into how many tasks",
 }
 
