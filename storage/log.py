@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from itertools import pairwise
+from functools import lru_cache
+from itertools import compress, pairwise
 from typing import Any, Final
 
 import psycopg
@@ -28,6 +29,7 @@ from protocol.words import Filter
 from storage.block import Epochs, Packed, decode, deliver, from_offset, matching
 from storage.connect import UnknownOutcome
 from storage.epoch_selection import LeftOut, without
+from storage.wanted import IN_BLOCK, Wanted
 
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
@@ -47,14 +49,14 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (
       select end_offset, count, codec, topics, case when matched then payload end as payload,
-             case when matched then uri end as uri, case when matched then octet_length(payload) else 0 end as size
+             case when matched then uri end as uri,
+             case when matched then coalesce(octet_length(payload), 0) else 0 end as size
         from (
           select *, {matched} as matched from block
            where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
            order by end_offset limit %(blocks)s) found) sized) b on b.before < %(bytes)s
  where s.stream_id = %(stream)s
  order by b.end_offset"""
-_ANY_TOPIC = "topics is null or true"
 _WANTED_TOPIC = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
 _WANTED_EPOCH = """(epochs is null or coalesce((epochs ->> 'mixed')::boolean, true) or exists (
              select from jsonb_array_elements(epochs -> 'greatest') as mine(epoch)
@@ -72,10 +74,7 @@ select u.stream_id, least(u.range_end, coalesce(max(b.end_offset) filter (where 
        and k.end_offset > u.range_start and k.end_offset - k.count < u.range_end
      order by end_offset limit 4096) b on true
  group by u.stream_id, u.range_end"""
-_SINCE_ALL = _SINCE.format(matched=_ANY_TOPIC)
-_SINCE_FILTER = _SINCE.format(matched=_WANTED_TOPIC)
-_SINCE_ALL_BUT = _SINCE.format(matched=_WANTED_EPOCH)
-_SINCE_FILTER_BUT = _SINCE.format(matched=f"({_WANTED_TOPIC}) and {_WANTED_EPOCH}")
+_BEFORE_END = "end_offset - count < %(end)s"
 
 
 class Outcome(StrEnum):
@@ -183,19 +182,21 @@ def since(
     filter: Filter = ALL,
     generation_id: int | None = None,
     left_out: LeftOut | None = None,
+    wanted: Wanted | None = None,
+    end: int | None = None,
     limit_blocks: int = PAGE_BLOCKS,
     limit_bytes: int = PAGE_BYTES,
 ) -> Page:
     """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
 
-    `left_out`: without the messages of these epochs; blocks that have no others are not fetched. `generation_id` saves
-    a look-up. Raises `Gone` if the offset is older than retention, `BeyondHead` if it lies after
-    the stream's end, `NotFound` for no such stream.
+    `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor such that have
+    nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. Raises `Gone` if the
+    offset is older than retention, `BeyondHead` if it lies after the stream's end, `NotFound` for no such stream.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id)
     rows = conn.execute(
-        _statement(filter, left_out),
+        _statement(_is_for_postgres(filter), left_out is not None, wanted is not None, end is not None),
         {
             "generation": Int8(generation_id),
             "stream": Int8(stream_id),
@@ -204,6 +205,8 @@ def since(
             "bytes": Int8(max(1, limit_bytes)),
             "regex": filter.regex,
             **({} if left_out is None else left_out.as_json()),
+            **({} if wanted is None else wanted.parameters()),
+            **({} if end is None else {"end": Int8(end)}),
         },
         prepare=True,
         binary=True,
@@ -216,8 +219,9 @@ def since(
         return Page((), offset, offset, head, closed)
     blocks = [row[3:] for row in rows]
     blocks = blocks[: consecutive([(end_offset - count, end_offset) for end_offset, count, *_ in blocks])]
-    batches = [batch for row in blocks if (batch := _batch(stream_id, offset, filter, left_out, row)) is not None]
-    return Page(tuple(batches), offset, blocks[-1][0], head, closed)
+    read = (_batch(stream_id, offset, filter, left_out, wanted, row) for row in blocks)
+    page = Page(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
+    return page if end is None else page.before(end)
 
 
 def heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Head]:
@@ -369,14 +373,24 @@ def consecutive(spans: Sequence[tuple[int, int]]) -> int:
     return len(spans)
 
 
-def _statement(filter: Filter, left_out: LeftOut | None) -> str:
-    if filter == ALL or len(filter.regex) > LONGEST_PATTERN:
-        return _SINCE_ALL if left_out is None else _SINCE_ALL_BUT
-    return _SINCE_FILTER if left_out is None else _SINCE_FILTER_BUT
+def _is_for_postgres(filter: Filter) -> bool:
+    return filter != ALL and len(filter.regex) <= LONGEST_PATTERN
+
+
+@lru_cache
+def _statement(*asked: bool) -> str:
+    """`since` with those of these conditions that are asked for."""
+    conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, IN_BLOCK, _BEFORE_END), asked)
+    return _SINCE.format(matched=" and ".join(f"({condition})" for condition in conditions) or "true")
 
 
 def _batch(
-    stream_id: int, offset: int, filter: Filter, left_out: LeftOut | None, row: tuple[Any, ...]
+    stream_id: int,
+    offset: int,
+    filter: Filter,
+    left_out: LeftOut | None,
+    wanted: Wanted | None,
+    row: tuple[Any, ...],
 ) -> pa.RecordBatch | None:
     """The wanted messages of one block; None if there are none."""
     end_offset, count, codec, topics, payload, uri = row
@@ -386,7 +400,9 @@ def _batch(
         return None
     first = end_offset - count
     whole = deliver(decode(codec, payload), stream_id, first)
-    wanted = matching(from_offset(whole, first, offset), filter, topics)
+    found = matching(from_offset(whole, first, offset), filter, topics)
     if left_out is not None:
-        wanted = without(wanted, left_out)
-    return wanted if wanted.num_rows else None
+        found = without(found, left_out)
+    if wanted is not None:
+        found = wanted.of(found)
+    return found if found.num_rows else None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
+from borrower.spark.batch_options import BatchOptions
 from borrower.spark.options import StreamOptions, camel
 from leader.settings import RULES, LeaderSettings
 from storage.notify.model import PREFIX, NotifySettings
@@ -146,6 +147,15 @@ Their names may be written in any case; one that is not here is refused. See [th
 | --- | --- | --- |
 """
 
+_HISTORY = """
+## Options of `spark.read.format("sublet")`
+
+Likewise. See [history as a table](spark-batch.md).
+
+| Option | Default | Meaning |
+| --- | --- | --- |
+"""
+
 
 def page() -> str:
     """The whole page."""
@@ -153,11 +163,11 @@ def page() -> str:
     rules = "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in RULES)
     parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
     notify = _NOTIFY + times(NotifySettings, PREFIX)
-    source = _SOURCE + options(StreamOptions)
+    source = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions)
     return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + source
 
 
-def options(kind: type[StreamOptions]) -> str:
+def options(kind: type[StreamOptions | BatchOptions]) -> str:
     """The lines of a format's options."""
     told = sentences(kind)
     return "".join(

@@ -18,6 +18,9 @@ _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "second": 1.0, "m": 60.0, "minute": 60.
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _YES = {"true": True, "false": False}
 
+Reader = Callable[[str, str], Any]
+"""What an option's name and text mean. Raises `InvalidSetting`."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
@@ -68,7 +71,7 @@ class StreamOptions:
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
     """The options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot be."""
-    found = _read(given, StreamOptions, "readStream")
+    found = read_options(given, StreamOptions, "readStream", {"inDoubtHold": _duration})
     for name, remedy in (
         ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
         ("session_name", "a name for this query, which is its own and stays the same when the query is started again"),
@@ -78,8 +81,7 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
     options = StreamOptions(**found)
     Subscription.parse(options.subscription)
     _check_name(options.session_name)
-    if options.url is not None and options.data_dir is not None:
-        raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
+    check_database(options.url, options.data_dir)
     check_arguments(weight=options.weight, start=options.starting_position, batch_bytes=1, nodes=options.nodes)
     if options.on_lost_range not in POLICIES:
         raise InvalidSetting(f"option onLostRange is {options.on_lost_range!r}: it is {' or '.join(POLICIES)}.")
@@ -93,8 +95,16 @@ def _check_name(name: str) -> None:
         raise InvalidSetting(f"option sessionName: {problem}") from None
 
 
-def _read(given: Mapping[str, str], kind: type[Any], where: str) -> dict[str, Any]:
-    """{field: value} of the options given."""
+def check_database(url: str | None, data_dir: str | None) -> None:
+    """Raise `InvalidSetting` for two of them."""
+    if url is not None and data_dir is not None:
+        raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
+
+
+def read_options(
+    given: Mapping[str, str], kind: type[Any], where: str, readers: Mapping[str, Reader] | None = None
+) -> dict[str, Any]:
+    """{field: value} of the options given. `readers`: for options that are not read as their type says."""
     names = {camel(field.name).lower(): field for field in fields(kind)}
     found = {}
     for name, text in given.items():
@@ -102,13 +112,9 @@ def _read(given: Mapping[str, str], kind: type[Any], where: str) -> dict[str, An
         if field is None:
             known = ", ".join(camel(field.name) for field in fields(kind))
             raise InvalidSetting(f"option {name!r}: {where} has none of that name. It has: {known}.")
-        found[field.name] = _value(camel(field.name), field.type, str(text))
+        read = (readers or {}).get(camel(field.name)) or _KINDS[str(field.type)]
+        found[field.name] = read(camel(field.name), str(text))
     return found
-
-
-def _value(name: str, kind: Any, text: str) -> Any:
-    read = _READERS.get(name) or _KINDS[str(kind)]
-    return read(name, text)
 
 
 def _text(name: str, text: str) -> str:
@@ -154,7 +160,7 @@ def camel(name: str) -> str:
     return first + "".join(other.capitalize() for other in others)
 
 
-_KINDS: dict[str, Callable[[str, str], Any]] = {
+_KINDS: dict[str, Reader] = {
     "str": _text,
     "str | None": _text,
     "int | None": _count,
@@ -162,4 +168,3 @@ _KINDS: dict[str, Callable[[str, str], Any]] = {
     "bool": _flag,
     "tuple[str, ...] | None": _nodes,
 }
-_READERS: dict[str, Callable[[str, str], Any]] = {"inDoubtHold": _duration}

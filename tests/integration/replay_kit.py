@@ -1,0 +1,49 @@
+"""A batch query without Spark: what Spark calls, in Spark's order, on one side of a process only."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql.datasource import Filter, InputPartition
+
+from borrower.spark.columns import all_columns
+from borrower.spark.ranges import RangePartition
+from borrower.spark.source import DefaultSource
+
+Row = dict[str, Any]
+
+
+class Plan:
+    """What Spark has of a query when it is planned. `left`: the filters that it is to look at itself."""
+
+    def __init__(self, url: str | None, filters: Sequence[Filter] = (), **options: object) -> None:
+        given = {name: str(value) for name, value in options.items()}
+        if url is not None:
+            given["url"] = url
+        if filters:
+            given["pushFilters"] = "true"
+        self._reader: Any = DefaultSource(given).reader(all_columns())
+        self.left: list[Filter] = list(self._reader.pushFilters(list(filters))) if filters else []
+        self.tasks: list[InputPartition] = list(self._reader.partitions())
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """(stream, start, end) of the tasks."""
+        tasks = [task for task in self.tasks if isinstance(task, RangePartition)]
+        return [(task.stream_id, task.start, task.end) for task in tasks]
+
+    def rows(self) -> list[Row]:
+        """What the tasks read, each in an executor that was sent it."""
+        reader, tasks = pickle.loads(pickle.dumps((self._reader, self.tasks)))
+        return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+
+    def values(self) -> list[bytes]:
+        """All of them."""
+        return sorted(row["value"] for row in self.rows())
+
+
+def values(url: str, filters: Sequence[Filter] = (), **options: object) -> list[bytes]:
+    """What a query gives."""
+    return Plan(url, filters, **options).values()

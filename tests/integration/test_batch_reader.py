@@ -1,0 +1,256 @@
+"""History as Spark reads it, without Spark: which messages a batch query is given, and that it leaves no trace.
+
+What Spark itself makes of it is in `tests/spark/test_batch.py`, pushed filters are in `test_batch_filters.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql.datasource import InputPartition
+
+from borrower.spark.batch_options import BatchOptions
+from borrower.spark.batch_reader import SubletBatchReader
+from borrower.spark.columns import all_columns
+from protocol.errors import DatabaseUnreachable, Gone, InvalidEpoch, SchemaMismatch, UnknownSpace
+from storage.compaction import compact_stream
+from storage.database import open_database
+from storage.publish import Publisher
+from storage.retention import retain
+from storage.spaces import create_space, drop_space, reshard
+from tests.integration.log_kit import put, stream_of
+from tests.integration.replay_kit import Plan, values
+
+
+def publish(url: str, count: int, first: int = 0, topic: str = "t/{}", block: int = 5) -> list[bytes]:
+    """Numbered messages, in three topics where the topic says so, in blocks of so many."""
+    sent = [b"%06d" % number for number in range(first, first + count)]
+    with Publisher(url, block_messages=block) as publisher:
+        for number, value in enumerate(sent):
+            publisher.publish(topic.format(number % 3), value, key=value)
+    return sent
+
+
+def now(conn: psycopg.Connection[Any]) -> str:
+    """The database's, as an option says it."""
+    row = conn.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    return str(row[0].isoformat())
+
+
+def rows_in_all_tables(conn: psycopg.Connection[Any]) -> dict[str, object]:
+    tables = conn.execute("select table_name from information_schema.tables where table_schema = 'sublet'").fetchall()
+    count = sql.SQL("select count(*), coalesce(max(xmin::text::bigint), 0) from {}")
+    return {name: conn.execute(count.format(sql.Identifier(name))).fetchone() for (name,) in tables}
+
+
+def test_everything_that_is_kept_is_read_and_nothing_is_left_behind(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    sent = publish(database, 40)
+    before = rows_in_all_tables(conn)
+    assert values(database) == sent == values(database)
+    assert rows_in_all_tables(conn) == before
+
+
+def test_a_row_says_all_that_was_published(database: str, conn: psycopg.Connection[Any]) -> None:
+    when = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
+    with Publisher(database, space="default") as publisher:
+        delivery = publisher.publish("a/b", b"one", key=b"k", headers=[("h", b"1")], timestamp=when)
+        publisher.at(7).publish("a/c", b"two")
+    rows = {row["value"]: row for row in Plan(database).rows()}
+    position = delivery.result()
+    assert rows[b"one"] == {
+        "key": b"k",
+        "value": b"one",
+        "topic": "a/b",
+        "timestamp": when,
+        "headers": [{"key": "h", "value": b"1"}],
+        "space": "default",
+        "stream": position.stream,
+        "offset": position.offset,
+        "epoch": None,
+    }
+    assert rows[b"two"]["epoch"] == [7]
+
+
+@pytest.mark.parametrize("options", [{}, {"minPartitions": 5}, {"filter": "a/+"}, {"startingEpoch": 1}])
+def test_of_an_empty_database_there_is_nothing(
+    database: str, conn: psycopg.Connection[Any], options: dict[str, Any]
+) -> None:
+    assert Plan(database, **options).tasks == []
+
+
+def test_a_task_of_nothing_gives_nothing() -> None:
+    reader = SubletBatchReader(BatchOptions(), all_columns())
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_a_filter_chooses_messages_and_one_that_matches_none_gives_none(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    sent = publish(database, 30)
+    assert values(database, filter="t/1") == sent[1::3]
+    assert values(database, filter="t/#") == sent
+    assert values(database, filter="u/#") == []
+
+
+def test_all_generations_are_read(database: str, conn: psycopg.Connection[Any]) -> None:
+    sent = publish(database, 20)
+    reshard(conn, "default", 3)
+    sent += publish(database, 20, 20)
+    reshard(conn, "default", 1)
+    sent += publish(database, 20, 40)
+    plan = Plan(database)
+    assert plan.values() == sent
+    assert len({stream for stream, _, _ in plan.ranges}) == 6
+
+
+def test_what_comes_after_the_plan_is_not_in_it(database: str, conn: psycopg.Connection[Any]) -> None:
+    sent = publish(database, 20)
+    plan = Plan(database)
+    reshard(conn, "default", 3)
+    more = publish(database, 20, 20)
+    assert plan.values() == sent
+    assert values(database) == sent + more
+
+
+def test_a_space_is_read_by_its_name_also_when_it_is_dropped(database: str, conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "eu", "eu/#", shards=2)
+    theirs, others = publish(database, 12, topic="eu/{}"), publish(database, 12, 12)
+    assert values(database, space="eu") == theirs
+    assert values(database, space="default") == others
+    drop_space(conn, "eu")
+    assert values(database, space="eu") == theirs
+    assert values(database, filter="eu/1") == theirs[1::3]
+    with pytest.raises(UnknownSpace, match=r"option space is 'us': there is no such space. There are: default, eu"):
+        Plan(database, space="us")
+
+
+def test_between_offsets_of_each_stream(database: str, conn: psycopg.Connection[Any]) -> None:
+    publish(database, 60)
+    rows = Plan(database, startingPosition="offset:3", endingPosition="offset:9").rows()
+    assert {row["offset"] for row in rows} == set(range(3, 9))
+    assert len(rows) == 2 * 6
+    assert Plan(database, startingPosition="offset:1000").tasks == []
+    assert len(values(database, endingPosition="offset:1000")) == 60
+
+
+def test_between_times_of_storing(database: str, conn: psycopg.Connection[Any]) -> None:
+    first = publish(database, 20)
+    then = now(conn)
+    second = publish(database, 20, 20)
+    later = now(conn)
+    third = publish(database, 20, 40)
+    assert values(database, startingPosition=then) == second + third
+    assert values(database, endingPosition=then) == first
+    assert values(database, startingPosition=then, endingPosition=later) == second
+    reshard(conn, "default", 4)
+    assert values(database, startingPosition=then, endingPosition=later) == second
+    assert values(database, startingPosition=now(conn)) == []
+    assert values(database, startingPosition=then, endingPosition="offset:1000") == second + third
+
+
+def test_blocks_that_were_merged_are_read_as_before(database: str, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    for number in range(50):
+        put(conn, stream, b"%06d" % number)
+    plan = Plan(database, startingPosition="offset:7", endingPosition="offset:43", minPartitions=5)
+    before = plan.rows()
+    assert compact_stream(conn, stream, older_than_s=0) > 40
+    assert plan.rows() == before == Plan(database, startingPosition="offset:7", endingPosition="offset:43").rows()
+    assert [row["offset"] for row in before] == list(range(7, 43))
+
+
+def test_a_query_is_divided_into_as_many_tasks_as_are_asked_for(database: str, conn: psycopg.Connection[Any]) -> None:
+    sent = publish(database, 40)
+    plan = Plan(database, minPartitions=9)
+    assert len(plan.tasks) >= 9
+    assert plan.values() == sent
+    assert len(Plan(database, minPartitions=1000).tasks) == 40
+
+
+@pytest.fixture
+def aged(database: str, conn: psycopg.Connection[Any]) -> list[bytes]:
+    """What is in the older generation of `eu`, past its retention."""
+    create_space(conn, "eu", "eu/#", shards=1, retention_s=100)
+    old = publish(database, 10, topic="eu/{}")
+    reshard(conn, "eu", 2)
+    conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
+    return old
+
+
+def test_what_retention_has_taken_before_is_not_missed(
+    database: str, conn: psycopg.Connection[Any], aged: list[bytes]
+) -> None:
+    new = publish(database, 10, 10, topic="eu/{}")
+    assert values(database, filter="eu/#") == aged + new
+    retain(conn)
+    assert values(database, filter="eu/#") == new
+
+
+def test_what_retention_takes_after_the_plan_fails_the_query_or_is_left_out(
+    database: str, conn: psycopg.Connection[Any], aged: list[bytes]
+) -> None:
+    new = publish(database, 10, 10, topic="eu/{}")
+    strict, lenient = Plan(database), Plan(database, failOnDataLoss="false")
+    retain(conn)
+    assert lenient.values() == new
+    with pytest.raises(Gone):
+        strict.rows()
+
+
+def in_epochs(url: str, epochs: Iterable[Any], space: str = "default") -> None:
+    """A message in each of these, called by it, some of them in one block; None: in no epoch."""
+    with Publisher(url, space=space) as publisher:
+        for number, epoch in enumerate(epochs):
+            (publisher if epoch is None else publisher.at(epoch)).publish(f"{space}/e", repr(epoch).encode())
+            if number % 3 == 2:
+                publisher.flush()
+
+
+def test_between_epochs_messages_in_none_are_left_out(database: str, conn: psycopg.Connection[Any]) -> None:
+    in_epochs(database, [None, 1, 2, None, 2, 4, 3, 7])
+    assert values(database, startingEpoch=2, endingEpoch=4) == [b"2", b"2", b"3"]
+    assert values(database, startingEpoch=3) == [b"3", b"4", b"7"]
+    assert values(database, endingEpoch=2) == [b"1"]
+    assert values(database, startingEpoch=-5, endingEpoch=100) == [b"1", b"2", b"2", b"3", b"4", b"7"]
+    assert len(values(database)) == 8
+
+
+def test_epochs_of_several_numbers_have_no_ends(database: str, conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "pairs", "pairs/#", shards=1)
+    in_epochs(database, [1, 2])
+    in_epochs(database, [(1, 2)], "pairs")
+    with pytest.raises(InvalidEpoch, match="epochs of space 'pairs' have 2 numbers"):
+        Plan(database, startingEpoch=1)
+    assert values(database, startingEpoch=1, space="default") == [b"1", b"2"]
+    assert values(database, filter="pairs/+") == [b"(1, 2)"]
+
+
+def test_a_database_that_is_not_there_or_not_ours_is_said(empty_database: str) -> None:
+    with pytest.raises(SchemaMismatch, match="sublet migrate"):
+        Plan(empty_database)
+    with pytest.raises(DatabaseUnreachable):
+        Plan("postgresql://nobody@127.0.0.1:1/nothing")
+
+
+def test_an_embedded_server_is_found_by_its_directory(server_home: Path) -> None:
+    with open_database(data_dir=server_home / "data") as place:
+        sent = publish(place.url, 10)
+    plan = Plan(None, dataDir=server_home / "data")
+    assert plan.values() == sent
+
+
+def test_a_time_of_another_zone_is_the_same_time(database: str, conn: psycopg.Connection[Any]) -> None:
+    publish(database, 5)
+    then = datetime.fromisoformat(now(conn))
+    second = publish(database, 5, 5)
+    east = then.astimezone(tz=None) + timedelta(0)
+    assert values(database, startingPosition=east.isoformat()) == second

@@ -1,0 +1,118 @@
+"""`spark.read.format("sublet")` in a real Spark: its rows, its one snapshot, and filters that Spark pushes down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.publish import Publisher
+from storage.spaces import reshard
+from tests.spark.stage import Stage
+
+pytestmark = pytest.mark.spark
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+START = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def pushdown(spark: Any) -> Iterator[None]:
+    """Spark tells Python sources its filters."""
+    spark.conf.set(PUSHDOWN, "true")
+    yield
+    spark.conf.unset(PUSHDOWN)
+
+
+def history(spark: Any, stage: Stage, **options: str) -> Any:
+    reader = spark.read.format("sublet").option("url", stage.url)
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return reader.load()
+
+
+def numbers(frame: Any) -> list[int]:
+    return sorted(int(row.value) for row in frame.select("value").collect())
+
+
+def publish_by_minute(stage: Stage, count: int) -> None:
+    with Publisher(stage.url, block_messages=5) as publisher:
+        for number in range(count):
+            when = START + number * timedelta(minutes=1)
+            publisher.publish(f"t/{number // 20}", b"%d" % number, key=b"k", timestamp=when)
+            publisher.flush()
+
+
+def test_history_is_read_over_generations_and_a_frame_is_one_snapshot(spark: Any, stage: Stage) -> None:
+    stage.publish(100)
+    reshard(stage.connection, "default", 2)
+    stage.publish(100, 100)
+    frame = history(spark, stage, minPartitions="3")
+    assert numbers(frame) == list(range(200))
+    stage.publish(50, 200)
+    assert frame.count() == 200
+    assert numbers(frame.where("topic = 't/1'")) == list(range(1, 200, 5))
+    assert history(spark, stage).count() == 250
+    assert history(spark, stage, filter="t/1", endingPosition="offset:0", startingPosition="earliest").count() == 0
+    assert history(spark, stage, filter="nobody/#").collect() == []
+
+
+@pytest.mark.parametrize("condition", ["topic = 't/1'", "topic in ('t/1', 't/2') and offset >= 25", "topic like 't/%'"])
+def test_with_and_without_push_down_the_rows_are_the_same(
+    spark: Any, stage: Stage, pushdown: None, condition: str
+) -> None:
+    publish_by_minute(stage, 60)
+    ours = history(spark, stage, pushFilters="true").where(condition)
+    assert ours.collect() == history(spark, stage).where(condition).collect() != []
+    assert ") Filter " not in ours._jdf.queryExecution().executedPlan().toString()
+
+
+def test_a_time_is_pushed_down_to_blocks_and_decided_by_spark(spark: Any, stage: Stage, pushdown: None) -> None:
+    publish_by_minute(stage, 60)
+    late = "timestamp > timestamp'2026-11-22 10:32:00Z' and timestamp <= timestamp'2026-11-22 10:47:00Z'"
+    before = stage.connection.execute(
+        "update block set payload = null, uri = 'elsewhere'"
+        " where last_timestamp < '2026-11-22 10:30Z' or first_timestamp > '2026-11-22 10:50Z'"
+    )
+    assert before.rowcount >= 35
+    assert numbers(history(spark, stage, pushFilters="true").where(late)) == list(range(33, 48))
+
+
+def test_filters_are_not_pushed_unless_the_query_says_so(spark: Any, stage: Stage, pushdown: None) -> None:
+    """Spark 4.3 takes the ranges of one plan for those of another: with filters pushed both halves would be one."""
+    publish_by_minute(stage, 60)
+    frame = history(spark, stage)
+    both = frame.where("topic = 't/0'").union(frame.where("topic = 't/2'"))
+    assert numbers(both) == [*range(20), *range(40, 60)]
+    assert frame.count() == 60
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pushFilters": "true"}, PUSHDOWN),
+        ({"subscription": "$share/g/#"}, "option subscription: it is readStream's"),
+        ({"startingPosition": "latest"}, "option startingPosition is 'latest': it is earliest"),
+    ],
+)
+def test_what_cannot_be_is_said_by_name(spark: Any, stage: Stage, options: dict[str, str], said: str) -> None:
+    with pytest.raises(Exception) as refused:  # noqa: PT011 Spark wraps it in errors of its own
+        history(spark, stage, **options).collect()
+    assert said in str(refused.value)
+
+
+def test_a_stream_is_not_asked_for_the_options_of_history(
+    spark: Any, stage: Stage, pushdown: None, tmp_path: Path
+) -> None:
+    stage.serve("n1")
+    stage.publish(20)
+    reader = spark.readStream.format("sublet").option("url", stage.url).option("subscription", "$share/g/#")
+    frame = reader.option("sessionName", "s").option("startingPosition", "earliest").load().where("topic = 't/1'")
+    rows: list[Any] = []
+    writer = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    assert len(rows) == 4
