@@ -1,0 +1,216 @@
+"""A write by many processes, stored whole and once: each stages blocks, one commits.
+
+A task's blocks go into `staged_block`, some at a time, each time in a transaction of its own: no transaction is open
+while a task computes. Nobody reads them there. The commit names the attempts at tasks that count, in order; it enters
+the batch into `sink_batch` and appends their blocks to their streams, in one transaction and inside the database. What
+other attempts have staged goes with it.
+
+Where a stream was closed since a block was routed, its messages are routed again by that transaction, to the children.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+
+from protocol.errors import BatchPassed, StagedBlocksLost
+from storage.block import decode
+from storage.log import Append
+from storage.publish.gathering import Gathering
+from storage.publish.routes import Routes
+
+COPIED_BYTES: Final = 4 * 1024 * 1024
+"""About so much is staged in one transaction."""
+
+KEPT_S: Final = 86400.0
+"""What was staged, and the record of a sink that nobody comes back to, are kept so long."""
+
+_FETCHED: Final = 64
+"""Blocks of closed streams fetched at a time."""
+
+_COPY = """
+copy staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp, topics, codec, payload)
+from stdin (format binary)"""
+_TYPES = (
+    "text", "bigint", "uuid", "integer", "bigint", "integer", "timestamptz", "timestamptz", "text[]", "smallint", "bytea",
+)  # fmt: skip
+
+_ENTER = """
+insert into sink_batch as s (sink, batch, once) values (%(sink)s, %(batch)s, %(once)s)
+on conflict (sink) do update set batch = excluded.batch, at = clock_timestamp() where s.batch < excluded.batch
+returning 1"""
+
+# Locked, so that nobody removes what is there for its age while it is being published.
+_FOUND = """
+select count(*) from (
+  select from staged_block where sink = %s and batch = %s and attempt = any(%s) for update) there"""
+
+_CLOSED = """
+select b.codec, b.payload
+  from staged_block b join unnest(%s::uuid[]) with ordinality as named (attempt, place) using (attempt)
+ where b.sink = %s and b.batch = %s order by named.place, b.ordinal"""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A batch of a sink; the batches of a sink have growing numbers. `once`: the sink has no other."""
+
+    sink: str
+    batch: int
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What an attempt at a task has staged."""
+
+    task: int
+    attempt: uuid.UUID
+    blocks: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The batch is durable. `repeated`: it was already. `heads`: where the streams end that have grown, {stream: head}."""
+
+    heads: dict[int, int]
+    repeated: bool = False
+
+
+def stage(
+    conn: psycopg.Connection[Any], routes: Routes, write: Write, task: int, batches: Iterable[pa.RecordBatch]
+) -> Staged:
+    """Stage a task's messages, batches of `BLOCK_SCHEMA`, over an autocommit connection. What it has staged when it
+    fails is named by nobody. Raises what `Routes.split` raises, and the database's own errors."""
+    stager, gathering = _Stager(conn, write), Gathering(routes)
+    for batch in batches:
+        stager.put(gathering.add(batch))
+    stager.put(gathering.rest())
+    stager.flush()
+    return Staged(task, stager.attempt, stager.blocks, stager.messages)
+
+
+def commit(conn: psycopg.Connection[Any], write: Write, staged: Sequence[Staged]) -> Committed:
+    """Store the batch unless it is stored, in one transaction over an autocommit connection; may be repeated.
+
+    Raises `BatchPassed` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a lost
+    connection it may be stored or not, and the next attempt finds out.
+    """
+    with conn.transaction():
+        heads: dict[int, int] = {}
+        is_new = _enter(conn, write)
+        if is_new:
+            attempts = [each.attempt for each in sorted(staged, key=lambda each: each.task) if each.blocks]
+            _check_found(conn, write, attempts, sum(each.blocks for each in staged))
+            while attempts:
+                heads.update(_publish(conn, write, attempts))
+                attempts = _rerouted(conn, write, attempts)
+        discard(conn, write)
+    return Committed(heads, repeated=not is_new)
+
+
+def discard(conn: psycopg.Connection[Any], write: Write) -> None:
+    """Forget what is staged for this batch, and for earlier ones of its sink."""
+    conn.execute("delete from staged_block where sink = %s and batch <= %s", (write.sink, write.batch))
+
+
+def forget_staged(conn: psycopg.Connection[Any], older_than_s: float = KEPT_S) -> int:
+    """Remove blocks that were staged longer ago and are not published, and records of sinks that nobody comes back to;
+    how many blocks they were."""
+    age = "< clock_timestamp() - make_interval(secs => %s)"
+    conn.execute(f"delete from sink_batch where once and at {age}", (older_than_s,))
+    return conn.execute(f"delete from staged_block where staged_at {age}", (older_than_s,)).rowcount
+
+
+def _enter(conn: psycopg.Connection[Any], write: Write) -> bool:
+    """Whether the batch is new to its sink, whose row is locked from now on. Raises `BatchPassed`."""
+    who = {"sink": write.sink, "batch": write.batch, "once": write.once}
+    if conn.execute(_ENTER, who).fetchone() is not None:
+        return True
+    newest = conn.execute("select batch from sink_batch where sink = %s", (write.sink,)).fetchone()
+    assert newest is not None, "the row is locked since we looked, and was there"
+    if newest[0] > write.batch:
+        raise BatchPassed(write.sink, write.batch, newest[0])
+    return False
+
+
+def _check_found(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID], blocks: int) -> None:
+    row = conn.execute(_FOUND, (write.sink, write.batch, attempts)).fetchone()
+    assert row is not None
+    if row[0] != blocks:
+        raise StagedBlocksLost(write.sink, write.batch, blocks, row[0])
+
+
+def _publish(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID]) -> list[tuple[int, int]]:
+    """Append what belongs to open streams: (stream, head)."""
+    return conn.execute("select * from publish_staged(%s, %s, %s)", (write.sink, write.batch, attempts)).fetchall()
+
+
+def _rerouted(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
+    """Stage what was for closed streams anew, for their children: the attempt that it is now; none if there was none.
+
+    All blocks of a closed stream come in their order, and its children hold its keys: so each key keeps its order.
+    """
+    with conn.cursor(name="closed", binary=True) as closed:
+        closed.itersize = _FETCHED
+        closed.execute(_CLOSED, (attempts, write.sink, write.batch))
+        first = closed.fetchone()
+        if first is None:
+            return []
+        # Accepted before, they go where their topic belongs now.
+        again = stage(conn, Routes.load(conn), write, 0, _decoded(first, closed))
+    conn.execute(
+        "delete from staged_block where sink = %s and batch = %s and attempt = any(%s)",
+        (write.sink, write.batch, attempts),
+    )
+    return [again.attempt]
+
+
+def _decoded(first: Any, others: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    yield decode(*first)
+    for row in others:
+        yield decode(*row)
+
+
+class _Stager:
+    """One attempt's way into the table."""
+
+    def __init__(self, conn: psycopg.Connection[Any], write: Write) -> None:
+        self._conn, self._write = conn, write
+        self.attempt = uuid.uuid4()
+        self.blocks = self.messages = 0
+        self._waiting: list[Append] = []
+        self._size = 0
+
+    def put(self, appends: Iterable[Append]) -> None:
+        """Stage these, now or with the next."""
+        for append in appends:
+            self._waiting.append(append)
+            self._size += append.block.payload.size
+            if self._size >= COPIED_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Stage all that was put."""
+        if not self._waiting:
+            return
+        with self._conn.cursor() as cursor, cursor.copy(_COPY) as copy:
+            copy.set_types(_TYPES)
+            for append in self._waiting:
+                copy.write_row(self._row(append))
+                self.blocks += 1
+                self.messages += append.block.count
+        self._waiting.clear()
+        self._size = 0
+
+    def _row(self, append: Append) -> tuple[object, ...]:
+        who = self._write.sink, self._write.batch, self.attempt, self.blocks
+        block = append.block
+        span = block.first_timestamp, block.last_timestamp
+        return *who, append.stream_id, block.count, *span, block.topics, block.codec, memoryview(block.payload)
