@@ -68,7 +68,7 @@ class StreamOptions:
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
     """The options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot be."""
-    found = _read(given, StreamOptions, "readStream")
+    found = read(given, StreamOptions, "readStream")
     for name, remedy in (
         ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
         ("session_name", "a name for this query, which is its own and stays the same when the query is started again"),
@@ -77,24 +77,30 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
             raise InvalidSetting(f"option {camel(name)} is missing. Give {remedy}.")
     options = StreamOptions(**found)
     Subscription.parse(options.subscription)
-    _check_name(options.session_name)
-    if options.url is not None and options.data_dir is not None:
-        raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
+    check_option_name("sessionName", options.session_name)
+    check_one_database(options.url, options.data_dir)
     check_arguments(weight=options.weight, start=options.starting_position, batch_bytes=1, nodes=options.nodes)
     if options.on_lost_range not in POLICIES:
         raise InvalidSetting(f"option onLostRange is {options.on_lost_range!r}: it is {' or '.join(POLICIES)}.")
     return options
 
 
-def _check_name(name: str) -> None:
+def check_option_name(option: str, name: str) -> None:
+    """Raise `InvalidSetting` for what cannot be a name."""
     try:
         check_name(name)
     except InvalidSetting as problem:
-        raise InvalidSetting(f"option sessionName: {problem}") from None
+        raise InvalidSetting(f"option {option}: {problem}") from None
 
 
-def _read(given: Mapping[str, str], kind: type[Any], where: str) -> dict[str, Any]:
-    """{field: value} of the options given."""
+def check_one_database(url: str | None, data_dir: str | None) -> None:
+    """Raise `InvalidSetting` if both are given."""
+    if url is not None and data_dir is not None:
+        raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
+
+
+def read(given: Mapping[str, str], kind: type[Any], where: str) -> dict[str, Any]:
+    """{field: value} of the options given, which are those of the class `kind`. Raises `InvalidSetting`."""
     names = {camel(field.name).lower(): field for field in fields(kind)}
     found = {}
     for name, text in given.items():
@@ -107,8 +113,8 @@ def _read(given: Mapping[str, str], kind: type[Any], where: str) -> dict[str, An
 
 
 def _value(name: str, kind: Any, text: str) -> Any:
-    read = _READERS.get(name) or _KINDS[str(kind)]
-    return read(name, text)
+    reader = _READERS.get(name) or _KINDS[str(kind)]
+    return reader(name, text)
 
 
 def _text(name: str, text: str) -> str:
@@ -124,6 +130,12 @@ def _nodes(name: str, text: str) -> tuple[str, ...]:
 def _count(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_NUMBER):
         raise InvalidSetting(f"option {name} is {text!r}: it is a whole number from 1 on.")
+    return int(text)
+
+
+def _ordinal(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_NUMBER):
+        raise InvalidSetting(f"option {name} is {text!r}: it is a whole number from 0 on.")
     return int(text)
 
 
@@ -162,4 +174,4 @@ _KINDS: dict[str, Callable[[str, str], Any]] = {
     "bool": _flag,
     "tuple[str, ...] | None": _nodes,
 }
-_READERS: dict[str, Callable[[str, str], Any]] = {"inDoubtHold": _duration}
+_READERS: dict[str, Callable[[str, str], Any]] = {"inDoubtHold": _duration, "batchId": _ordinal}

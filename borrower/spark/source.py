@@ -1,4 +1,4 @@
-"""`spark.readStream.format("sublet")`: what Spark finds, and what it is made of.
+"""`format("sublet")`, to read and to write: what Spark finds, and what it is made of.
 
 Nothing is loaded here that is not needed to say what there is: every Spark session imports this.
 """
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
 
 class DefaultSource(DataSource):
-    """A group's messages as a stream of rows. The options are those of `borrower.spark.options`."""
+    """A group's messages as a stream of rows, and rows as messages. The options are those of `borrower.spark.options`
+    and `.sink_options`."""
 
     @classmethod
     def name(cls) -> str:
@@ -35,3 +36,15 @@ class DefaultSource(DataSource):
         from borrower.spark.stream_reader import SubletStreamReader
 
         return SubletStreamReader(stream_options(self.options), chosen(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Of a batch write."""
+        from borrower.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 Spark's name
+        """Of a streaming query."""
+        from borrower.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

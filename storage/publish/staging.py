@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from protocol.errors import BatchPassed, StagedBlocksLost
 from storage.block import decode
+from storage.catalogue import find_space
 from storage.log import Append
 from storage.publish.gathering import Gathering
 from storage.publish.routes import Routes
@@ -34,11 +35,10 @@ _FETCHED: Final = 64
 """Blocks of closed streams fetched at a time."""
 
 _COPY = """
-copy staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp, topics, codec, payload)
+copy staged_block
+  (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp, topics, codec, payload)
 from stdin (format binary)"""
-_TYPES = (
-    "text", "bigint", "uuid", "integer", "bigint", "integer", "timestamptz", "timestamptz", "text[]", "smallint", "bytea",
-)  # fmt: skip
+_TYPES = ["text", "int8", "uuid", "int4", "int8", "int4", "timestamptz", "timestamptz", "text[]", "int2", "bytea"]
 
 _ENTER = """
 insert into sink_batch as s (sink, batch, once) values (%(sink)s, %(batch)s, %(once)s)
@@ -77,18 +77,28 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The batch is durable. `repeated`: it was already. `heads`: where the streams end that have grown, {stream: head}."""
+    """The batch is durable. `repeated`: it was already. `heads`: {stream: where it ends} of those that have grown."""
 
     heads: dict[int, int]
     repeated: bool = False
 
 
 def stage(
-    conn: psycopg.Connection[Any], routes: Routes, write: Write, task: int, batches: Iterable[pa.RecordBatch]
+    conn: psycopg.Connection[Any],
+    write: Write,
+    task: int,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    space: str | None = None,
 ) -> Staged:
-    """Stage a task's messages, batches of `BLOCK_SCHEMA`, over an autocommit connection. What it has staged when it
-    fails is named by nobody. Raises what `Routes.split` raises, and the database's own errors."""
-    stager, gathering = _Stager(conn, write), Gathering(routes)
+    """Stage a task's messages, batches of `BLOCK_SCHEMA`, over an autocommit connection; `space`: all are to be in it.
+
+    What it has staged when it fails is named by nobody. Raises `UnknownSpace`, what `Routes.split` raises, and the
+    database's own errors.
+    """
+    if space is not None:
+        find_space(conn, space)
+    stager, gathering = _Stager(conn, write), Gathering(Routes.load(conn, space))
     for batch in batches:
         stager.put(gathering.add(batch))
     stager.put(gathering.rest())
@@ -164,7 +174,7 @@ def _rerouted(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.U
         if first is None:
             return []
         # Accepted before, they go where their topic belongs now.
-        again = stage(conn, Routes.load(conn), write, 0, _decoded(first, closed))
+        again = stage(conn, write, 0, _decoded(first, closed))
     conn.execute(
         "delete from staged_block where sink = %s and batch = %s and attempt = any(%s)",
         (write.sink, write.batch, attempts),
