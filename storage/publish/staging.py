@@ -5,7 +5,8 @@ while a task computes. Nobody reads them there. The commit names the attempts at
 the batch into `sink_batch` and appends their blocks to their streams, in one transaction and inside the database. What
 other attempts have staged goes with it.
 
-Where a stream was closed since a block was routed, its messages are routed again by that transaction, to the children.
+Where a stream was closed since a block was routed, its messages are first routed again by that transaction, to the
+children, in their places. So the messages of each key are in the order of the tasks, and in a task as they came.
 """
 
 from __future__ import annotations
@@ -45,15 +46,39 @@ insert into sink_batch as s (sink, batch, once) values (%(sink)s, %(batch)s, %(o
 on conflict (sink) do update set batch = excluded.batch, at = clock_timestamp() where s.batch < excluded.batch
 returning 1"""
 
-# Locked, so that nobody removes what is there for its age while it is being published.
-_FOUND = """
-select count(*) from (
-  select from staged_block where sink = %s and batch = %s and attempt = any(%s) for update) there"""
+# In the order in which appends lock them.
+_LOCK = """
+select stream_id, state from stream
+ where stream_id in (select stream_id from staged_block
+                      where sink = %(sink)s and batch = %(batch)s and attempt = any(%(attempts)s))
+ order by stream_id for no key update"""
 
 _CLOSED = """
-select b.codec, b.payload
-  from staged_block b join unnest(%s::uuid[]) with ordinality as named (attempt, place) using (attempt)
- where b.sink = %s and b.batch = %s order by named.place, b.ordinal"""
+select codec, payload from staged_block
+ where sink = %(sink)s and batch = %(batch)s and attempt = %(attempt)s and stream_id = any(%(streams)s)
+ order by ordinal"""
+
+_REMOVE = """
+delete from staged_block
+ where sink = %(sink)s and batch = %(batch)s and attempt = %(attempt)s and stream_id = any(%(streams)s)"""
+
+_PUBLISH = """
+with lot as (
+  select b.*, sum(b.count) over (partition by b.stream_id order by named.place, b.ordinal) as upto
+    from staged_block b join unnest(%(attempts)s::uuid[]) with ordinality as named (attempt, place) using (attempt)
+   where b.sink = %(sink)s and b.batch = %(batch)s),
+grown as (
+  update stream s set head = s.head + size.total
+    from (select stream_id, max(upto) as total from lot group by stream_id) as size, space p
+   where s.stream_id = size.stream_id and s.state = 'open' and p.space_id = s.space_id
+  returning s.stream_id, s.generation_id, s.head, size.total, p.lower_frontier),
+stored as (
+  insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
+                     lower_frontier, codec, payload)
+  select g.generation_id, g.stream_id, g.head - g.total + l.upto, l.count, l.first_timestamp, l.last_timestamp,
+         l.topics, g.lower_frontier, l.codec, l.payload
+    from lot l join grown g on g.stream_id = l.stream_id)
+select stream_id, head, total from grown"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +142,7 @@ def commit(conn: psycopg.Connection[Any], write: Write, staged: Sequence[Staged]
         is_new = _enter(conn, write)
         if is_new:
             attempts = [each.attempt for each in sorted(staged, key=lambda each: each.task) if each.blocks]
-            _check_found(conn, write, attempts, sum(each.blocks for each in staged))
-            while attempts:
-                heads.update(_publish(conn, write, attempts))
-                attempts = _rerouted(conn, write, attempts)
+            heads = _publish(conn, write, _routed(conn, write, attempts), sum(each.messages for each in staged))
         discard(conn, write)
     return Committed(heads, repeated=not is_new)
 
@@ -150,36 +172,44 @@ def _enter(conn: psycopg.Connection[Any], write: Write) -> bool:
     return False
 
 
-def _check_found(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID], blocks: int) -> None:
-    row = conn.execute(_FOUND, (write.sink, write.batch, attempts)).fetchone()
-    assert row is not None
-    if row[0] != blocks:
-        raise StagedBlocksLost(write.sink, write.batch, blocks, row[0])
+def _publish(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID], messages: int) -> dict[int, int]:
+    """Append what these attempts have staged, whose streams are open: {stream: head}. Raises `StagedBlocksLost`."""
+    who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
+    grown = conn.execute(_PUBLISH, who).fetchall() if attempts else []
+    found = sum(total for _, _, total in grown)
+    if found != messages:
+        raise StagedBlocksLost(write.sink, write.batch, messages, found)
+    return {stream_id: head for stream_id, head, _ in grown}
 
 
-def _publish(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID]) -> list[tuple[int, int]]:
-    """Append what belongs to open streams: (stream, head)."""
-    return conn.execute("select * from publish_staged(%s, %s, %s)", (write.sink, write.batch, attempts)).fetchall()
+def _routed(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
+    """Lock the streams, and stage anew what is for closed ones: the attempts in order, with those that came to it."""
+    while attempts:
+        who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
+        closed = [stream_id for stream_id, state in conn.execute(_LOCK, who).fetchall() if state != "open"]
+        if not closed:
+            break
+        attempts = [each for attempt in attempts for each in (*_again(conn, write, attempt, closed), attempt)]
+    return attempts
 
 
-def _rerouted(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
-    """Stage what was for closed streams anew, for their children: the attempt that it is now; none if there was none.
+def _again(conn: psycopg.Connection[Any], write: Write, attempt: uuid.UUID, closed: list[int]) -> Iterator[uuid.UUID]:
+    """The attempt that what this one has staged for closed streams belongs to now, if there is any.
 
-    All blocks of a closed stream come in their order, and its children hold its keys: so each key keeps its order.
+    What comes out has no stream in common with what is left: those that were open at one time are not each other's
+    children.
     """
-    with conn.cursor(name="closed", binary=True) as closed:
-        closed.itersize = _FETCHED
-        closed.execute(_CLOSED, (attempts, write.sink, write.batch))
-        first = closed.fetchone()
+    what = {"sink": write.sink, "batch": write.batch, "attempt": attempt, "streams": closed}
+    with conn.cursor(name="closed", binary=True) as blocks:
+        blocks.itersize = _FETCHED
+        blocks.execute(_CLOSED, what)
+        first = blocks.fetchone()
         if first is None:
-            return []
+            return
         # Accepted before, they go where their topic belongs now.
-        again = stage(conn, write, 0, _decoded(first, closed))
-    conn.execute(
-        "delete from staged_block where sink = %s and batch = %s and attempt = any(%s)",
-        (write.sink, write.batch, attempts),
-    )
-    return [again.attempt]
+        again = stage(conn, write, 0, _decoded(first, blocks))
+    conn.execute(_REMOVE, what)
+    yield again.attempt
 
 
 def _decoded(first: Any, others: Iterable[Any]) -> Iterator[pa.RecordBatch]:
