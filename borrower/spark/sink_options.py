@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from borrower.spark.options import check_one_database, check_option_name, read
 from protocol.errors import InvalidSetting, InvalidTopic
@@ -19,7 +19,7 @@ class WriteOptions:
 
     topic: str | None = None
     """The topic of rows that have none: where there is no column `topic`, it must be given."""
-    url: str | None = None
+    url: str | None = field(default=None, repr=False)
     """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL of the driver, else the embedded
     server of `dataDir`). Driver and executors have to reach it."""
     data_dir: str | None = None
