@@ -16,6 +16,7 @@ from typing import NamedTuple
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from borrower.spark.options import StreamOptions, camel
+from borrower.spark.sink_options import WriteOptions
 from leader.settings import RULES, LeaderSettings
 from storage.notify.model import PREFIX, NotifySettings
 from storage.publish import Publisher
@@ -146,6 +147,15 @@ Their names may be written in any case; one that is not here is refused. See [th
 | --- | --- | --- |
 """
 
+_SINK = """
+## Options of writing to `format("sublet")`
+
+Of `df.write` and `df.writeStream`. See [the sink](spark-sink.md).
+
+| Option | Default | Meaning |
+| --- | --- | --- |
+"""
+
 
 def page() -> str:
     """The whole page."""
@@ -153,11 +163,11 @@ def page() -> str:
     rules = "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in RULES)
     parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
     notify = _NOTIFY + times(NotifySettings, PREFIX)
-    source = _SOURCE + options(StreamOptions)
-    return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + source
+    spark = _SOURCE + options(StreamOptions) + _SINK + options(WriteOptions)
+    return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + spark
 
 
-def options(kind: type[StreamOptions]) -> str:
+def options(kind: type[StreamOptions | WriteOptions]) -> str:
     """The lines of a format's options."""
     told = sentences(kind)
     return "".join(

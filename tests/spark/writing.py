@@ -1,8 +1,8 @@
 """A streaming query that publishes: `python -m tests.spark.writing URL PLACE [DIE]`.
 
-Writes consecutive numbers to `format("sublet")`. PLACE has the checkpoint. DIE is WHAT:BATCH: which process gets kill -9,
-driver or jvm, when the sink has stored that batch, or WHAT:- when something is staged that is not stored. It ends at
-SIGTERM.
+Writes consecutive numbers to `format("sublet")`. PLACE has the checkpoint. DIE is WHAT:BATCH: which process gets kill
+-9, driver or jvm, when the sink has stored that batch, or WHAT:- when something is staged that is not stored. It ends
+at SIGTERM.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def main(url: str, place: str, dying: str = "") -> None:
         .option("rowsPerBatch", 500)
         .option("numPartitions", 2)
         .load()
-        .selectExpr("cast(concat('k', value % 7) as binary) as key", "cast(value as string) as value")
+        # Each of two tasks has every other number: a key's are all in one.
+        .selectExpr("cast(concat('k', value % 8) as binary) as key", "cast(value as string) as value")
         .writeStream.format("sublet")
         .option("url", url)
         .option("topic", "numbers")
