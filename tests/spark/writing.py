@@ -18,7 +18,7 @@ from tests.kit import eventually
 from tests.spark.query import say, victims
 from tests.spark.session import spark_session
 
-WAIT_S = 60.0
+WAIT_S = 100.0
 
 
 def die(url: str, what: str, when: str) -> None:
