@@ -143,8 +143,13 @@ def _done(messages: Sequence[WriterCommitMessage | None]) -> list[Done]:
 
 def _commit(place: Place, write: Write, done: Sequence[Done]) -> None:
     committed, url = _patiently(place, lambda conn: commit(conn, write, [each.staged for each in done]))
-    if committed.repeated:
-        log.info("%s: batch %d was stored already", write.sink, write.batch)
+    given = sum(each.staged.messages for each in done)
+    if committed.repeated and committed.messages != given:
+        log.warning(
+            "%s: batch %d was stored already, with %d messages, and nothing is stored of the %d that it has this time. "
+            "If these are others, somebody else writes under this name: give it one of its own.",
+            *(write.sink, write.batch, committed.messages, given),
+        )
     _tell(url, committed)
 
 

@@ -24,6 +24,7 @@ create index staged_block_age on staged_block (staged_at);
 create table sink_batch (
   sink text primary key,
   batch bigint not null,
+  messages bigint not null,                            -- in that batch
   once boolean not null,                               -- nobody comes back under this name: it is forgotten after a day
   at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);

@@ -42,8 +42,9 @@ from stdin (format binary)"""
 _TYPES = ["text", "int8", "uuid", "int4", "int8", "int4", "timestamptz", "timestamptz", "text[]", "int2", "bytea"]
 
 _ENTER = """
-insert into sink_batch as s (sink, batch, once) values (%(sink)s, %(batch)s, %(once)s)
-on conflict (sink) do update set batch = excluded.batch, at = clock_timestamp() where s.batch < excluded.batch
+insert into sink_batch as s (sink, batch, messages, once) values (%(sink)s, %(batch)s, %(messages)s, %(once)s)
+on conflict (sink) do update set batch = excluded.batch, messages = excluded.messages, at = clock_timestamp()
+ where s.batch < excluded.batch
 returning 1"""
 
 # In the order in which appends lock them.
@@ -102,8 +103,10 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The batch is durable. `repeated`: it was already. `heads`: {stream: where it ends} of those that have grown."""
+    """The batch is durable, with so many messages. `repeated`: it was already. `heads`: {stream: where it ends}, of
+    those that have grown."""
 
+    messages: int
     heads: dict[int, int]
     repeated: bool = False
 
@@ -137,14 +140,16 @@ def commit(conn: psycopg.Connection[Any], write: Write, staged: Sequence[Staged]
     Raises `BatchPassed` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a lost
     connection it may be stored or not, and the next attempt finds out.
     """
+    given = sum(each.messages for each in staged)
     with conn.transaction():
-        heads: dict[int, int] = {}
-        is_new = _enter(conn, write)
-        if is_new:
+        before = _enter(conn, write, given)
+        if before is None:
             attempts = [each.attempt for each in sorted(staged, key=lambda each: each.task) if each.blocks]
-            heads = _publish(conn, write, _routed(conn, write, attempts), sum(each.messages for each in staged))
+            committed = Committed(given, _publish(conn, write, _routed(conn, write, attempts), given))
+        else:
+            committed = Committed(before, {}, repeated=True)
         discard(conn, write)
-    return Committed(heads, repeated=not is_new)
+    return committed
 
 
 def discard(conn: psycopg.Connection[Any], write: Write) -> None:
@@ -160,16 +165,17 @@ def forget_staged(conn: psycopg.Connection[Any], older_than_s: float = KEPT_S) -
     return conn.execute(f"delete from staged_block where staged_at {age}", (older_than_s,)).rowcount
 
 
-def _enter(conn: psycopg.Connection[Any], write: Write) -> bool:
-    """Whether the batch is new to its sink, whose row is locked from now on. Raises `BatchPassed`."""
-    who = {"sink": write.sink, "batch": write.batch, "once": write.once}
+def _enter(conn: psycopg.Connection[Any], write: Write, messages: int) -> int | None:
+    """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
+    `BatchPassed`."""
+    who = {"sink": write.sink, "batch": write.batch, "messages": messages, "once": write.once}
     if conn.execute(_ENTER, who).fetchone() is not None:
-        return True
-    newest = conn.execute("select batch from sink_batch where sink = %s", (write.sink,)).fetchone()
+        return None
+    newest = conn.execute("select batch, messages from sink_batch where sink = %s", (write.sink,)).fetchone()
     assert newest is not None, "the row is locked since we looked, and was there"
     if newest[0] > write.batch:
         raise BatchPassed(write.sink, write.batch, newest[0])
-    return False
+    return int(newest[1])
 
 
 def _publish(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID], messages: int) -> dict[int, int]:

@@ -179,6 +179,18 @@ def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connect
     assert stored(conn) == list(range(6000))
 
 
+def test_a_batch_that_has_other_rows_the_second_time_is_told_of(
+    database: str, conn: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(database)
+    batch(query, 0)
+    batch(query, 0)
+    assert not caplog.text
+    query.commit(query.write(0, [numbered(3000, 10)]), 0)
+    assert "batch 0 was stored already, with 3000 messages, and nothing is stored of the 10 that it has" in caplog.text
+    assert stored(conn) == list(range(3000))
+
+
 def test_a_query_with_a_new_checkpoint_begins_anew(database: str, conn: Connection) -> None:
     batch(Query(database), 0)
     batch(Query(database), 1)
