@@ -18,6 +18,7 @@ from storage.groups.model import MAINTENANCE
 from storage.notify import snapshot
 from storage.notify.model import Change
 from storage.notify.teller import shared
+from storage.publish import staging
 from storage.turnover import Guard
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ def _steps(
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
     yield "closing of dead publishers' epochs", partial(_expire_epochs, connection, guard)
     yield "forgetting of idle producers", partial(_forget_producers, connection, guard)
+    yield "forgetting of staged blocks", partial(_forget_staged, connection)
     yield "forgetting of old history", partial(_forget_history, connection, history_s)
 
 
@@ -134,3 +136,8 @@ def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> No
 
 def _forget_producers(connection: psycopg.Connection[Any], guard: Guard) -> None:
     retention.forget_producers(connection, guard=guard)
+
+
+def _forget_staged(connection: psycopg.Connection[Any]) -> None:
+    if forgotten := staging.forget_staged(connection):
+        log.info("%d blocks that were staged for a write were never published, and are forgotten", forgotten)

@@ -91,6 +91,29 @@ class NumberTaken(Conflict):
     """A batch published through a node bears a number that its producer has used for another, or has passed."""
 
 
+class BatchPassed(Conflict):
+    """A batch of a sink that has published later ones."""
+
+    def __init__(self, sink: str, batch: int, newest: int) -> None:
+        self.sink, self.batch, self.newest = sink, batch, newest
+        super().__init__(
+            f"{sink}: batch {batch} is not stored now, as batch {newest} is stored already, and the batches of a sink "
+            "come in order. Another process writes under this name, or did: end one of them, or give it a name of its "
+            "own (a streaming query has one with each checkpoint)."
+        )
+
+
+class StagedBlocksLost(SubletError):
+    """Of the messages that a write has staged, not all are there any more: nothing was stored."""
+
+    def __init__(self, sink: str, batch: int, staged: int, found: int) -> None:
+        self.sink, self.batch = sink, batch
+        super().__init__(
+            f"{sink}: of the {staged} messages of batch {batch} that its tasks have staged, {found} are there. They "
+            "are lost when Postgres crashes, and removed after a day. Nothing of the batch is stored: write it again."
+        )
+
+
 class ProducerFenced(Conflict):
     """A newer incarnation of this producer is writing."""
 

@@ -17,6 +17,7 @@ from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from borrower.spark.batch_options import BatchOptions
 from borrower.spark.options import StreamOptions, camel
+from borrower.spark.sink_options import WriteOptions
 from leader.settings import RULES, LeaderSettings
 from storage.notify.model import PREFIX, NotifySettings
 from storage.publish import Publisher
@@ -156,6 +157,15 @@ Likewise. See [history as a table](spark-batch.md).
 | --- | --- | --- |
 """
 
+_SINK = """
+## Options of writing to `format("sublet")`
+
+Of `df.write` and `df.writeStream`. See [the sink](spark-sink.md).
+
+| Option | Default | Meaning |
+| --- | --- | --- |
+"""
+
 
 def page() -> str:
     """The whole page."""
@@ -163,11 +173,11 @@ def page() -> str:
     rules = "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in RULES)
     parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
     notify = _NOTIFY + times(NotifySettings, PREFIX)
-    source = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions)
-    return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + source
+    spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions) + _SINK + options(WriteOptions)
+    return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + spark
 
 
-def options(kind: type[StreamOptions | BatchOptions]) -> str:
+def options(kind: type[StreamOptions | BatchOptions | WriteOptions]) -> str:
     """The lines of a format's options."""
     told = sentences(kind)
     return "".join(

@@ -80,7 +80,7 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
             raise InvalidSetting(f"option {camel(name)} is missing. Give {remedy}.")
     options = StreamOptions(**found)
     Subscription.parse(options.subscription)
-    _check_name(options.session_name)
+    check_option_name("sessionName", options.session_name)
     check_database(options.url, options.data_dir)
     check_arguments(weight=options.weight, start=options.starting_position, batch_bytes=1, nodes=options.nodes)
     if options.on_lost_range not in POLICIES:
@@ -88,11 +88,12 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
     return options
 
 
-def _check_name(name: str) -> None:
+def check_option_name(option: str, name: str) -> None:
+    """Raise `InvalidSetting` for what cannot be a name."""
     try:
         check_name(name)
     except InvalidSetting as problem:
-        raise InvalidSetting(f"option sessionName: {problem}") from None
+        raise InvalidSetting(f"option {option}: {problem}") from None
 
 
 def check_database(url: str | None, data_dir: str | None) -> None:
@@ -130,6 +131,13 @@ def _nodes(name: str, text: str) -> tuple[str, ...]:
 def _count(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_NUMBER):
         raise InvalidSetting(f"option {name} is {text!r}: it is a whole number from 1 on.")
+    return int(text)
+
+
+def ordinal(name: str, text: str) -> int:
+    """A number that may be 0. Raises `InvalidSetting`."""
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_NUMBER):
+        raise InvalidSetting(f"option {name} is {text!r}: it is a whole number from 0 on.")
     return int(text)
 
 

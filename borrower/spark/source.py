@@ -1,4 +1,4 @@
-"""`format("sublet")`: what Spark finds, for `spark.readStream` and `spark.read`, and what it is made of.
+"""`format("sublet")`, to read and to write: what Spark finds, and what it is made of.
 
 Nothing is loaded here that is not needed to say what there is: every Spark session imports this.
 """
@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
     from pyspark.sql.types import StructType
 
 
 class DefaultSource(DataSource):
-    """A group's messages as a stream of rows, or history as a table. The options are those of `borrower.spark.options`
-    and `borrower.spark.batch_options`."""
+    """A group's messages as a stream of rows, history as a table, and rows as messages. The options are those of
+    `borrower.spark.options`, `.batch_options` and `.sink_options`."""
 
     @classmethod
     def name(cls) -> str:
@@ -45,3 +50,15 @@ class DefaultSource(DataSource):
         from borrower.spark.stream_reader import SubletStreamReader
 
         return SubletStreamReader(stream_options(self.options), chosen(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Of a batch write."""
+        from borrower.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 Spark's name
+        """Of a streaming query."""
+        from borrower.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

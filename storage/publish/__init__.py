@@ -13,6 +13,9 @@ connections and rollovers.
 
 A `Delivery` stands for a message until it is durable. The buffer is bounded: a publisher that outruns the database is
 made to wait, and nothing is ever dropped in silence.
+
+A write by many processes goes another way: each makes blocks (`gathering`) and stages them, and one transaction
+publishes all (`staging`).
 """
 
 from storage.publish.asynchronous import AsyncPublisher

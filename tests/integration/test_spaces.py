@@ -224,6 +224,7 @@ def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
         "insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)"
         " values (clock_timestamp() - interval '2 d', 1, 1, 'grant', 'allocated', 1, 0, 1)"
     )
+    conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
     old = streams(conn, "default")
     term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
     keeper = Housekeeper(database, lambda: term, 86_400.0, every_s=0.05)
@@ -231,6 +232,7 @@ def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
     try:
         eventually(lambda: states(conn, old) == {"closed"}, message="the rollover before it")
         eventually(lambda: conn.execute("select from producer").fetchone() is None, message="the step after it")
+        eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, message="an old write")
         eventually(lambda: conn.execute("select from lending_history").fetchone() is None, message="old history")
         eventually(lambda: "1 maintenance steps failed" in caplog.text and "retention: interval out" in caplog.text)
     finally:

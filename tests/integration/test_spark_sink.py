@@ -1,0 +1,284 @@
+"""The sink without Spark: its calls in Spark's order, a real Postgres, and a crash before and behind each of them.
+
+What Spark itself makes of it is in `tests/spark/test_sink.py`; what is refused is in `test_spark_sink_rows.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.errors import BatchPassed, StagedBlocksLost
+from storage.connect import connect
+from storage.publish.staging import KEPT_S, forget_staged
+from storage.spaces import create_space, reshard, rollover
+from tests.integration.notify_kit import listening
+from tests.integration.sink_kit import Query, left_staged, numbered, one_write, stored
+from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
+
+Connection = psycopg.Connection[Any]
+
+
+class Died(Exception):
+    """The driver is gone."""
+
+
+POINTS = ("staged some", "staged", "committed")
+
+
+def batch(query: Query, number: int, die: str = "") -> None:
+    """A micro-batch of two tasks and 3000 rows, up to where its driver dies."""
+    first = number * 3000
+    tasks = [[numbered(first, 1000), numbered(first + 1000, 500)], [numbered(first + 1500, 1500)]]
+    if die == "staged some":
+        query.task(number, 0, tasks[0])
+        raise Died
+    done = query.write(number, *tasks)
+    if die == "staged":
+        raise Died
+    query.commit(done, number)
+    if die == "committed":
+        raise Died
+
+
+def test_a_batch_is_published_whole_by_the_commit_and_not_before(database: str, conn: Connection) -> None:
+    query = Query(database)
+    done = query.write(0, [numbered(0, 2500)], [numbered(2500, 10)], [])
+    assert [each.staged.messages for each in done] == [2500, 10, 0]
+    assert stored(conn) == []
+    query.commit(done, 0)
+    assert stored(conn) == list(range(2510))
+    assert left_staged(conn) == 0
+
+
+@pytest.mark.conforms("W2")
+@pytest.mark.parametrize("point", POINTS)
+def test_a_query_that_dies_at_any_point_stores_each_batch_once(database: str, conn: Connection, point: str) -> None:
+    for number in range(3):
+        for _ in range(2):
+            with pytest.raises(Died):
+                batch(Query(database), number, die=point)
+        batch(Query(database), number)
+    assert stored(conn) == list(range(9000))
+    assert left_staged(conn) == 0, "what the dead had staged went with the next commit"
+    assert conn.execute("select batch from sink_batch").fetchall() == [(2,)]
+
+
+def test_of_several_attempts_at_a_task_the_one_is_published_that_the_commit_names(
+    database: str, conn: Connection
+) -> None:
+    query = Query(database)
+    attempts = [query.task(0, 0, [numbered(0, 1200)]) for _ in range(3)]
+    other = query.task(0, 1, [numbered(1200, 300)])
+    query.commit([attempts[1], other], 0)
+    assert stored(conn) == list(range(1500))
+    assert left_staged(conn) == 0
+    late = query.task(0, 0, [numbered(0, 1200)])
+    assert late.staged.blocks == left_staged(conn) > 0
+    query.commit(query.write(1, [numbered(1500, 10)]), 1)
+    assert stored(conn) == list(range(1510))
+    assert left_staged(conn) == 0
+
+
+def test_the_order_of_a_key_is_that_of_the_tasks(database: str, conn: Connection) -> None:
+    query = Query(database)
+    second = query.task(0, 1, [numbered(5000, 5000)])
+    first = query.task(0, 0, [numbered(count * 500, 500) for count in range(10)])
+    query.commit([second, first], 0)
+    assert stored(conn) == list(range(10000))
+
+
+@pytest.mark.conforms("W2", "W3")
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_what_was_staged_for_streams_that_are_closed_goes_to_their_children(
+    database: str, conn: Connection, shards: int
+) -> None:
+    query = Query(database)
+    query.commit(query.write(0, [numbered(0, 3000)]), 0)
+    early = query.write(1, [numbered(3000, 70_000)], [numbered(73_000, 2000)])
+    rollover(conn, "default")
+    reshard(conn, "default", shards)
+    late = query.task(1, 2, [numbered(75_000, 2000)])
+    query.commit([*early, late], 1)
+    assert stored(conn) == list(range(77_000))
+    query.commit([*early, late], 1)
+    assert stored(conn) == list(range(77_000))
+    assert left_staged(conn) == 0
+
+
+def test_what_was_staged_goes_where_its_topic_belongs_by_then(database: str, conn: Connection) -> None:
+    query = Query(database, space="default")
+    done = query.write(0, [numbered(0, 2000)])
+    create_space(conn, "own", "t", shards=3)
+    query.commit(done, 0)
+    assert stored(conn) == list(range(2000))
+    heads = conn.execute("select name, sum(head) from stream join space using (space_id) group by name").fetchall()
+    assert dict(heads) == {"default": 0, "own": 2000}
+
+
+@pytest.mark.conforms("W3")
+def test_batches_are_stored_once_and_in_order_while_streams_are_closed(database: str, conn: Connection) -> None:
+    def turn() -> int:
+        with connect(database) as mine:
+            return rollover(mine, "default")
+
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(10):
+            turning = pool.submit(turn)
+            done = Query(database).write(number, *[[numbered(number * 3000 + 1000 * task, 1000)] for task in range(3)])
+            again = pool.submit(turn)
+            Query(database).commit(done, number)
+            assert turning.result(30) < again.result(30)
+    assert stored(conn) == list(range(30_000))
+
+
+@pytest.mark.conforms("W2")
+@pytest.mark.parametrize("when", ["reply to COMMIT", "away for a while"])
+def test_a_commit_that_loses_its_connection_is_made_once(database: str, conn: Connection, when: str) -> None:
+    with PostgresProxy(database) as proxy:
+        query = Query(proxy.url)
+        done = query.write(0, [numbered(0, 4000)])
+        if when == "reply to COMMIT":
+            proxy.cut_commit(resume=True)
+            query.commit(done, 0)
+        else:
+            proxy.go_away()
+            timer = threading.Timer(0.5, proxy.resume)
+            timer.start()
+            query.commit(done, 0)
+            timer.join()
+    assert stored(conn) == list(range(4000))
+    assert left_staged(conn) == 0
+
+
+def test_of_two_drivers_that_commit_a_batch_at_once_one_stores_it(database: str, conn: Connection) -> None:
+    for number in range(5):
+        first = number * 3000
+        drivers = [Query(database), Query(database)]
+        done = [each.write(number, [numbered(first, 3000)]) for each in drivers]
+        with ThreadPoolExecutor(2) as pool:
+            commits = [pool.submit(each.commit, mine, number) for each, mine in zip(drivers, done, strict=True)]
+            for each in commits:
+                each.result(30)
+    assert stored(conn) == list(range(15_000))
+    assert left_staged(conn) == 0
+
+
+def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connection) -> None:
+    zombie = Query(database)
+    old = zombie.write(0, [numbered(0, 100)])
+    batch(Query(database), 0)
+    batch(Query(database), 1)
+    with pytest.raises(BatchPassed, match="query 1: batch 0 is not stored now, as batch 1 is stored already"):
+        zombie.commit(old, 0)
+    assert stored(conn) == list(range(6000))
+
+
+def test_a_batch_that_has_other_rows_the_second_time_is_told_of(
+    database: str, conn: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(database)
+    batch(query, 0)
+    batch(query, 0)
+    assert not caplog.text
+    query.commit(query.write(0, [numbered(3000, 10)]), 0)
+    assert "batch 0 was stored already, with 3000 messages, and nothing is stored of the 10 that it has" in caplog.text
+    assert stored(conn) == list(range(3000))
+
+
+def test_a_query_with_a_new_checkpoint_begins_anew(database: str, conn: Connection) -> None:
+    batch(Query(database), 0)
+    batch(Query(database), 1)
+    other = Query(database, "query 2")
+    other.commit(other.write(0, [numbered(6000, 10)]), 0)
+    assert stored(conn) == list(range(6010))
+
+
+def test_an_empty_batch_counts(database: str, conn: Connection) -> None:
+    query = Query(database)
+    query.commit([], 0)
+    query.commit(query.write(1, [], [numbered(0, 0)]), 1)
+    assert conn.execute("select batch from sink_batch").fetchall() == [(1,)]
+    assert stored(conn) == []
+
+
+def test_abort_removes_what_was_staged(database: str, conn: Connection) -> None:
+    query = Query(database)
+    done = query.task(0, 0, [numbered(0, 3000)])
+    query.abort([done, None], 0)
+    assert left_staged(conn) == 0
+    query.abort([None], 0)
+    with pytest.raises(
+        StagedBlocksLost, match="of the 3000 messages of batch 0 that its tasks have staged, 0 are there"
+    ):
+        query.commit([done], 0)
+    assert conn.execute("select from sink_batch").fetchone() is None, "the batch may be written again"
+    batch(query, 0)
+    assert stored(conn) == list(range(3000))
+
+
+def test_what_a_crash_of_postgres_takes_is_missed_by_the_commit(database: str, conn: Connection) -> None:
+    query = Query(database)
+    done = query.write(0, [numbered(0, 5000)])
+    conn.execute("delete from staged_block where ordinal = 1")
+    with pytest.raises(StagedBlocksLost, match="Nothing of the batch is stored: write it again"):
+        query.commit(done, 0)
+    assert stored(conn) == []
+
+
+def test_what_nobody_publishes_is_forgotten_after_a_day(database: str, conn: Connection) -> None:
+    query = Query(database)
+    query.write(0, [numbered(0, 100)])
+    one_write(database, iter([numbered(0, 100)]), topic="t")
+    one_write(database, iter([numbered(100, 100)]), topic="t", sinkName="daily", batchId="7")
+    assert forget_staged(conn) == 0
+    conn.execute("update sink_batch set at = at - make_interval(secs => %s)", (KEPT_S,))
+    conn.execute("update staged_block set staged_at = staged_at - make_interval(secs => %s)", (KEPT_S,))
+    query.write(0, [numbered(0, 100)])
+    there = left_staged(conn)
+    assert forget_staged(conn) == there // 2
+    assert left_staged(conn) == there // 2
+    assert conn.execute("select sink, batch from sink_batch").fetchall() == [("sink daily", 7)]
+
+
+def test_a_write_with_a_name_and_a_number_is_stored_once(database: str, conn: Connection) -> None:
+    for first, number in ((0, 0), (0, 0), (10, 4)):
+        one_write(database, iter([numbered(first, 10)]), topic="t", sinkName="daily", batchId=str(number))
+    assert stored(conn) == list(range(20))
+    with pytest.raises(BatchPassed, match="sink daily: batch 3 is not stored now, as batch 4 is"):
+        one_write(database, iter([numbered(30, 10)]), topic="t", sinkName="daily", batchId="3")
+    one_write(database, iter([numbered(20, 10)]), topic="t")
+    assert stored(conn) == list(range(30))
+
+
+def test_whoever_listens_is_told(database: str, conn: Connection) -> None:
+    with listening(database) as heard:
+        query = Query(database)
+        query.commit(query.write(0, [numbered(0, 100)]), 0)
+        heads = dict(conn.execute("select stream_id, head from stream where head > 0").fetchall())
+        eventually(lambda: all(heard.of("stream", str(stream)) for stream in heads), 10.0)
+
+
+def test_a_lock_that_somebody_keeps_for_a_while_is_waited_for(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("borrower.spark.sink_place.LOCK_TIMEOUT_S", 0.1)
+    query = Query(database)
+    done = query.write(0, [numbered(0, 100)])
+    with connect(database) as other, ThreadPoolExecutor(1) as pool:
+        with other.transaction():
+            other.execute("select from stream for update")
+            commit = pool.submit(query.commit, done, 0)
+            eventually(lambda: _waits(conn), 10.0)
+        commit.result(30)
+    assert stored(conn) == list(range(100))
+
+
+def _waits(conn: Connection) -> bool:
+    waiting = conn.execute("select from pg_stat_activity where application_name = 'sublet spark sink'").fetchone()
+    return waiting is not None

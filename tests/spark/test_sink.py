@@ -1,0 +1,153 @@
+"""`write` and `writeStream` to `format("sublet")` in a real Spark: rows that come back, and queries that are killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from storage.connect import connect
+from tests.integration.sink_kit import left_staged, stored
+from tests.kit import eventually
+from tests.kit_nodes import Process
+from tests.spark.stage import SPEED, WAIT_S, Stage
+from tests.spark.test_source import collected, stream
+
+pytestmark = pytest.mark.spark
+
+Connection = psycopg.Connection[Any]
+
+KILLS = ("jvm:1", "driver:-", "jvm:3", "jvm:-", "driver:5", "jvm:7")
+"""Which process gets kill -9: when the sink has stored that batch, or while a task has staged what is not stored."""
+MOST_KILLS = int(os.environ.get("QUERY_KILLS", "3"))
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[Connection]:
+    """The database."""
+    with connect(database) as connection:
+        yield connection
+
+
+def write(frame: Any, url: str, mode: str = "append", **options: object) -> None:
+    writer = frame.write.format("sublet").option("url", url).mode(mode)
+    for name, value in options.items():
+        writer = writer.option(name, str(value))
+    writer.save()
+
+
+def numbers(spark: Any, first: int, count: int, partitions: int = 3) -> Any:
+    rows = spark.range(first, first + count, 1, partitions)
+    return rows.selectExpr("cast(concat('k', id % 7) as binary) as key", "cast(id as string) as value")
+
+
+def test_what_is_written_is_read_back(spark: Any, stage: Stage, tmp_path: Path) -> None:
+    stage.serve("n1")
+    when = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
+    headers = "array(named_struct('key', 'h', 'value', cast('1' as binary))) as headers"
+    frame = spark.sql(
+        f"select 'a/b' topic, 'k' key, 'one' value, timestamp '2026-11-22 10:30:00Z' timestamp, {headers}"
+    )
+    write(frame, stage.url)
+    (row,) = collected(stream(spark, stage), tmp_path)
+    assert (row.topic, row.key, row.value, row.space, row.epoch) == ("a/b", b"k", b"one", "default", None)
+    assert row.timestamp.astimezone(UTC) == when
+    assert [(header.key, header.value) for header in row.headers] == [("h", b"1")]
+
+
+def test_a_batch_write_is_stored_once_and_in_order(spark: Any, database: str, conn: Connection) -> None:
+    write(numbers(spark, 0, 50_000), database, topic="t")
+    assert stored(conn) == list(range(50_000))
+    assert left_staged(conn) == 0
+    write(numbers(spark, 0, 0), database, topic="t")
+    assert stored(conn) == list(range(50_000))
+
+
+def test_a_write_whose_commit_fails_publishes_nothing_and_leaves_nothing(
+    spark: Any, database: str, conn: Connection
+) -> None:
+    write(numbers(spark, 0, 100), database, topic="t", sinkName="daily", batchId=5)
+    with pytest.raises(Exception, match="sink daily: batch 4 is not stored now, as batch 5 is stored already"):
+        write(numbers(spark, 100, 40_000), database, topic="t", sinkName="daily", batchId=4)
+    assert stored(conn) == list(range(100))
+    assert left_staged(conn) == 0
+
+
+def test_a_batch_that_has_a_name_and_a_number_is_stored_once(spark: Any, database: str, conn: Connection) -> None:
+    for first, batch in ((0, 0), (0, 0), (100, 1), (100, 1)):
+        write(numbers(spark, first, 100), database, topic="t", sinkName="mine", batchId=batch)
+    assert stored(conn) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("mode", "expression", "options", "said"),
+    [
+        ("overwrite", "value", {"topic": "t"}, "messages that are published stay, and none is replaced"),
+        ("append", "value", {}, "there is neither a column 'topic' nor the option topic"),
+        ("append", "value, 1 as offset", {"topic": "t"}, "column 'offset': a message has none"),
+        ("append", "value", {"topic": "t", "retries": 3}, "option 'retries': write has none of that name"),
+    ],
+)
+def test_what_cannot_be_is_said_by_name(
+    spark: Any, database: str, mode: str, expression: str, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(Exception) as refused:  # noqa: PT011 Spark wraps it in errors of its own
+        write(numbers(spark, 0, 10).selectExpr(*expression.split(", ")), database, mode, **options)
+    assert said in str(refused.value)
+
+
+def test_the_output_mode_complete_is_refused_by_name(spark: Any, database: str, tmp_path: Path) -> None:
+    counts = spark.readStream.format("rate").load().groupBy("value").count().selectExpr("cast(value as string) value")
+    writer = counts.writeStream.format("sublet").option("url", database).option("topic", "t").outputMode("complete")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(Exception, match='the output mode "complete": messages that are published stay'):
+        query.awaitTermination(int(WAIT_S))
+
+
+def start(url: str, place: Path, name: str, die: str = "") -> Process:
+    """A life of the query."""
+    return Process("tests.spark.writing", url, str(place), die, log=place / f"{name}.log", speed=SPEED)
+
+
+def wait_until_dead(driver: Process) -> None:
+    """Until its JVM is, which its driver may outlive."""
+    eventually(lambda: not driver.alive or "failed" in driver.output(), 2 * WAIT_S, driver.output)
+    driver.kill()
+
+
+def newest(conn: Connection) -> int:
+    """The last batch that the sink has stored; -1 if there is none."""
+    row = conn.execute("select coalesce(max(batch), -1) from sink_batch").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def is_in_doubt(conn: Connection, place: Path) -> bool:
+    """Whether the sink has stored a batch of which Spark's checkpoint does not know that it is done."""
+    noted = [int(file.name) for file in (place / "checkpoint" / "commits").glob("[0-9]*")]
+    return newest(conn) > max(noted, default=-1)
+
+
+@pytest.mark.conforms("W2")
+@pytest.mark.timeout(90 * (2 + MOST_KILLS))
+def test_a_query_that_is_killed_at_any_point_has_stored_each_batch_once(
+    database: str, conn: Connection, tmp_path: Path
+) -> None:
+    in_doubt = 0
+    for number, die in enumerate(KILLS[:MOST_KILLS]):
+        driver = start(database, tmp_path, f"driver-{number}", die)
+        wait_until_dead(driver)
+        in_doubt += is_in_doubt(conn, tmp_path)
+    driver = start(database, tmp_path, "last")
+    before = newest(conn)
+    eventually(lambda: newest(conn) > before + 1, 2 * WAIT_S, driver.output)
+    assert driver.stop() == 0
+    found = stored(conn)
+    assert found == list(range(len(found)))
+    assert in_doubt, "at least one died behind the commit, and before Spark had noted it"
+    assert conn.execute("select count(*) from sink_batch").fetchone() == (1,), "one query, one name"
