@@ -24,7 +24,7 @@ Connection = psycopg.Connection[Any]
 
 KILLS = ("jvm:1", "driver:-", "jvm:3", "jvm:-", "driver:5", "jvm:7")
 """Which process gets kill -9: when the sink has stored that batch, or while a task has staged what is not stored."""
-MOST_KILLS = int(os.environ.get("QUERY_KILLS", "3"))
+MOST_KILLS = int(os.environ.get("QUERY_KILLS", "2"))
 
 
 @pytest.fixture
