@@ -315,10 +315,10 @@ class Session:
     def _see_to_epochs(self) -> None:
         if self._on_epoch is not None and self._handler.epochs:
             self._announce(self._on_epoch)
-        if (self._on_epoch is not None or self._whole_epochs) and self._handler.has_plain():
+        if self._whole_epochs and self._handler.has_plain():
             raise UsageError(
                 f"{self.subscription}: whole epochs are asked for, and its group is not atomic. Create it with `sublet "
-                "groups create --atomic` before its first consumer comes, or leave whole_epochs and on_epoch out."
+                "groups create --atomic` before its first consumer comes, or leave whole_epochs out."
             )
 
     def _announce(self, on_epoch: OnEpoch) -> None:

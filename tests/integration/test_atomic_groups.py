@@ -277,12 +277,9 @@ def test_arguments_that_cannot_be_are_refused(database: str, arguments: dict[str
         Session(GROUP, database, **arguments)
 
 
-@pytest.mark.parametrize("asked", [{"whole_epochs": True}, {"on_epoch": print}])
-def test_whole_epochs_of_a_group_that_is_not_atomic_are_refused(
-    fleet: Fleet, database: str, asked: dict[str, Any]
-) -> None:
+def test_whole_epochs_of_a_group_that_is_not_atomic_are_refused(fleet: Fleet, database: str) -> None:
     with (
-        Session(GROUP, database, settings=FAST, **asked) as session,
+        Session(GROUP, database, settings=FAST, whole_epochs=True) as session,
         pytest.raises(UsageError, match="whole epochs are asked for, and its group is not atomic"),
     ):
         eventually(lambda: session.next_batch(0.05), 20.0)
