@@ -161,11 +161,7 @@ class Planning:
             found = [
                 lent
                 for lent in self._lent.values()
-                if lent.whole is None
-                and lent.is_idle
-                and not lent.stopping
-                and lent.reach > lent.position
-                and allowed(lent)
+                if lent.whole is None and lent.may_be_planned and lent.reach > lent.position and allowed(lent)
             ]
             return sorted(found, key=lambda lent: lent.turn)
 
@@ -175,7 +171,7 @@ class Planning:
             return [
                 (lent, lent.whole)
                 for lent in self._lent.values()
-                if lent.whole is not None and lent.is_idle and not lent.stopping and allowed(lent)
+                if lent.whole is not None and lent.may_be_planned and allowed(lent)
             ]
 
     def has_plain(self) -> bool:
@@ -205,7 +201,7 @@ class Planning:
             self._turn += 1
             for stream_id, end in ends.items():
                 lent = self._lent.get(stream_id)
-                if lent is None or lent.stopping or not lent.is_idle:
+                if lent is None or not lent.may_be_planned:
                     continue  # it was taken away meanwhile
                 self._plan(lent, InDoubt(lent.grant.grant_id, lent.position, end, self._hold_s))
 
@@ -214,7 +210,7 @@ class Planning:
         with self.changed:
             for stream_id, step in steps.items():
                 lent = self._lent.get(stream_id)
-                if lent is None or lent.stopping or not lent.is_idle:
+                if lent is None or not lent.may_be_planned:
                     continue
                 if not step.runs:
                     lent.go_on(step.position, step.consumed)

@@ -85,6 +85,11 @@ class Lent:
         return self.doubt is None and self.left is None
 
     @property
+    def may_be_planned(self) -> bool:
+        """Nothing is planned of it, and it is ours to plan."""
+        return self.is_idle and not self.stopping
+
+    @property
     def begun(self) -> Begun | None:
         """What is planned and written down."""
         if self.doubt is None or not self.saved or (self.whole is not None and self.step is None):

@@ -20,12 +20,10 @@ def steps(streams: Mapping[int, WholeEpochs], most: Most, last: LowerFrontier | 
     As many epochs as `most` allows, at least one; not behind `last`.
     """
     completed = first_completed(streams)
-    if completed is None:
-        return _moving({stream_id: whole.step_to(whole.scanned, None) for stream_id, whole in streams.items()}, streams)
-    if last is not None and last.is_at_or_before(completed):
+    if completed is not None and last is not None and last.is_at_or_before(completed):
         completed = last
-    whole_batch = _to(streams, completed, to_the_end=True)
-    if _fits(whole_batch, most):
+    whole_batch = {stream_id: whole.step_to(whole.scanned, completed) for stream_id, whole in streams.items()}
+    if completed is None or _fits(whole_batch, most):
         return _moving(whole_batch, streams)
     return _first_that_moves(streams, _ends(streams, completed), most) or _moving(whole_batch, streams)
 
@@ -61,11 +59,8 @@ def _ends(streams: Mapping[int, WholeEpochs], completed: LowerFrontier) -> list[
     return sorted(found, key=lambda lower: lower.least)
 
 
-def _to(streams: Mapping[int, WholeEpochs], lower: LowerFrontier, *, to_the_end: bool = False) -> dict[int, Step]:
-    return {
-        stream_id: whole.step_to(whole.scanned if to_the_end else whole.upto(lower), lower)
-        for stream_id, whole in streams.items()
-    }
+def _to(streams: Mapping[int, WholeEpochs], lower: LowerFrontier) -> dict[int, Step]:
+    return {stream_id: whole.step_to(whole.upto(lower), lower) for stream_id, whole in streams.items()}
 
 
 def _fits(batch: Mapping[int, Step], most: Most) -> bool:

@@ -11,6 +11,8 @@ before one of these begins later.
 
 from __future__ import annotations
 
+import functools
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,6 +182,12 @@ def shown_epoch(epoch: Epoch) -> str:
 def lower_of_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | None:
     """A frontier as it is stored; None for none."""
     return None if stored is None else LowerFrontier.of(tuple(epoch) for epoch in stored)
+
+
+@functools.lru_cache(maxsize=1024)
+def lower_of_text(stored: str | None) -> LowerFrontier | None:
+    """The same of JSON as text. A frontier is read far more often than it moves, so it is not parsed each time."""
+    return None if stored is None else lower_of_json(json.loads(stored))
 
 
 def upper_of_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:

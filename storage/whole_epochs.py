@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.types.numeric import Int8
 
-from protocol.epochs import ConsumedFrontier, LowerFrontier, lower_of_json
+from protocol.epochs import ConsumedFrontier, LowerFrontier, lower_of_text
 from storage import log
 from storage.block import Epochs
 
@@ -92,13 +92,13 @@ def marks(conn: psycopg.Connection[Any], stream_id: int, generation_id: int, off
     found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
     log.check_covered(stream_id, offset, head, gone, found[0].first if found else None)
     behind = found[: log.consecutive([(mark.first, mark.end) for mark in found])]
-    return Marks(tuple(behind), head, closed, _lower(lower))
+    return Marks(tuple(behind), head, closed, lower_of_text(lower))
 
 
 def lowers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Marks]:
     """Where these streams end and what is completed in their spaces, without the marks of their blocks."""
     rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
-    return {stream_id: Marks((), head, closed, _lower(lower)) for stream_id, head, closed, lower in rows}
+    return {stream_id: Marks((), head, closed, lower_of_text(lower)) for stream_id, head, closed, lower in rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,12 +341,7 @@ def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
 
 
 def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> Mark:
-    return Mark(end - count, end, size or 0, _lower(lower), None if epochs is None else _epochs(epochs))
-
-
-@functools.lru_cache(maxsize=1024)
-def _lower(stored: str | None) -> LowerFrontier | None:
-    return None if stored is None else lower_of_json(json.loads(stored))
+    return Mark(end - count, end, size or 0, lower_of_text(lower), None if epochs is None else _epochs(epochs))
 
 
 @functools.lru_cache(maxsize=1024)

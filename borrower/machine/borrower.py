@@ -329,9 +329,8 @@ class Borrower:
             self._forget_older(revoke.stream_id, revoke.grant_id)
             self._refuse(revoke.stream_id, revoke.grant_id)
         elif stream.status is StreamStatus.GRANTED:
-            stream.status, stream.confirmed = StreamStatus.REVOKING, True
-            if not stream.final:
-                self._out.tells.append(Stop(stream.stream_id, stream.grant_id))
+            stream.confirmed = True
+            self._stop(stream)
         elif stream.final:
             self._update(now, (stream,))
 
@@ -430,9 +429,13 @@ class Borrower:
 
     def _stop_all(self) -> None:
         for stream in self.streams:
-            stream.status = StreamStatus.REVOKING
-            if not stream.final:
-                self._out.tells.append(Stop(stream.stream_id, stream.grant_id))
+            self._stop(stream)
+
+    def _stop(self, stream: Stream) -> None:
+        """Hand it over."""
+        stream.status = StreamStatus.REVOKING
+        if not stream.final:
+            self._out.tells.append(Stop(stream.stream_id, stream.grant_id))
 
     def _collect_final(self, event: object, now: float) -> None:
         self._note_progress(event, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from borrower.spark.options import StreamOptions, camel, check_database, read_options
 from protocol.epochs import LARGEST, SMALLEST
@@ -26,7 +26,7 @@ class BatchOptions:
 
     filter: str = "#"
     """A topic filter, such as orders/#: which messages are read."""
-    url: str | None = None
+    url: str | None = field(default=None, repr=False)
     """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL of the driver, else the embedded
     server of `dataDir`)."""
     data_dir: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from borrower.arguments import check_arguments, check_name
@@ -32,7 +32,7 @@ class StreamOptions:
     """The name of this query in its group. It must be its own, and stay the same when the query is started again from
     its checkpoint: what was in doubt then comes back to it. A second query of that name takes the place of the
     first."""
-    url: str | None = None
+    url: str | None = field(default=None, repr=False)
     """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL of the driver, else the embedded
     server of `dataDir`)."""
     data_dir: str | None = None

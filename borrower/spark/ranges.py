@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ import psycopg
 from pyspark.sql.datasource import InputPartition
 
 from borrower.spark.held import hold
+from borrower.spark.patience import patiently
 from borrower.spark.sockets import check_socket
-from protocol.errors import DatabaseUnreachable, Gone
+from protocol.errors import Gone
 from protocol.words import Filter
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 
 AWAY_S = 30.0
 """How long a task waits for a database that is away, before it fails and Spark tries it again."""
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
 
 _connections: dict[tuple[int, str], psycopg.Connection[Any]] = {}
 
@@ -121,11 +120,10 @@ def _passed(partition: RangePartition, gone: Gone, end: int) -> int:
 def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> Page:
     from storage import log as message_log
 
-    give_up_at, pause_s = time.monotonic() + AWAY_S, FIRST_PAUSE_S
-    while True:
-        try:
+    def attempt() -> Page:
+        with _connected(partition.url) as connection:
             return message_log.since(
-                _connection(partition.url),
+                connection,
                 partition.stream_id,
                 offset,
                 filter=filter,
@@ -133,13 +131,18 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> P
                 wanted=partition.wanted,
                 end=end,
             )
-        except (psycopg.OperationalError, DatabaseUnreachable) as error:
-            if time.monotonic() > give_up_at:
-                raise
-            log.warning("the database is away, reading goes on when it is back: %s", error)
-            _drop(partition.url)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    return patiently(attempt, AWAY_S, "the database is away, reading goes on when it is back")
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """This process's connection. One that fails is not used again."""
+    try:
+        yield _connection(url)
+    except psycopg.OperationalError:
+        _drop(url)
+        raise
 
 
 def _connection(url: str) -> psycopg.Connection[Any]:

@@ -16,19 +16,19 @@ watched in 4.3:
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from borrower.spark.patience import patiently
 from borrower.spark.sink_columns import check_columns, messages
 from borrower.spark.sink_options import WriteOptions, stream_write_options, write_options
 from borrower.spark.sink_place import Place
-from protocol.errors import DatabaseUnreachable, InvalidSetting, SubletError
+from protocol.errors import InvalidSetting, SubletError
 from storage.publish.staging import Committed, Staged, Write, commit, discard, stage
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ log = logging.getLogger(__name__)
 
 AWAY_S = 60.0
 """How long a commit waits for a database that is away, or a stream that is locked, before the write fails."""
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +138,11 @@ def _done(messages: Sequence[WriterCommitMessage | None]) -> list[Done]:
 
 
 def _commit(place: Place, write: Write, done: Sequence[Done]) -> None:
-    committed, url = _patiently(place, lambda conn: commit(conn, write, [each.staged for each in done]))
+    def attempt() -> tuple[Committed, str]:
+        with place.connected() as (url, conn):
+            return commit(conn, write, [each.staged for each in done]), url
+
+    committed, url = patiently(attempt, AWAY_S, "the commit is tried again")
     given = sum(each.staged.messages for each in done)
     if committed.repeated and committed.messages != given:
         log.warning(
@@ -170,18 +170,3 @@ def _abort(place: Place, writes: Sequence[Write] | set[Write]) -> None:
                 discard(conn, write)
     except (psycopg.Error, SubletError) as error:
         log.warning("what was staged is not removed, and will be later: %s", error)
-
-
-def _patiently(place: Place, attempt: Callable[[psycopg.Connection[Any]], _T]) -> tuple[_T, str]:
-    """The answer, and the database's URL; over as many connections as it takes within `AWAY_S`."""
-    give_up_at, pause_s = time.monotonic() + AWAY_S, FIRST_PAUSE_S
-    while True:
-        try:
-            with place.connected() as (url, conn):
-                return attempt(conn), url
-        except (psycopg.OperationalError, DatabaseUnreachable) as error:
-            if time.monotonic() > give_up_at:
-                raise
-            log.warning("the commit is tried again: %s", error)
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from protocol.epochs import ConsumedFrontier, lower_of_json
+from protocol.epochs import ConsumedFrontier, lower_of_text
 from protocol.in_doubt import InDoubt
 from storage.groups.channel import Connection
 from storage.groups.model import HistoryRecord, LendingStatus
@@ -34,7 +34,7 @@ RECORD = (
 )
 FACTS = (
     "s.stream_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head, s.state = 'closed', n.state = 'gone',"
-    " s.parents, (select p.lower_frontier from space p where p.space_id = s.space_id)"
+    " s.parents, (select p.lower_frontier::text from space p where p.space_id = s.space_id)"
 )
 _ROW_WIDTH, _FACTS_WIDTH = ROW.count(",") + 1, FACTS.count(",") + 1
 
@@ -215,5 +215,5 @@ def _row(record: Sequence[Any]) -> Row:
 
 def _stream(record: Sequence[Any]) -> StreamFacts:
     stream_id, generation_id, low, high, head, closed, gone, parents, lower = record
-    frontier = lower_of_json(lower)
+    frontier = lower_of_text(lower)
     return StreamFacts(stream_id, generation_id, int(low), int(high), head, closed, gone, tuple(parents), frontier)

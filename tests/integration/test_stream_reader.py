@@ -50,6 +50,17 @@ def lending(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, Any]]:
     return {stream: (status, position, doubt) for stream, status, position, doubt in rows}
 
 
+def until_both_have(count: int, *both: Run) -> None:
+    """Go on with all of them until so many messages are in their sinks together."""
+
+    def there() -> bool:
+        for run in both:
+            run.step()
+        return sum(len(run.checkpoint.values()) for run in both) >= count
+
+    eventually(there, 30.0, lambda: str([run.checkpoint for run in both]))
+
+
 def events(conn: psycopg.Connection[Any]) -> list[str]:
     return [event for (event,) in conn.execute("select event from lending_history order by history_id")]
 
@@ -128,11 +139,7 @@ def test_another_application_gets_everything_but_what_is_in_doubt(
     runs.append(other := Run(theirs, url, sessionName="other"))
     eventually(lambda: [other.step(), "reserved" in {row[0] for row in lending(conn).values()}][1], 20.0)
     runs.append(back := Run(ours, url, inDoubtHold=LONG))
-    eventually(
-        lambda: [other.step(), back.step(), len(ours.values()) + len(theirs.values()) >= 30][2],
-        30.0,
-        lambda: f"{ours} {theirs}",
-    )
+    until_both_have(30, other, back)
     assert sorted(ours.values() + theirs.values()) == values
     assert ours.runs[0] == ours.runs[1]
 
@@ -159,11 +166,7 @@ def test_after_the_hold_another_application_has_it_and_it_is_never_read_again(
         back.step()
         assert ours.sink == {0: []}
         publish(url, 30, 10)
-        eventually(
-            lambda: [other.step(), back.step(), len(ours.values()) + len(theirs.values()) >= 40][2],
-            30.0,
-            lambda: f"{ours} {theirs}",
-        )
+        until_both_have(40, other, back)
 
 
 def test_of_two_processes_of_one_name_the_newer_stays_and_goes_on_with_the_batch(

@@ -78,6 +78,11 @@ def main(
         .start()
     )
     say("running")
+    stay(spark, query, leave)
+
+
+def stay(spark: Any, query: Any, leave: threading.Event) -> None:
+    """Until the query has failed or is to be left; then end it, and Spark with it."""
     while query.isActive and not leave.wait(0.1):
         pass
     if query.exception() is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from storage.connect import connect
 from tests.kit import eventually
-from tests.spark.query import say, victims
+from tests.spark.query import say, stay, victims
 from tests.spark.session import spark_session
 
 WAIT_S = 100.0
@@ -52,13 +52,7 @@ def main(url: str, place: str, dying: str = "") -> None:
     if dying:
         what, _, when = dying.partition(":")
         die(url, what, when)
-    while query.isActive and not leave.wait(0.1):
-        pass
-    if query.exception() is not None:
-        say(f"failed: {query.exception()}")
-    query.stop()
-    say("ended")
-    spark.stop()
+    stay(spark, query, leave)
 
 
 if __name__ == "__main__":

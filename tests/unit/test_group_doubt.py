@@ -27,6 +27,15 @@ def plan(bench: Bench, start: int = 2, end: int = 5, borrower_id: str = "a/1", s
     return doubt
 
 
+def planned() -> tuple[Bench, InDoubt]:
+    """A session has planned, and that is written."""
+    bench = Bench()
+    named(bench, "a/1")
+    doubt = plan(bench)
+    bench.settle()
+    return bench, doubt
+
+
 @pytest.mark.conforms("E26", "E27")
 def test_a_plan_is_confirmed_when_it_is_written_and_not_before() -> None:
     bench = Bench()
@@ -51,10 +60,7 @@ def test_a_plan_is_not_lost_among_reports_that_wait_to_be_written() -> None:
 
 @pytest.mark.conforms("E26", "E27")
 def test_a_session_that_comes_back_gets_what_it_planned_and_nobody_else_does() -> None:
-    bench = Bench()
-    named(bench, "a/1")
-    doubt = plan(bench)
-    bench.settle()
+    bench, doubt = planned()
     bench.pass_time(bench.settings.eviction_s + 1)
     assert bench.row().status is LendingStatus.RESERVED
     named(bench, "b/1", "other")
@@ -69,10 +75,7 @@ def test_a_session_that_comes_back_gets_what_it_planned_and_nobody_else_does() -
 
 @pytest.mark.conforms("E26")
 def test_after_its_time_another_gets_it_and_history_says_why() -> None:
-    bench = Bench()
-    named(bench, "a/1")
-    plan(bench)
-    bench.settle()
+    bench, _ = planned()
     bench.pass_time(bench.settings.eviction_s + 1)
     named(bench, "b/1", "other")
     bench.sent.clear()
@@ -88,10 +91,7 @@ def test_after_its_time_another_gets_it_and_history_says_why() -> None:
 
 @pytest.mark.conforms("E26", "E27")
 def test_a_newer_process_of_the_session_fences_the_older_and_goes_on_with_its_plan() -> None:
-    bench = Bench()
-    named(bench, "a/1")
-    doubt = plan(bench)
-    bench.settle()
+    bench, doubt = planned()
     bench.sent.clear()
     named(bench, "b/1", "etl", 2)
     said = [(to, type(message), getattr(message, "in_doubt", None)) for to, message in bench.sent]
@@ -100,10 +100,7 @@ def test_a_newer_process_of_the_session_fences_the_older_and_goes_on_with_its_pl
 
 
 def test_a_plan_outlives_its_leader() -> None:
-    bench = Bench()
-    named(bench, "a/1")
-    doubt = plan(bench)
-    bench.settle()
+    bench, doubt = planned()
     bench.lead()
     bench.pass_time(bench.settings.reclaim_grace_s + 1)
     assert bench.row().status is LendingStatus.RESERVED
@@ -114,10 +111,7 @@ def test_a_plan_outlives_its_leader() -> None:
 
 
 def test_the_time_of_a_reserved_stream_is_over_also_under_a_new_leader() -> None:
-    bench = Bench()
-    named(bench, "a/1")
-    plan(bench)
-    bench.settle()
+    bench, _ = planned()
     bench.pass_time(bench.settings.eviction_s + 1)
     bench.pass_time(HOLD_S / 2)
     bench.lead()
@@ -128,10 +122,7 @@ def test_the_time_of_a_reserved_stream_is_over_also_under_a_new_leader() -> None
 
 
 def test_what_was_granted_to_a_session_that_is_lost_meanwhile_is_reserved_again() -> None:
-    bench = Bench()
-    named(bench, "a/1")
-    doubt = plan(bench)
-    bench.settle()
+    bench, doubt = planned()
     bench.pass_time(bench.settings.eviction_s + 1)
     bench.join("a/2", session="etl", session_epoch=2)
     bench.tick(bench.settings.debounce_s + 0.01)
@@ -142,10 +133,7 @@ def test_what_was_granted_to_a_session_that_is_lost_meanwhile_is_reserved_again(
 
 
 def test_a_plan_said_again_is_confirmed_again_and_written_once() -> None:
-    bench = Bench()
-    named(bench, "a/1")
-    doubt = plan(bench)
-    bench.settle()
+    bench, doubt = planned()
     before = bench.row()
     bench.sent.clear()
     plan(bench)
@@ -155,10 +143,7 @@ def test_a_plan_said_again_is_confirmed_again_and_written_once() -> None:
 
 
 def test_a_revoke_waits_for_what_is_planned() -> None:
-    bench = Bench()
-    named(bench, "a/1")
-    doubt = plan(bench)
-    bench.settle()
+    bench, doubt = planned()
     bench.sent.clear()
     bench.revoke()
     assert len(bench.heard(Revoke)) == 1
