@@ -34,6 +34,7 @@ class EpochLoad:
         self.completed_at: dict[int, float] = {}
         self.failures: list[BaseException] = []
         self._lock = threading.Lock()
+        self._both_here = threading.Barrier(2)
         self._threads = [threading.Thread(target=self._publish, args=(number,)) for number in range(2)]
         for thread in self._threads:
             thread.start()
@@ -51,6 +52,7 @@ class EpochLoad:
         try:
             with Publisher(self._url, space="default", block_messages=7) as publisher:
                 publisher.advance(0)
+                self._both_here.wait(WAIT_S)  # else the first completes epochs without the other
                 for epoch in range(LAST):
                     for message in range(60):
                         late = epoch + message % 2  # half of them are in the next epoch already
