@@ -69,6 +69,7 @@ class Planner:
         self._inbox = Inbox(self._planning.take)
         self._over = self._leaving = False
         self._whole_epochs = whole_epochs
+        self._group: int | None = None
         self._spaces: dict[int, str] = {}
         self._connected_at: float | None = None
         self._lags_at = float("-inf")
@@ -86,6 +87,12 @@ class Planner:
         self._handle = self._agent.subscribe(
             self.subscription, self._inbox, weight=weight, session=name, start=start, session_epoch=epoch
         )
+
+    @property
+    def group_id(self) -> int:
+        """Of the group that has lent what is planned."""
+        assert self._group is not None, "nothing is planned of streams that nobody has lent"
+        return self._group
 
     # --- after a restart --------------------------------------------------------------------------------------------
 
@@ -120,7 +127,7 @@ class Planner:
 
     def _look(self, begun: Iterable[Planned]) -> tuple[list[Planned], list[Planned]]:
         """Of which the rows say that they will not come back to us: those that are done, and those that are lost."""
-        group_id, begun = self._agent.group_id(self._handle), list(begun)
+        group_id, begun = self._group, list(begun)
         if group_id is None or not begun:
             return [], []
         streams = [planned.stream_id for planned in begun]
@@ -197,8 +204,7 @@ class Planner:
 
     def _is_through(self) -> bool:
         """All that was there is done, and it is long enough that a leader has given out, or taken, any stream."""
-        if self._agent.group_id(self._handle) is None:
-            self._connected_at = None
+        if self._group is None:
             return False
         now = time.monotonic()
         if self._connected_at is None:
@@ -245,7 +251,9 @@ class Planner:
             self._planning.note_heads(self._reader.heads(unseen))
 
     def _digest(self, wait_s: float = 0.0) -> None:
-        for news in self._inbox.take(wait_s):
+        found = self._inbox.take(wait_s)
+        self._group = self._agent.group_id(self._handle) or self._group
+        for news in found:
             if isinstance(news, Pushed):
                 self._lookout.pushed(news)
                 continue

@@ -130,6 +130,14 @@ class GrantLost(Conflict):
         )
 
 
+class BatchLost(Conflict):
+    """A micro-batch that its query must not write, or not any more: its transaction is rolled back."""
+
+    def __init__(self, batch_id: int, why: str, remedy: str) -> None:
+        self.batch_id = batch_id
+        super().__init__(f"batch {batch_id} must not be written: {why}. It is rolled back. {remedy}.")
+
+
 class SchemaMismatch(Conflict):
     """The database's schema is older or newer than this program."""
 

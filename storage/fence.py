@@ -24,11 +24,13 @@ _LOST = "SB001"
 
 @dataclass(frozen=True, slots=True)
 class LastPlan:
-    """What was planned last of a stream; `session`: who holds it, or for whom it is kept; `is_open`: it is not done."""
+    """What was planned last of a stream; `session`: who holds it, or for whom it is kept; `is_open`: it is not done.
+    `grant_id`: under which it is held now; None if it is not."""
 
     in_doubt: InDoubt
     is_open: bool
     session: str | None
+    grant_id: int | None
 
 
 def draw_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
@@ -97,10 +99,11 @@ def last_plans(
     """{stream: what was planned last of it}, of those of which something was."""
     call = sql.SQL("select * from {}.planned(%s::bigint, %s::bigint[])").format(sql.Identifier(schema_name(schema)))
     found = {}
-    for stream_id, session, reached, frontier, doubt in conn.execute(call, (group_id, list(stream_ids))).fetchall():
+    rows = conn.execute(call, (group_id, list(stream_ids))).fetchall()
+    for stream_id, session, grant_id, reached, frontier, doubt in rows:
         if doubt is not None:
             in_doubt = InDoubt.of_json(doubt)
             done_before = None if frontier is None else ConsumedFrontier.of_json(frontier)
             is_open = still_open(in_doubt, reached, done_before) is not None
-            found[stream_id] = LastPlan(in_doubt, is_open, session)
+            found[stream_id] = LastPlan(in_doubt, is_open, session, grant_id)
     return found

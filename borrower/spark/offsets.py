@@ -1,6 +1,6 @@
 """What a query's checkpoint says of sublet: the ranges of a micro-batch, as JSON.
 
-    {"17": {"from": 700, "grant": 12, "to": 710}}
+    {"group": 3, "streams": {"17": {"from": 700, "grant": 12, "to": 710}}}
 
 A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows. In a group
 that is atomic a range has also "upto" and "least", its consumed frontier.
@@ -15,22 +15,29 @@ from borrower.plans import Planned
 from protocol.epochs import ConsumedFrontier
 from protocol.errors import InvalidSetting
 
-Offset = dict[str, dict[str, Any]]
+Offset = dict[str, Any]
 
 NOTHING: Offset = {}
 """The offset of a query that has begun nothing."""
 
 
-def offset_of(ranges: Iterable[Planned]) -> Offset:
+def offset_of(group_id: int, ranges: Iterable[Planned]) -> Offset:
     """Of these ranges. Spark compares offsets as text, so the keys are in order."""
-    return {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
+    parts = {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
+    return {"group": group_id, "streams": parts}
+
+
+def group_of(offset: Mapping[str, Any]) -> int | None:
+    """The group whose streams it speaks of; None for what this source has not written, and before the first batch."""
+    return offset["group"] if offset.keys() == {"group", "streams"} else None
 
 
 def ranges_of(offset: Mapping[str, Any]) -> list[Planned]:
     """The ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
     try:
-        return [_planned(int(stream_id), part) for stream_id, part in offset.items()]
-    except (KeyError, TypeError, ValueError):
+        streams = offset["streams"] if offset else {}
+        return [_planned(int(stream_id), part) for stream_id, part in streams.items()]
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidSetting(
             f"the checkpoint says {str(offset)[:200]}, which is not of sublet: it belongs to another query. Give this "
             "one a checkpointLocation of its own."

@@ -86,7 +86,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
         begun = planner.plan(Most(most, most_bytes), IDLE_S, finite=self._finite)
         self._begun = {one.planned: one for one in begun}
-        return offset_of(self._begun) if begun else start
+        return offset_of(planner.group_id, self._begun) if begun else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
         """For people, in the query's progress: how far the streams go that this query has, and how far behind it is."""

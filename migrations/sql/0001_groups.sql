@@ -153,11 +153,12 @@ begin
 end $$;
 
 -- What was planned last of these streams, and how far they have come: for a session that has come back and asks what
--- became of what it had begun. `session` is whose a row is, that is held or kept.
+-- became of what it had begun, and for its sink. `of_session` is whose a row is, that is held or kept; `of_grant` is null
+-- unless it is held.
 create function planned(p_group bigint, p_streams bigint[])
-  returns table (of_stream bigint, of_session text, reached bigint, frontier jsonb, doubt jsonb)
+  returns table (of_stream bigint, of_session text, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb)
 language sql stable security definer set search_path from current as $$
-  select l.stream_id, l.session, l.position, l.consumed, l.in_doubt
+  select l.stream_id, l.session, case when l.status = 'held' then l.grant_id end, l.position, l.consumed, l.in_doubt
     from lending l where l.group_id = p_group and l.stream_id = any(p_streams)
 $$;
 

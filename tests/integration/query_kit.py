@@ -90,10 +90,14 @@ class Run:
         rows = rows_of(batch for one in partitions for batch in self.reader.read(one))
         self.checkpoint.runs.append((number, rows))
         self._die("read", die)
-        self.checkpoint.sink.setdefault(number, rows)
+        self.sink(number, rows)
         self._die("sunk", die)
         self.checkpoint.committed = number
         self._die("committed", die)
+
+    def sink(self, number: int, rows: Rows) -> None:
+        """Write a batch, where it is not written yet."""
+        self.checkpoint.sink.setdefault(number, rows)
 
     def until(self, count: int, die: str = "") -> None:
         """Go on until so many messages are in the sink."""

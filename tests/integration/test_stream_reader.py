@@ -95,7 +95,7 @@ def test_what_is_planned_is_in_the_row_before_it_is_begun(
     runs.append(run := Run(checkpoint, url))
     with pytest.raises(Died):
         run.until(1_000, die="logged")
-    planned = checkpoint.offsets[0]
+    planned = checkpoint.offsets[0]["streams"]
     in_doubt = {
         str(stream): {"from": doubt["start"], "grant": doubt["grant_id"], "to": doubt["end"]}
         for stream, (_, _, doubt) in lending(conn).items()
@@ -212,7 +212,7 @@ def test_a_query_that_stops_in_a_batch_leaves_it_reserved_and_the_rest_free(
         planned = run.reader.latestOffset({}, ReadMaxRows(1))
     run.stop()
     states = {str(stream): row[0] for stream, row in lending(conn).items()}
-    assert {stream for stream, state in states.items() if state == "reserved"} == set(planned)
+    assert {stream for stream, state in states.items() if state == "reserved"} == set(planned["streams"])
     assert set(states.values()) == {"reserved", "free"}
 
 
@@ -274,7 +274,7 @@ def test_a_batch_is_divided_into_as_many_tasks_as_are_asked_for(
     run.until(40)
     assert checkpoint.values() == values
     number = max(checkpoint.sink, key=lambda number: len(checkpoint.sink[number]))
-    ends = checkpoint.offsets[number]
+    ends = checkpoint.offsets[number]["streams"]
     assert sum(part["to"] - part["from"] for part in ends.values()) >= 7
 
 

@@ -1,0 +1,280 @@
+"""`Guard`: what a micro-batch writes, and that it is done, are one commit; whoever dies, freezes or runs twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from borrower.spark.guard import Guard
+from protocol.errors import BatchLost, UsageError
+from protocol.words import Start, Subscription
+from storage.connect import UnknownOutcome
+from storage.groups.model import GroupOptions
+from storage.groups.postgres import PostgresGroups
+from storage.publish import Publisher
+from tests.integration.query_kit import POINTS, Checkpoint, Died, Rows, Run
+from tests.integration.test_stream_reader import LONG, SHORT, events, lending, publish
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+from tests.postgres_proxy import PostgresProxy
+
+INSERT = "insert into sunk values (%s)"
+
+
+class Guarded(Run):
+    """Its sink is a table without a key: what is written twice is there twice."""
+
+    def __init__(self, checkpoint: Checkpoint, url: str, place: Path, **options: object) -> None:
+        super().__init__(checkpoint, url, **options)
+        self.guard, self._place = Guard(place, options.get("guard_url", url)), place  # type: ignore[arg-type]
+
+    def sink(self, number: int, rows: Rows) -> None:
+        logged(self._place, number, self.checkpoint.offsets[number])
+        with self.guard(number) as connection:
+            connection.cursor().executemany(INSERT, [(value,) for _, _, value in rows])
+        super().sink(number, rows)
+
+    def stop(self) -> None:
+        super().stop()
+        self.guard.close()
+
+
+def logged(place: Path, number: int, *offsets: dict[str, Any]) -> None:
+    """Spark's log of a batch, one line for each source of the query."""
+    (place / "offsets").mkdir(parents=True, exist_ok=True)
+    sources = [json.dumps(offset) for offset in offsets]
+    (place / "offsets" / str(number)).write_text("\n".join(["v1", '{"batchWatermarkMs":0}', *sources]))
+
+
+@pytest.fixture
+def url(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
+    conn.execute("create table public.sunk (value bytea)")
+    return database
+
+
+@pytest.fixture
+def runs(url: str) -> Iterator[list[Run]]:
+    """Runs to be stopped at the end."""
+    made: list[Run] = []
+    yield made
+    for run in made:
+        run.stop()
+
+
+def fail(guard: Guard) -> None:
+    """A function that raises after it has written."""
+    with guard(0) as connection:
+        connection.execute(INSERT, (b"x",))
+        raise ZeroDivisionError
+
+
+def sunk(conn: psycopg.Connection[Any]) -> list[bytes]:
+    return [bytes(value) for (value,) in conn.execute("select value from public.sunk order by value")]
+
+
+@pytest.mark.conforms("E26", "E27")
+@pytest.mark.parametrize("point", POINTS)
+def test_whenever_the_query_dies_everything_is_written_once(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, point: str
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    for _ in range(3):
+        run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG, maxMessagesPerTrigger=7)
+        with pytest.raises(Died):
+            run.until(1_000, die=point)
+    runs.append(last := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG, maxMessagesPerTrigger=7))
+    eventually(lambda: [last.step(), len(sunk(conn)) >= 30][1], 30.0)
+    assert not last.step()
+    assert sunk(conn) == values
+
+
+@pytest.mark.conforms("E26")
+def test_what_is_written_is_not_in_doubt_and_another_application_goes_on_behind_it(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    ours, theirs = Checkpoint(), Checkpoint()
+    values = publish(url, 0, 30)
+    run = Guarded(ours, url, tmp_path / "ours", inDoubtHold=LONG)
+    with pytest.raises(Died):
+        run.until(1_000, die="sunk")
+    publish(url, 30, 10)
+    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other"))
+    eventually(lambda: [other.step(), len(sunk(conn)) >= 40][1], 30.0, lambda: str(lending(conn)))
+    assert sunk(conn) == [*values, *(b"%06d" % number for number in range(30, 40))]
+    assert "reserve" not in events(conn)
+
+
+@pytest.mark.conforms("E26", "E27")
+def test_one_that_was_frozen_while_others_got_its_messages_writes_nothing(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    ours, theirs = Checkpoint(), Checkpoint()
+    values = publish(url, 0, 30)
+    frozen = Guarded(ours, url, tmp_path / "ours", inDoubtHold=SHORT)
+    with pytest.raises(Died):
+        frozen.until(1_000, die="read")
+    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other"))
+    eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
+    number, rows = ours.runs[-1]
+    with pytest.raises(BatchLost, match=r"batch 0 must not be written: stream \d+ .* is not this query's to do now"):
+        frozen.sink(number, rows)
+    assert sunk(conn) == values
+
+
+@pytest.mark.conforms("E27")
+@pytest.mark.parametrize("first", ["older", "newer"])
+def test_of_two_on_copies_of_one_checkpoint_one_writes_the_batch(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, first: str
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    older = Guarded(checkpoint, url, tmp_path / "older", inDoubtHold=LONG)
+    with pytest.raises(Died):
+        older.until(1_000, die="read")
+    copy = Checkpoint(list(checkpoint.offsets))
+    newer = Guarded(copy, url, tmp_path / "newer", inDoubtHold=LONG)
+    with pytest.raises(Died):
+        newer.step(die="read")
+    assert copy.runs == checkpoint.runs
+    one, other = (older, newer) if first == "older" else (newer, older)
+    number, rows = checkpoint.runs[-1]
+    one.sink(number, rows)
+    with pytest.raises(BatchLost, match="all of it was done before"):
+        other.sink(number, rows)
+    runs.append(last := Guarded(copy, url, tmp_path / "newer", inDoubtHold=LONG))
+    last.step()
+    assert copy.runs[-1] == (number, [])
+    assert sunk(conn) == values
+
+
+def test_a_batch_of_which_only_a_part_is_ours_is_not_written(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint()
+    publish(url, 0, 30)
+    run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
+    with pytest.raises(Died):
+        run.until(1_000, die="read")
+    conn.execute(
+        "update lending set in_doubt = null where stream_id ="
+        " (select min(stream_id) from lending where in_doubt is not null)"
+    )
+    before = lending(conn)
+    with pytest.raises(BatchLost, match="only a part is this query's to do now"):
+        run.sink(*checkpoint.runs[-1])
+    assert sunk(conn) == []
+    assert lending(conn) == before
+
+
+def test_what_is_kept_for_the_query_is_not_written_by_one_that_has_lost_it(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
+    with pytest.raises(Died):
+        run.until(1_000, die="read")
+    eventually(lambda: "reserved" in {row[0] for row in lending(conn).values()}, 30.0)
+    with pytest.raises(BatchLost, match="is not this query's to do now"):
+        run.sink(*checkpoint.runs[-1])
+    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    again.step()
+    assert sunk(conn) == values
+
+
+def test_an_exception_in_the_block_rolls_back_and_the_batch_is_still_to_be_done(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    with pytest.raises(Died):
+        run.until(1_000, die="read")
+    runs[:] = [again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)]
+    logged(tmp_path, 0, checkpoint.offsets[0])
+    with pytest.raises(ZeroDivisionError):
+        fail(again.guard)
+    again.step()
+    assert sunk(conn) == values
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_commit_whose_answer_was_lost_is_found_out(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, away: bool
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    with PostgresProxy(url) as cutter:
+        runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+        run.guard = Guard(tmp_path, cutter.url)
+        cutter.cut_commit(resume=not away)
+        if away:
+            with pytest.raises(UnknownOutcome, match="Start the query again"):
+                run.until(1_000)
+        else:
+            run.until(30)
+        run.guard.close()
+    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    eventually(lambda: not again.step(), 30.0)
+    assert sunk(conn) == values
+
+
+@pytest.mark.conforms("S11")
+@pytest.mark.parametrize("point", ["read", "sunk", "committed"])
+def test_batches_of_whole_epochs_are_written_once(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, point: str
+) -> None:
+    store = PostgresGroups(url)
+    store.declare_group(Subscription.parse("$share/g/#"), GroupOptions(start=Start.parse("earliest"), atomic=True))
+    store.close()
+    with Publisher(url, space="default", block_messages=3) as publisher:
+        for epoch in range(8):
+            for number in range(12):
+                publisher.at(epoch).publish("t", b"%d" % epoch, key=b"k%d" % number)
+            publisher.advance(epoch + 1)
+    checkpoint = Checkpoint()
+    for _ in range(2):
+        run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG, maxMessagesPerTrigger=20)
+        with pytest.raises(Died):
+            run.until(1_000, die=point)
+    runs.append(last := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG, maxMessagesPerTrigger=20))
+    eventually(lambda: [last.step(), len(sunk(conn)) >= 96][1], 30.0)
+    assert sunk(conn) == sorted(b"%d" % epoch for epoch in range(8) for _ in range(12))
+
+
+def test_a_query_of_two_sources_is_done_with_both_or_with_none(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    publish(url, 0, 10)
+    ours, theirs = Checkpoint(), Checkpoint()
+    for checkpoint, group in ((ours, "$share/g/#"), (theirs, "$share/h/#")):
+        runs.append(run := Run(checkpoint, url, subscription=group))
+        with pytest.raises(Died):
+            run.until(1_000, die="read")
+    logged(tmp_path, 0, {"topic": {"0": 7}}, ours.offsets[0], theirs.offsets[0])
+    guard = Guard(tmp_path, url)
+    with pytest.raises(ZeroDivisionError):
+        fail(guard)
+    assert {position for _, position, _ in lending(conn).values()} == {0}
+    with guard(0) as connection:
+        connection.execute(INSERT, (b"x",))
+    guard.close()
+    ends = conn.execute("select count(*) from lending where in_doubt is not null and position = (in_doubt->'end')::int")
+    assert ends.fetchone() == (len(ours.offsets[0]["streams"]) + len(theirs.offsets[0]["streams"]),)
+
+
+def test_it_is_said_what_cannot_be_guarded(url: str, tmp_path: Path) -> None:
+    guard = Guard(tmp_path, url)
+    logged(tmp_path, 3, {"topic": {"0": 7}})
+    with pytest.raises(UsageError, match=r"batch 3 in checkpoint .* has nothing that was read from sublet"), guard(3):
+        pass
+    (tmp_path / "state").mkdir()
+    with pytest.raises(UsageError, match="keeps state"), guard(3):
+        pass
+    guard.close()
