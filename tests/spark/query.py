@@ -1,9 +1,9 @@
-"""A streaming query: `python -m tests.spark.query URL PLACE [OPTIONS [DIE [MASTER [CONF]]]]`.
+"""A streaming query: `python -m tests.spark.query URL PLACE [OPTIONS [DIE [SINK [MASTER [CONF]]]]]`.
 
-Consumes $share/spark/# from `format("sublet")` into a sink of files, one for each batch, which a batch that is done
-again does not write again. PLACE has the checkpoint and the sink. OPTIONS and CONF are JSON objects. DIE is
-WHAT:WHERE:BATCH: which process gets kill -9 (driver, jvm, source, worker) where in that batch (before or behind the
-sink). It ends at SIGTERM.
+Consumes $share/spark/# from `format("sublet")` into a SINK: `files`, one for each batch, which a batch that is done
+again does not write again, or `table`, public.sunk, which has no key, under a guard. PLACE has the checkpoint and the
+files. OPTIONS and CONF are JSON objects. DIE is WHAT:WHERE:BATCH: which process gets kill -9 (driver, jvm, source,
+worker) where in that batch (before or behind the sink). It ends at SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,34 +18,55 @@ from typing import Any
 
 import psutil
 
+from sublet.spark import Guard
 from tests.spark.session import spark_session
+
+Rows = list[tuple[int, int, int]]
+"""(stream, offset, value)"""
 
 
 class Sink:
     """Writes each batch once, and dies where it is told to."""
 
     def __init__(self, place: Path, die: str) -> None:
-        self._place = place
+        self._place = place / "sink"
         self._what, self._where, self._batch = die.split(":") if die else ("", "", "-1")
         self._place.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, frame: Any, batch: int) -> None:
         rows = [(row.stream, row.offset, int(row.value)) for row in frame.select("stream", "offset", "value").collect()]
         self._die("before", batch)
-        written = self._place / f"{batch:06d}.json"
         (self._place / f"{batch:06d}.run-{os.getpid()}").write_text(json.dumps(sorted(rows)))
+        self._write(batch, rows)
+        say(f"batch {batch} has {len(rows)}")
+        self._die("behind", batch)
+
+    def _write(self, batch: int, rows: Rows) -> None:
+        written = self._place / f"{batch:06d}.json"
         if not written.exists():
             begun = written.with_suffix(".begun")
             begun.write_text(json.dumps(sorted(rows)))
             begun.rename(written)
-        say(f"batch {batch} has {len(rows)}")
-        self._die("behind", batch)
 
     def _die(self, where: str, batch: int) -> None:
         if (where, batch) == (self._where, int(self._batch)):
             say(f"{self._what} dies {where} the sink of batch {batch}")
             for pid in victims(self._what):
                 os.kill(pid, signal.SIGKILL)
+
+
+class Table(Sink):
+    """The same with a table, which would have a row twice that is written twice."""
+
+    def __init__(self, place: Path, die: str, url: str) -> None:
+        super().__init__(place, die)
+        self._guard, self._query = Guard(place / "checkpoint", url), place.name
+
+    def _write(self, batch: int, rows: Rows) -> None:
+        with self._guard(batch) as connection:
+            connection.cursor().executemany(
+                "insert into public.sunk values (%s, %s, %s, %s, %s)", [(self._query, batch, *row) for row in rows]
+            )
 
 
 def victims(what: str) -> list[int]:
@@ -62,7 +83,13 @@ def victims(what: str) -> list[int]:
 
 
 def main(
-    url: str, place: str, options: str = "{}", die: str = "", master: str = "local[2,4]", conf: str = "{}"
+    url: str,
+    place: str,
+    options: str = "{}",
+    die: str = "",
+    sink: str = "files",
+    master: str = "local[2,4]",
+    conf: str = "{}",
 ) -> None:
     """Say `running` when the query is, and `ended` at the end."""
     leave = threading.Event()
@@ -73,7 +100,7 @@ def main(
         reader = reader.option(name, value)
     query = (
         reader.load()
-        .writeStream.foreachBatch(Sink(Path(place) / "sink", die))
+        .writeStream.foreachBatch(Sink(Path(place), die) if sink == "files" else Table(Path(place), die, url))
         .option("checkpointLocation", str(Path(place) / "checkpoint"))
         .start()
     )

@@ -104,15 +104,17 @@ def test_what_cannot_be_is_said_by_name(
 class Query:
     """A query in a driver process of its own, and what is in its sink."""
 
+    sink = "files"
+
     def __init__(self, stage: Stage, place: Path, **options: object) -> None:
         self._stage, self._place, self._options = stage, place, {name: str(value) for name, value in options.items()}
         place.mkdir(exist_ok=True)
         self.starts = 0
 
-    def start(self, die: str = "", master: str = "local[2,4]") -> Process:
+    def start(self, die: str = "") -> Process:
         """Another life of it."""
         self.starts += 1
-        arguments = (self._stage.url, str(self._place), json.dumps(self._options), die, master)
+        arguments = (self._stage.url, str(self._place), json.dumps(self._options), die, self.sink)
         log = self._place / f"driver-{self.starts}.log"
         process = Process("tests.spark.query", *arguments, log=log, speed=SPEED)
         self._stage.fleet.consumers[f"{self._place.name}-{self.starts}"] = process
@@ -134,6 +136,24 @@ class Query:
     def values(self) -> list[int]:
         """All that is in the sink."""
         return sorted(value for rows in self.batches().values() for _, _, value in rows)
+
+
+class TableQuery(Query):
+    """The same with the table as its sink, which other queries write to as well."""
+
+    sink = "table"
+
+    def batches(self) -> dict[int, list[tuple[int, int, int]]]:
+        """What this query has written."""
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        written = "select batch, stream, at, value from public.sunk where query = %s"
+        for batch, *row in self._stage.connection.execute(written, (self._place.name,)):
+            found.setdefault(batch, []).append(tuple(row))
+        return found
+
+    def values(self) -> list[int]:
+        """What all have written."""
+        return [value for (value,) in self._stage.connection.execute("select value from public.sunk order by value")]
 
 
 class Trickle:
@@ -184,3 +204,27 @@ def test_a_query_that_is_killed_at_any_point_has_everything_in_its_sink_once(sta
     assert all(rows == runs[0] for runs in again for rows in runs), "a batch done again has the same rows"
     assert not any(line.event == "unreserve" for line in stage.history())
     assert driver.stop() == 0
+
+
+@pytest.mark.conforms("E26", "E27")
+@pytest.mark.timeout(200 * (2 + MOST_KILLS))
+def test_two_applications_write_each_message_once_to_a_table_without_a_key_while_one_of_them_is_killed(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.serve("n1")
+    stage.connection.execute("create table public.sunk (query text, batch int, stream bigint, at bigint, value int)")
+    query = TableQuery(stage, tmp_path / "query", maxMessagesPerTrigger=60, inDoubtHold="5 minutes")
+    other = TableQuery(stage, tmp_path / "other", maxMessagesPerTrigger=60, sessionName="other")
+    messages, others = Trickle(stage), other.start()
+    messages.go_on()
+    for die in KILLS[:MOST_KILLS][::-1]:
+        batch = max(query.batches(), default=0) + 2
+        messages.until_dead(query, query.start(f"{die.rpartition(':')[0]}:{batch}"), batch)
+    messages.go_on()
+    driver = query.start()
+    eventually(lambda: len(query.values()) >= messages.sent, 3 * WAIT_S, driver.output)
+    assert query.values() == list(range(messages.sent))
+    assert query.batches()
+    assert other.batches()
+    assert driver.stop() == 0
+    assert others.stop() == 0
