@@ -162,6 +162,12 @@ class Handler:
                 if awaited:
                     self._report(lent.progress())
 
+    def lags(self) -> dict[int, int]:
+        """{stream: messages that it had to do when it was last looked at}, of those that were."""
+        with self._lock:
+            found = {stream_id: lent.progress().lag for stream_id, lent in self._lent.items()}
+        return {stream_id: lag for stream_id, lag in found.items() if lag is not None}
+
     def streams(self) -> dict[int, int]:
         """{stream: next offset to deliver} of everything held; from any thread."""
         return {s: lent.acknowledged for s, lent in tuple(self._lent.items())}

@@ -2,7 +2,8 @@
 
 Progress moves only behind what the function has returned from. When it raises, the same batch is tried again after a
 short pause; when it keeps raising, the batch is halved until the one record is found that cannot be done, and that
-ends the run. A stream that was taken away meanwhile is nobody's failure: the batch is dropped, its new holder gets it.
+ends the run, or is kept elsewhere and passed over. A stream that was taken away meanwhile is nobody's failure: the
+batch is dropped, its new holder gets it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from borrower.batch import Batch
-from protocol.errors import GrantLost, InvalidSetting, UserFunctionFailed
+from borrower.kept import keep
+from protocol.errors import GrantLost, InvalidSetting, Unavailable, UserFunctionFailed
+from protocol.words import check_topic
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +50,20 @@ class Policy:
     A batch is tried `tries` times in all, and so is a single record before it is blamed. The pauses between tries
     begin near `pause_s` and double up to `longest_pause_s`, each shortened at random by up to half so that many tasks
     that fail together do not come back together.
+
+    `keep`: a topic. A single record that cannot be done is published there, with headers that say where it comes from
+    and what was raised, and the run goes on behind it. None: it ends the run, with progress before it. In a group that
+    is atomic it always does, since an epoch is done whole.
     """
 
     tries: int = 3
     pause_s: float = 0.2
     longest_pause_s: float = 5.0
+    keep: str | None = None
 
     def __post_init__(self) -> None:
+        if self.keep is not None:
+            check_topic(self.keep)
         if self.tries < 1:
             raise InvalidSetting(f"tries is {self.tries}: a batch must be tried at least once.")
         if not 0 <= self.pause_s <= self.longest_pause_s:
@@ -73,13 +83,14 @@ class Summary:
     """What one run has done so far; another thread may read it meanwhile.
 
     `messages` and `batches` are done, `failures` is how often the function raised, `lost` how many batches
-    were dropped because their stream was taken away.
+    were dropped because their stream was taken away, `kept` how many of the messages were passed over and kept.
     """
 
     batches: int = 0
     messages: int = 0
     failures: int = 0
     lost: int = 0
+    kept: int = 0
 
 
 class _Lost(Exception):
@@ -150,7 +161,10 @@ class _Runner:
     def _narrow(self, batch: Batch, first: int, last: int, error: Exception) -> None:
         """Rows [first, last) failed together: do what can be done, in order, up to the one record that cannot."""
         if last - first <= 1:
-            raise _blame(batch, first, self._policy.tries, error) from error
+            if self._policy.keep is None or last == first:
+                raise _blame(batch, first, self._policy.tries, error) from error
+            self._keep(batch, batch.part(first, 1), self._policy.keep, error)
+            return
         middle = (first + last) // 2
         for start, end in ((first, middle), (middle, last)):
             part = batch.part(start, end - start)
@@ -161,6 +175,23 @@ class _Runner:
                 self._narrow(batch, start, end, failed)
             else:
                 batch.ack(upto=part.end)
+
+    def _keep(self, batch: Batch, record: Batch, topic: str, error: Exception) -> None:
+        """Publish the record to the topic, and go on behind it; a database that is away is waited for."""
+        tried = 0
+        while not record.committed:
+            self._await_trust(batch)
+            try:
+                with record.transaction() as connection:
+                    keep(connection, topic, record.table, record.stream_id, _said(error))
+            except GrantLost:
+                raise _Lost from None
+            except Unavailable as away:
+                tried += 1
+                log.warning("%r is not kept yet: %s", record, away)
+                self._session.wait(self._policy.pause(tried))
+        self.summary.kept += 1
+        log.warning("%r cannot be done and is kept in topic %s: %s", record, topic, _said(error))
 
 
 def _blame(batch: Batch, row: int, tries: int, error: Exception) -> UserFunctionFailed:

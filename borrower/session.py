@@ -245,6 +245,12 @@ class Session:
         self._home.check(self.subscription)
         return {} if self.closed else self._handler.streams()
 
+    def lags(self) -> dict[int, int]:
+        """{stream: messages between its progress and its end} of the streams this session holds now and has looked at,
+        as they were when it last looked."""
+        self._home.check(self.subscription)
+        return {} if self.closed else self._handler.lags()
+
     def close(self, *, broken_off: bool = False) -> None:
         """Leave the group and wait until the last progress is durable, within the unsubscribe timeout and a lease.
 

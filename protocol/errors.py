@@ -207,5 +207,6 @@ class UserFunctionFailed(SubletError):
         self.stream_id, self.offset = stream_id, offset
         super().__init__(
             f"the function failed {tries} times in a row at stream {stream_id}, offset {offset}{record}: {error}. "
-            "Progress ends before this record: mend the function, or let it pass over this record, and start again."
+            "Progress ends before this record: mend the function, or let it pass over this record, and start again. "
+            "With Policy(keep=TOPIC) such a record is published there, and the run goes on."
         )

@@ -7,7 +7,9 @@ import re
 import warnings
 from typing import Any
 
+from borrower.runner import Policy
 from protocol.errors import InvalidSetting, Unavailable
+from protocol.words import Subscription
 
 ENOUGH_FAILURES = 100
 ADVISED_FAILURES = 1000
@@ -34,6 +36,15 @@ def check(spark: Any, fn: object, tasks: int) -> None:
     _check_failures(spark, master)
     _check_slots(spark, master, tasks)
     _check_idle_kill(spark)
+
+
+def check_policy(subscription: Subscription, policy: Policy | None) -> None:
+    """Raise `InvalidSetting` if what is kept would be consumed again."""
+    if policy is not None and policy.keep is not None and subscription.filter.matches(policy.keep):
+        raise InvalidSetting(
+            f"records that cannot be done are to be kept in topic {policy.keep!r}, which {subscription} matches: they "
+            "would come again. Give a topic outside of it."
+        )
 
 
 def setting(spark: Any, key: str, default: str) -> str:

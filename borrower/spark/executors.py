@@ -67,9 +67,10 @@ def consume(
 
     `url`, `nodes`, `weight`, `start`, `batch_bytes`, `whole_epochs`: as for a `Session`; a database that is not given
     is looked for, or started, on the driver. `name`: begins the sessions' names, for operators. `policy`: how often a
-    raising `fn` is tried; `sys.exit` in it counts as raising, since the process is Spark's. `settings`: the borrowers'
-    times (default: the driver's environment). `on_attempt`: called in the task before its session begins, to open what
-    `fn` needs. `driver_host`: under which address the executors reach the driver (default: Spark's own).
+    raising `fn` is tried, and what becomes of a record that it cannot do; `sys.exit` in it counts as raising, since the
+    process is Spark's. `settings`: the borrowers' times (default: the driver's environment). `on_attempt`: called in
+    the task before its session begins, to open what `fn` needs. `driver_host`: under which address the executors reach
+    the driver (default: Spark's own).
 
     Raises `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.
@@ -85,6 +86,7 @@ def consume(
     )
     check_name(name, MAX_NAME)
     parsed = Subscription.parse(subscription)
+    checks.check_policy(parsed, policy)
     with contextlib.ExitStack() as opened:
         database = opened.enter_context(open_database(url, data_dir))
         consumption = Consumption(spark, tasks)

@@ -27,7 +27,7 @@ from typing import Any
 import psycopg
 
 from borrower.plans import Planned
-from borrower.spark.offsets import group_of, ranges_of
+from borrower.spark.offsets import NOTHING, group_of, ranges_of
 from protocol.errors import BatchLost, DatabaseUnreachable, UsageError
 from storage import fence
 from storage.connect import UnknownOutcome, connect
@@ -95,11 +95,12 @@ class Guard:
                 "with the batch's number in its key."
             )
         found: dict[int, list[Planned]] = {}
-        for line in self._logged(batch_id):
-            offset = _offset(line)
+        is_ours = False
+        for offset in map(_offset, self._logged(batch_id)):
             if offset is not None and (group_id := group_of(offset)) is not None:
                 found.setdefault(group_id, []).extend(ranges_of(offset))
-        if not found:
+            is_ours = is_ours or bool(found) or offset == NOTHING  # a query's first batch may have nothing
+        if not is_ours:
             raise UsageError(
                 f"batch {batch_id} in checkpoint {self._checkpoint} has nothing that was read from sublet: give the "
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."

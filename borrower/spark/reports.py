@@ -16,7 +16,8 @@ DRAIN = GroupEvent(json.dumps({"wish": "drain"}).encode())
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How it stands with one attempt of one task. `streams`: how many it holds. `failure`: see `failures.pack`."""
+    """How it stands with one attempt of one task. `streams`: how many it holds. `lag`: how many messages of them are
+    still to be done. `failure`: see `failures.pack`."""
 
     session: str
     partition: int
@@ -26,7 +27,9 @@ class Report:
     batches: int = 0
     failures: int = 0
     lost: int = 0
+    kept: int = 0
     streams: int = 0
+    lag: int = 0
     failure: bytes | None = None
 
     def encode(self, token: str) -> GroupEvent:

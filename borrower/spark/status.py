@@ -12,7 +12,8 @@ SILENT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """One attempt of one task. `state`: opening, running, ended; `age_s`: seconds since it reported."""
+    """One attempt of one task. `state`: opening, running, ended; `kept`: how many of the messages were passed over;
+    `lag`: how many of its streams are still to be done; `age_s`: seconds since it reported."""
 
     session: str
     partition: int
@@ -22,7 +23,9 @@ class TaskStatus:
     batches: int
     failures: int
     lost: int
+    kept: int
     streams: int
+    lag: int
     age_s: float
 
     @classmethod
@@ -37,7 +40,9 @@ class TaskStatus:
             report.batches,
             report.failures,
             report.lost,
+            report.kept,
             report.streams,
+            report.lag,
             age_s,
         )
 
@@ -63,6 +68,16 @@ class Status:
     def messages(self) -> int:
         """Done by all attempts together; a dead one counts as it last reported."""
         return sum(task.messages for task in self.tasks)
+
+    @property
+    def kept(self) -> int:
+        """Of them, those that could not be done and are kept in the policy's topic."""
+        return sum(task.kept for task in self.tasks)
+
+    @property
+    def lag(self) -> int:
+        """Messages that the streams have which are held by the attempts that are alive, and are still to be done."""
+        return sum(task.lag for task in self.tasks if task.alive)
 
     @property
     def streams(self) -> int:

@@ -206,7 +206,9 @@ class _Task:
             done.batches,
             done.failures,
             done.lost,
+            done.kept,
             0 if session is None else len(session.held()),
+            0 if session is None else sum(session.lags().values()),
             self._failure,
         )
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from storage.connect import connect
 from storage.groups.model import HistoryRecord
 from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher
+from tests.integration.log_kit import everything
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Delivered, Fleet, Process
 
@@ -221,6 +223,63 @@ def test_a_session_whose_function_keeps_raising_stops_before_the_record_and_the_
         batch.ack()
     assert done == list(range(100))
     assert place.progress() == {failed.value.stream_id: 100}
+
+
+@pytest.mark.conforms("E17")
+def test_records_that_cannot_be_done_are_kept_once_and_all_others_are_done(place: Place) -> None:
+    bad = {0, 37, 38, 99}
+    with Publisher(place.url, block_messages=25) as publisher:
+        for number in range(100):
+            publisher.publish(
+                "t", None if number == 38 else b"\0%d" % number, key=b"k", headers=[("h", b"\xff"), ("n", None)]
+            )
+    with Publisher(place.url) as publisher:
+        publisher.publish("u", b"last", key=b"k")
+    done: list[int] = []
+
+    def work(batch: Batch) -> None:
+        offsets = batch.table.column("offset").to_pylist()
+        if bad.intersection(offsets):
+            raise ValueError("cannot \0")
+        done.extend(offsets)
+        if done[-1] == 100:
+            session.drain()
+
+    policy = Policy(tries=2, pause_s=0.01, longest_pause_s=0.01, keep="failed/orders")
+    with Session("$share/g/+", place.url, start="earliest", auto_ack=False, settings=BORROWER) as session:
+        summary = run(session, work, policy=policy)
+    assert (summary.messages, summary.kept) == (101, 4)
+    assert done == [offset for offset in range(101) if offset not in bad]
+    (stream_id, position), *_ = place.progress().items()
+    assert position == 101
+
+    def kept() -> list[dict[str, Any]]:
+        rows = [row for rows in everything(place.connection).values() for row in rows]
+        return [row for row in rows if row["topic"] == "failed/orders"]
+
+    found = eventually(lambda: kept() if len(kept()) >= 4 else [], WAIT_S)
+    assert [(row["key"], row["value"]) for row in found] == [
+        (b"k", None if number == 38 else b"\0%d" % number) for number in sorted(bad)
+    ]
+    for row, offset in zip(found, sorted(bad), strict=True):
+        origin = [(f"sublet.{name}", value) for name, value in (("topic", b"t"), ("stream", b"%d" % stream_id))]
+        origin += [("sublet.offset", b"%d" % offset), ("sublet.error", "ValueError: cannot \ufffd".encode())]
+        assert [(header["key"], header["value"]) for header in row["headers"]] == [("h", b"\xff"), ("n", None), *origin]
+
+
+def test_a_record_whose_stream_is_taken_away_is_not_kept(place: Place) -> None:
+    place.publish(1)
+
+    def work(batch: Batch) -> None:
+        place.connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
+        session.drain()
+        raise ValueError("cannot")
+
+    policy = Policy(tries=1, keep="failed/orders")
+    with Session("$share/g/+", place.url, start="earliest", auto_ack=False, settings=BORROWER) as session:
+        summary = run(session, work, policy=policy)
+    assert (summary.kept, summary.lost) == (0, 1)
+    assert place.connection.execute("select count(*) from outbox").fetchone() == (0,)
 
 
 def test_what_a_loop_raises_leaves_the_session_and_its_batch_is_given_again(place: Place) -> None:

@@ -269,6 +269,14 @@ def test_a_query_of_two_sources_is_done_with_both_or_with_none(
     assert ends.fetchone() == (len(ours.offsets[0]["streams"]) + len(theirs.offsets[0]["streams"]),)
 
 
+def test_a_first_batch_without_anything_may_be_guarded(url: str, tmp_path: Path) -> None:
+    logged(tmp_path, 0, {})
+    guard = Guard(tmp_path, url)
+    with guard(0) as connection:
+        connection.execute("select")
+    guard.close()
+
+
 def test_it_is_said_what_cannot_be_guarded(url: str, tmp_path: Path) -> None:
     guard = Guard(tmp_path, url)
     logged(tmp_path, 3, {"topic": {"0": 7}})

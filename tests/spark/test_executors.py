@@ -59,6 +59,7 @@ def test_tasks_share_the_streams_each_message_goes_to_one_and_a_drain_hands_all_
     eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
     eventually(lambda: running.status().messages == 4_000, WAIT_S, lambda: str(running.status()))
     assert (running.status().alive, running.status().streams) == (2, 16)
+    eventually(lambda: running.status().lag == 0, WAIT_S)
 
     summaries = running.drain()
     assert not running.running

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from borrower.arguments import check_arguments
+from borrower.runner import Policy
 from borrower.session import Session
 from borrower.spark import checks
 from borrower.spark.checks import SparkSettingsWarning, check
 from borrower.spark.executors import consume
 from borrower.spark.local import local_session
-from protocol.errors import InvalidFilter, InvalidSetting, InvalidSubscription, SubletError, Unavailable
+from protocol.errors import InvalidFilter, InvalidSetting, InvalidSubscription, InvalidTopic, SubletError, Unavailable
 
 IDLE = "spark.sql.execution.pyspark.udf"
 
@@ -156,6 +157,14 @@ def test_arguments_that_no_node_would_take_are_refused_at_once(wrong: dict[str, 
         Session("$share/g/#", **wrong)
     with pytest.raises(InvalidSetting, match=told):
         consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **wrong)
+
+
+def test_records_are_not_kept_where_they_would_be_consumed_again() -> None:
+    spark = Spark("local[2,1000]")
+    with pytest.raises(InvalidSetting, match=r"kept in topic 'orders/bad', which \$share/g/orders/# matches"):
+        consume(spark, "$share/g/orders/#", work, tasks=1, policy=Policy(keep="orders/bad"))
+    with pytest.raises(InvalidTopic, match=r"no wildcards"):
+        Policy(keep="failed/#")
 
 
 def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
