@@ -39,14 +39,18 @@ def quick_path(place: Path) -> str:
     return os.pathsep.join((str(place), str(ROOT)))
 
 
-def spark_session(master: str, settings: Mapping[str, str] | None = None) -> Any:
-    """A session of this process, its environment changed for Spark's workers; `settings` come on top of `SETTINGS`."""
+def spark_session(master: str, settings: Mapping[str, str] | None = None, *, remote: bool = False) -> Any:
+    """A session of this process, its environment changed for Spark's workers; `settings` come on top of `SETTINGS`.
+
+    `remote`: through a Spark Connect server, which is started.
+    """
     os.environ["JAVA_HOME"] = str(java_home(CACHE))
     os.environ["PYTHONPATH"] = quick_path(Path(tempfile.mkdtemp(prefix="sublet-site-")))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName("sublet tests")
+    builder = SparkSession.builder.remote(master) if remote else SparkSession.builder.master(master)
+    builder = builder.appName("sublet tests")
     for key, value in {**SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
