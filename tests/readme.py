@@ -1,4 +1,4 @@
-"""The programs in README.md, as printed."""
+"""The programs in README.md and other pages, as printed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def programs() -> list[str]:
+def programs(page: str = "README.md") -> list[str]:
     """Its blocks of Python, in their order."""
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
 def environment(url: str) -> dict[str, str]:

@@ -111,10 +111,10 @@ class Query:
         place.mkdir(exist_ok=True)
         self.starts = 0
 
-    def start(self, die: str = "") -> Process:
+    def start(self, die: str = "", master: str = "local[2,4]") -> Process:
         """Another life of it."""
         self.starts += 1
-        arguments = (self._stage.url, str(self._place), json.dumps(self._options), die, self.sink)
+        arguments = (self._stage.url, str(self._place), json.dumps(self._options), die, self.sink, master)
         log = self._place / f"driver-{self.starts}.log"
         process = Process("tests.spark.query", *arguments, log=log, speed=SPEED)
         self._stage.fleet.consumers[f"{self._place.name}-{self.starts}"] = process

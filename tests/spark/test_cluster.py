@@ -1,0 +1,143 @@
+"""The job of docs/spark-cluster.md on a cluster: workers that have nothing but what it brings, and lose executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+from borrower.spark.java import java_home
+from storage.publish import Publisher
+from tests import kit_nodes
+from tests.kit import eventually
+from tests.readme import environment, programs
+from tests.spark.cluster import a_cluster
+from tests.spark.packing import pack_environment, zip_code
+from tests.spark.session import CACHE, QUICK_JAVA
+from tests.spark.stage import SPEED, WAIT_S, Stage
+from tests.spark.test_source import Query
+
+pytestmark = pytest.mark.spark
+
+PAGE = "docs/spark-cluster.md"
+SETTINGS = {
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.executor.extraJavaOptions": QUICK_JAVA,
+    "spark.speculation": "true",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+
+
+class Job:
+    """The page's job, submitted from a directory that has its environment unpacked, and what it has written."""
+
+    def __init__(self, stage: Stage, place: Path, *arguments: str, python: str) -> None:
+        self._place = place
+        (job,) = programs(PAGE)
+        (place / "job.py").write_text(job)
+        ours = environment(stage.url)
+        del ours["PYTHONPATH"]  # it has the code of this checkout
+        variables = kit_nodes.environment(SPEED, ours) | {
+            "JAVA_HOME": str(java_home(CACHE)),
+            "PYSPARK_DRIVER_PYTHON": python,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        settings = [part for name, value in SETTINGS.items() for part in ("--conf", f"{name}={value}")]
+        command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), *settings, *arguments, "job.py"]
+        self._log = place / "job.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=place, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def output(self) -> str:
+        """The end of what it has said."""
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def values(self) -> list[int]:
+        """All rows of the batches that Spark counts as written."""
+        found: list[int] = []
+        for batch in (self._place / "billing" / "_spark_metadata").glob("[0-9]*"):
+            for line in batch.read_text().splitlines()[1:]:
+                table = pq.read_table(json.loads(line)["path"].removeprefix("file://"))
+                found += [int(value) for value in table.column("order").to_pylist()]
+        return sorted(found)
+
+    def kill(self) -> None:
+        """With all that it has started."""
+        for one in [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]:
+            one.kill()
+        self._process.wait()
+
+
+@contextmanager
+def a_job(stage: Stage, place: Path, *arguments: str, python: str) -> Iterator[Job]:
+    """Killed at the end."""
+    job = Job(stage, place, *arguments, python=python)
+    try:
+        yield job
+    finally:
+        job.kill()
+
+
+def publish(stage: Stage, first: int, count: int) -> None:
+    with Publisher(stage.url, block_messages=20) as publisher:
+        for number in range(first, first + count):
+            publisher.publish(f"orders/{number % 5}", b"%d" % number, key=b"k%d" % (number % 97))
+
+
+def java(words: str, under: psutil.Process) -> psutil.Process:
+    """One of the JVMs below a process that run this class."""
+    found = [one for one in under.children(recursive=True) if words in " ".join(one.cmdline())]
+    return found[0]
+
+
+@pytest.mark.timeout(800)
+@pytest.mark.conforms("E25")
+def test_workers_that_have_only_what_the_job_brings_and_lose_an_executor(stage: Stage, tmp_path: Path) -> None:
+    stage.serve("n1")
+    pack_environment(tmp_path / "packed.tar.gz")
+    zip_code(tmp_path / "sublet.zip")
+    with tarfile.open(tmp_path / "packed.tar.gz") as archive:
+        archive.extractall(tmp_path / "environment", filter="fully_trusted")
+    python = "environment/bin/python"
+    with a_cluster(tmp_path) as master:
+        arguments = ["--master", master, "--py-files", "sublet.zip", "--archives", "packed.tar.gz#environment"]
+        arguments += ["--conf", f"spark.pyspark.python={python}"]
+        with a_job(stage, tmp_path, *arguments, python=python) as job:
+            publish(stage, 0, 300)
+            eventually(lambda: job.values() == list(range(300)), 4 * WAIT_S, job.output)
+            java("CoarseGrainedExecutorBackend", psutil.Process(os.getpid())).kill()
+            publish(stage, 300, 300)
+            eventually(lambda: job.values() == list(range(600)), 4 * WAIT_S, job.output)
+            java("deploy.worker.Worker", psutil.Process(os.getpid())).kill()
+            publish(stage, 600, 300)
+            eventually(lambda: len(job.values()) >= 900, 4 * WAIT_S, job.output)
+            assert job.values() == list(range(900))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.conforms("E25", "E27")
+def test_on_a_local_cluster_a_killed_executor_costs_nothing(stage: Stage, tmp_path: Path) -> None:
+    stage.serve("n1")
+    query = Query(stage, tmp_path / "query", maxMessagesPerTrigger=50)
+    driver = query.start(master="local-cluster[2,1,1024]")
+    stage.publish(100)
+    eventually(lambda: query.values() == list(range(100)), 4 * WAIT_S, driver.output)
+    stage.publish(200, 100)
+    java("CoarseGrainedExecutorBackend", psutil.Process(driver.pid)).kill()
+    eventually(lambda: query.values() == list(range(300)), 4 * WAIT_S, driver.output)
+    assert driver.stop() == 0
