@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from storage.publish import Publisher
@@ -228,3 +230,32 @@ def test_two_applications_write_each_message_once_to_a_table_without_a_key_while
     assert other.batches()
     assert driver.stop() == 0
     assert others.stop() == 0
+
+
+@pytest.mark.conforms("E27", "E30")
+@pytest.mark.timeout(300)
+def test_a_frozen_driver_that_wakes_beside_one_on_a_copy_of_its_checkpoint_writes_nothing_twice(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.serve("n1")
+    stage.connection.execute("create table public.sunk (query text, batch int, stream bigint, at bigint, value int)")
+    older = TableQuery(stage, tmp_path / "older", maxMessagesPerTrigger=20, inDoubtHold="5 minutes")
+    stage.publish(400)
+    frozen = older.start()
+    eventually(lambda: len(older.values()) >= 60, 3 * WAIT_S, frozen.output)
+    everybody = [psutil.Process(frozen.pid), *psutil.Process(frozen.pid).children(recursive=True)]
+    for one in everybody:
+        one.suspend()
+    assert len(older.values()) < 400
+    newer = TableQuery(stage, tmp_path / "newer", maxMessagesPerTrigger=20, inDoubtHold="5 minutes")
+    shutil.copytree(tmp_path / "older" / "checkpoint", tmp_path / "newer" / "checkpoint")
+    driver = newer.start()
+    before = len(older.values())
+    eventually(lambda: len(older.values()) > before, 3 * WAIT_S, driver.output)
+    for one in everybody:
+        one.resume()
+    eventually(lambda: "failed" in frozen.output(), 3 * WAIT_S, frozen.output)
+    assert "fenced" in frozen.output() or "must not be written" in frozen.output()
+    eventually(lambda: len(older.values()) >= 400, 3 * WAIT_S, driver.output)
+    assert older.values() == list(range(400))
+    assert driver.stop() == 0
