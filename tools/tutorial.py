@@ -1,0 +1,236 @@
+"""Runs docs/tutorial.md: its programs are written, its commands run, and what they print is put behind them.
+
+    python -m tools.tutorial [--check]
+
+A block of Python is a file, named by the line above it. In a `console` block a line `$ COMMAND` is run, in one
+directory for the page, and one that ends with `&` goes on in the background. A comment `<!-- until: WORDS -->` waits
+for what the words stand for, `<!-- mark: WORDS -->` puts them into the pictures. `--check` writes nothing. Exit code 1:
+a command has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+from psycopg.errors import UndefinedTable
+
+from borrower.spark.java import java_home
+from protocol.errors import NotFound
+from protocol.words import Subscription
+from storage.connect import connect
+from storage.embedded import EmbeddedPostgres
+from storage.groups.overview import describe
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "tutorial.md"
+PICTURES = ROOT / "docs" / "pictures"
+GROUP = Subscription.parse("$share/billing/orders/#")
+WAIT_S = 200.0
+LOOK_S = 0.2
+
+_PART = re.compile(r"^(?:`(?P<file>\w+\.py)`[^\n]*:\n\n)?```(?P<kind>python|console)\n(?P<text>.*?)^```$"
+                   r"|^<!-- (?P<what>until|mark): (?P<words>[^>]*?) -->$", re.DOTALL | re.MULTILINE)  # fmt: skip
+
+
+@dataclass
+class Watch:
+    """Looks at the group again and again. `samples`: (seconds, lag, {session or why not: streams})."""
+
+    url: str
+    begun: float = field(default_factory=time.monotonic)
+    samples: list[tuple[float, int, dict[str, int]]] = field(default_factory=list)
+    marks: list[tuple[float, str]] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Until it is over."""
+        with connect(self.url) as connection:
+            while not self.over.wait(LOOK_S):
+                self.look(connection)
+
+    def look(self, connection: Any) -> None:
+        """Once; at first there is no group, nor a table of groups."""
+        try:
+            found = describe(connection, GROUP)
+        except (NotFound, UndefinedTable):
+            return
+        holders: dict[str, int] = {}
+        for stream in found.streams:
+            who = f"reserved for {stream.session}" if stream.status == "reserved" else stream.session or "nobody"
+            holders[who] = holders.get(who, 0) + 1
+        lag = sum(counts.lag for counts in found.counts)
+        self.samples.append((time.monotonic() - self.begun, lag, holders))
+
+    def changes(self) -> list[tuple[float, dict[str, int]]]:
+        """(seconds, holders) where these changed, and at the end."""
+        moments = [(at, holders) for at, _, holders in self.samples]
+        changed = [new for old, new in pairwise(moments) if old[1] != new[1]]
+        return [moments[0], *changed, moments[-1]]
+
+    def mark(self, words: str) -> None:
+        """Something happens now."""
+        self.marks.append((time.monotonic() - self.begun, words))
+
+
+class Failed(Exception):
+    """A command has failed, or what was waited for did not come."""
+
+
+class Tour:
+    """One run of the page in a directory."""
+
+    def __init__(self, place: Path, url: str, settings: Mapping[str, str]) -> None:
+        self._place, self._settings, self._commands = place, settings, 0
+        self.watch = Watch(url)
+
+    def console(self, text: str) -> str:
+        """Run the commands of a block; the block with what they print now."""
+        lines = []
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                lines += [line, *self._run(line.removeprefix("$ "))]
+        return "\n".join(lines) + "\n"
+
+    def until(self, words: str) -> None:
+        """Wait for what the words stand for."""
+        deadline = time.monotonic() + WAIT_S
+        while not self._is(words):
+            if time.monotonic() > deadline:
+                raise Failed(f"not within {WAIT_S:g} s: {words}. Last seen: {self.watch.samples[-1:]}")
+            time.sleep(LOOK_S)
+
+    def _run(self, command: str) -> list[str]:
+        # Its output goes to a file, as a command in the background keeps a pipe open.
+        self._commands += 1
+        said = self._place / f".said-{self._commands}"
+        with said.open("wb") as output:
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=self._place, env=self._environment(), stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+        text = said.read_text()
+        if done.returncode != 0:
+            raise Failed(f"{command} ended with {done.returncode}: {text}")
+        return [line.rstrip() for line in text.rstrip().splitlines()]
+
+    def _environment(self) -> dict[str, str]:
+        """What somebody has who has activated the virtual environment."""
+        found = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+        programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        java = str(java_home(ROOT / ".cache"))
+        ours = {"PATH": programs, "JAVA_HOME": java, "PYSPARK_PYTHON": sys.executable, "COLUMNS": "110"}
+        return {**found, **ours, **self._settings}
+
+    def _is(self, words: str) -> bool:
+        if words == "leads":
+            log = self._place / "leader.log"
+            return log.exists() and "serves on" in log.read_text()
+        if not self.watch.samples:
+            return False
+        _, lag, holders = self.watch.samples[-1]
+        if words == "reserved":
+            return any(who.startswith("reserved") for who in holders)
+        if words == "consumed":
+            published = int((self._place / "publish.pid").read_text())
+            return lag == 0 and not (psutil.pid_exists(published) and psutil.Process(published).status() != "zombie")
+        return holders.keys() == set(words.split()) and max(holders.values()) == min(holders.values())
+
+
+def draw(watch: Watch) -> None:
+    """The page's pictures."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": "sublet", "svg.fonttype": "none", "font.family": "sans-serif"})
+    from matplotlib import pyplot as plt
+
+    first = next(at for at, _, holders in watch.samples if "one" in holders)
+
+    def picture(name: str, title: str) -> Any:
+        figure, axes = plt.subplots(figsize=(8, 2.6), layout="constrained")
+        for at, words in watch.marks:
+            axes.axvline(at - first, color="black", linewidth=0.8, linestyle=":")
+            axes.annotate(words, (at - first, 1.02), xycoords=("data", "axes fraction"), ha="center", fontsize=9)
+        axes.set(xlim=(0, watch.samples[-1][0] - first), xlabel="seconds", ylabel=title)
+        axes.spines[["top", "right"]].set_visible(False)
+        return figure, axes, PICTURES / name
+
+    figure, axes, target = picture("tutorial-lag.svg", "orders waiting")
+    axes.plot([at - first for at, _, _ in watch.samples], [lag for _, lag, _ in watch.samples], color="#0b6e99")
+    axes.set_ylim(bottom=0)
+    figure.savefig(target, metadata={"Date": None})
+    figure, axes, target = picture("tutorial-streams.svg", "streams")
+    colours = {"one": "#0b6e99", "reserved for one": "#9cc9dc", "two": "#e08e2b", "nobody": "#dddddd"}
+    times = [at - first for at, _ in watch.changes()]
+    shares = [[holders.get(who, 0) for _, holders in watch.changes()] for who in colours]
+    axes.stackplot(times, shares, labels=list(colours), colors=list(colours.values()), step="post")
+    axes.legend(loc="lower right", ncols=4, fontsize=8)
+    figure.savefig(target, metadata={"Date": None})
+
+
+def tour(page: str, place: Path, settings: Mapping[str, str] | None = None) -> tuple[str, Watch]:
+    """Run the page in this directory, with these variables in its environment; the page as it is now, and what was
+    seen of the group. Raises `Failed`."""
+    with EmbeddedPostgres(place / ".sublet") as server:
+        run = Tour(place, server.url, settings or {})
+
+        def part(found: re.Match[str]) -> str:
+            text = found.group("text")
+            if found.group("what") == "mark":
+                run.watch.mark(found.group("words"))
+            elif found.group("what") == "until":
+                run.until(found.group("words"))
+            elif found.group("kind") == "console":
+                print(text, end="", flush=True)
+                return found.group().replace(text, run.console(text))
+            elif found.group("file"):
+                (place / found.group("file")).write_text(text)
+            return found.group()
+
+        watching = threading.Thread(target=run.watch.run)
+        watching.start()
+        try:
+            page = _PART.sub(part, page)
+        finally:
+            run.watch.over.set()
+            watching.join()
+            for one in psutil.process_iter(["cwd"]):
+                if one.info["cwd"] == str(place):
+                    one.send_signal(signal.SIGKILL)
+    return page, run.watch
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.tutorial", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    asked = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="tutorial-") as place:
+        Path(place).chmod(0o755)  # Postgres's own user enters it
+        try:
+            page, watch = tour(PAGE.read_text(), Path(place).resolve())
+        except Failed as failed:
+            print(failed, file=sys.stderr)
+            return 1
+    if not asked.check:
+        PAGE.write_text(page)
+        draw(watch)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
