@@ -232,6 +232,22 @@ def test_two_applications_write_each_message_once_to_a_table_without_a_key_while
     assert others.stop() == 0
 
 
+@pytest.mark.conforms("E10", "E26")
+@pytest.mark.parametrize("what", ["driver", "jvm"])
+def test_what_a_query_holds_is_free_at_once_when_its_driver_or_jvm_dies(
+    stage: Stage, tmp_path: Path, what: str
+) -> None:
+    stage.serve("n1")
+    stage.publish(200)
+    query = Query(stage, tmp_path / "query")
+    driver = query.start()
+    eventually(lambda: len(query.values()) == 200, 3 * WAIT_S, driver.output)
+    for victim in [psutil.Process(driver.pid)] if what == "driver" else psutil.Process(driver.pid).children():
+        victim.kill()
+    eventually(lambda: stage.holders() == {}, WAIT_S, lambda: str(stage.rows()))
+    assert not {"seize", "unreserve"} & {line.event for line in stage.history()}
+
+
 @pytest.mark.conforms("E27", "E30")
 @pytest.mark.timeout(300)
 def test_a_frozen_driver_that_wakes_beside_one_on_a_copy_of_its_checkpoint_writes_nothing_twice(
