@@ -10,17 +10,22 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
+from psycopg.sql import SQL
 
 from storage.embedded import EmbeddedPostgres
 from storage.migrate import migrate
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """Its URL."""
+def server(address: str | None = None, password: str = "") -> Iterator[str]:
+    """Its URL. `address`: where it listens besides, for clients that know no Unix sockets, and what they say there."""
     directory = Path(tempfile.mkdtemp(prefix="sublet-bench-"))
     directory.chmod(0o755)
     try:
+        if address is not None:
+            with EmbeddedPostgres(directory / "data") as server, psycopg.connect(server.url, autocommit=True) as conn:
+                conn.execute(SQL("alter system set listen_addresses = {}").format(address))
+                conn.execute(SQL("alter role current_user password {}").format(password))
         with EmbeddedPostgres(directory / "data") as server:
             yield server.url
     finally:

@@ -29,6 +29,7 @@ SECTIONS = {
     "latency": "From publish to consume, beside peers",
     "push_cost": "What push costs a publisher",
     "epochs": "What epochs cost",
+    "spark": "Spark",
     "subscriptions": "Memory of subscriptions and idle agents",
 }
 """What each bench calls its part of the page, in the order of the page."""

@@ -1,0 +1,152 @@
+"""The most that a Python data source can give Spark: rows in our columns that its process has ready.
+
+`format("ceiling")` yields the same few Arrow batches again and again, as a stream and as a table. What it makes of them
+it makes once in each process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+from borrower.spark.columns import all_columns, arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+VALUE_BYTES = 100
+KEY_BYTES = 8
+TOPICS = ("orders/eu/created", "orders/us/created")
+ARROW_ROWS = 10_000
+"""Of a batch: so many at once are about the best for Spark."""
+KEPT = 16
+"""So many batches are not all in the processor's cache."""
+AT_US = 1_767_225_600_000_000
+
+
+def payload(count: int) -> dict[str, pa.Array]:
+    """So many messages, in the columns that a publisher takes."""
+    topics = pa.DictionaryArray.from_arrays(pa.array([row % len(TOPICS) for row in range(count)]), pa.array(TOPICS))
+    return {
+        "topic": topics.cast(pa.string()),
+        "key": _random(KEY_BYTES, count),
+        "value": _random(VALUE_BYTES, count),
+    }
+
+
+def _random(size: int, count: int) -> pa.Array:
+    fixed = pa.Array.from_buffers(pa.binary(size), count, [None, pa.py_buffer(os.urandom(size * count))])
+    return fixed.cast(pa.binary())
+
+
+class Ceiling(DataSource):
+    """Options: `rows` in all, `partitions`, and for a stream `batchRows`, those of a micro-batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As in `format("ceiling")`."""
+        return "ceiling"
+
+    def schema(self) -> StructType:
+        """As ours."""
+        return all_columns()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Of a table."""
+        return CeilingReader(int(self.options["rows"]), int(self.options["partitions"]))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
+        """Of a stream."""
+        options = self.options
+        return CeilingStreamReader(int(options["rows"]), int(options["partitions"]), int(options["batchRows"]))
+
+
+@dataclass(frozen=True)
+class Rows(InputPartition):
+    """A task with so many."""
+
+    count: int
+
+
+class CeilingReader(DataSourceReader):
+    """All rows at once."""
+
+    def __init__(self, rows: int, partitions: int) -> None:
+        self._rows, self._partitions = rows, partitions
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks."""
+        return _divided(self._rows, self._partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return _read(partition)
+
+
+class CeilingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A micro-batch after the other."""
+
+    def __init__(self, rows: int, partitions: int, batch_rows: int) -> None:
+        self._rows, self._partitions, self._batch_rows = rows, partitions, batch_rows
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
+        """No row."""
+        return {"rows": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 Spark's name
+        """One micro-batch more."""
+        return {"rows": min(start["rows"] + self._batch_rows, self._rows)}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 Spark's name
+        """It ends anyway."""
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks."""
+        return _divided(end["rows"] - start["rows"], self._partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return _read(partition)
+
+
+def _divided(rows: int, partitions: int) -> list[InputPartition]:
+    return [Rows(rows * (number + 1) // partitions - rows * number // partitions) for number in range(partitions)]
+
+
+def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    assert isinstance(partition, Rows)
+    left = partition.count
+    for batch in cycle(_kept(KEPT if left > ARROW_ROWS else 1)):
+        if left <= 0:
+            return
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+
+
+@lru_cache
+def _kept(count: int) -> list[pa.RecordBatch]:
+    return [_ready(number) for number in range(count)]
+
+
+def _ready(number: int) -> pa.RecordBatch:
+    """As ours come from the log."""
+    schema = arrow_schema(all_columns())
+    first = number * ARROW_ROWS
+    columns = {
+        **payload(ARROW_ROWS),
+        "timestamp": pa.array(range(AT_US + first, AT_US + first + ARROW_ROWS), pa.int64()),
+        "headers": pa.nulls(ARROW_ROWS),
+        "space": pa.repeat("default", ARROW_ROWS),
+        "stream": pa.repeat(number, ARROW_ROWS),
+        "offset": pa.array(range(first, first + ARROW_ROWS), pa.int64()),
+        "epoch": pa.nulls(ARROW_ROWS),
+    }
+    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
