@@ -8,6 +8,7 @@ runs where they repeat, and an epoch that all of them have is stored once. Flags
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -85,16 +86,44 @@ def has_one_epoch(codec: int) -> bool:
 
 def restore(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch in `BLOCK_SCHEMA` again."""
-    stored, columns = iter(batch.columns), []
-    for field in BLOCK_SCHEMA:
-        if _is(flags, "absent", field.name):
-            columns.append(pa.nulls(batch.num_rows, field.type))
-        elif _is(flags, "runs", field.name):
-            column = next(stored)
-            columns.append(_repeated(column) if field.name == "epoch" else pc.run_end_decode(column))
-        else:
-            columns.append(next(stored))
+    if not flags:
+        return batch
+    stored, count = iter(batch.columns), batch.num_rows
+    columns = [_nothing(way, count) if isinstance(way, pa.Field) else way(next(stored)) for way in _ways(flags)]
     return pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+
+
+@lru_cache
+def _ways(flags: int) -> list[Any]:
+    """Of each column of `BLOCK_SCHEMA` how it comes from the stored one; of one that is not stored its field."""
+    return [_way(flags, field) for field in BLOCK_SCHEMA]
+
+
+def _way(flags: int, field: pa.Field) -> Any:
+    if _is(flags, "absent", field.name):
+        return field
+    if not _is(flags, "runs", field.name):
+        return _as_it_is
+    return _repeated if field.name == "epoch" else pc.run_end_decode
+
+
+def _as_it_is(column: pa.Array) -> pa.Array:
+    return column
+
+
+def _nothing(field: pa.Field, count: int) -> pa.Array:
+    """A column of nulls, which all batches have in common: to make one anew takes longer than to read the others."""
+    return _nulls(field.name, round_up(count)).slice(0, count)
+
+
+@lru_cache
+def _nulls(name: str, count: int) -> pa.Array:
+    return pa.nulls(count, BLOCK_SCHEMA.field(name).type)
+
+
+def round_up(count: int) -> int:
+    """To a power of two, so that of what is kept for batches of any size there are few sizes."""
+    return 1 << max(count - 1, 1).bit_length()
 
 
 def _repeats(column: pa.Array) -> bool:
