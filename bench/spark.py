@@ -30,20 +30,20 @@ from sublet.spark import consume
 BLOCKS = (1000, 10_000)
 CEILING, BATCH_CEILING, ROWS = "ready batches, as a stream", "ready batches, as a table", "a row per message"
 OF_CEILING, TIMES_ROWS, OF_PLAIN, MICRO_BATCH = 0.8, 5.0, 0.8, 1.15
-PROSE = """{rows:,} messages of {value} bytes, each with a key and one of two topics, over {streams} streams, in blocks
-of 1,000 and of 10,000, are read from Postgres into Spark's sink that takes everything; Spark has {slots} slots and its
-own defaults. Medians over {rounds} rounds in which all contenders take turns; a first round does not count, for Java
-compiles in it. *stream* is `readStream.format("sublet")` with all its columns, by Trigger.AvailableNow in micro-batches
-of {batch_rows:,}: from the beginning of the second to the end of the last, with all that Spark does in between. *table*
-is `spark.read.format("sublet")`, its planning included. *Ready batches* are those of a Python data source that does
-nothing: rows of the same columns and sizes that its process holds in memory, {arrow_rows:,} to an Arrow batch, over
-{slots} tasks. *Parquet* has the same rows, as Spark wrote them, and the machine's memory has the files. *A row per
-message* is a table (offset, stream, topic, key, value, time) of {table_rows:,} rows with a primary key, read by {way}
-in {slots} key ranges. *In a task* is `sublet.spark.consume` with one task and a function that counts, from its first batch
-to its last; *plain reader* is the same function in a loop over a `Session` in Python, without Spark. Below it are
-micro-batches of two rows, in two tasks: {micro_batches} in each round after {warm_up} that do not count, of our stream
-and of the source with ready batches, and what Spark says of their parts. Its time to the next one's beginning counts
-what lies between two."""
+PROSE = """{rows:,} messages of {value} bytes, each with a key and one of two topics, over {streams} streams, in
+blocks of 1,000 and of 10,000, are read from Postgres into Spark's sink that takes everything; Spark has {slots} slots
+and its own defaults. Medians over {rounds} rounds in which all contenders take turns; a first round does not count,
+for Java compiles in it. *stream* is `readStream.format("sublet")` with all its columns, by Trigger.AvailableNow in
+micro-batches of {batch_rows:,}: from the beginning of the second to the end of the last, with all that Spark does in
+between. *table* is `spark.read.format("sublet")`, its planning included. *Ready batches* are those of a Python data
+source that does nothing: rows of the same columns and sizes that its process holds in memory, {arrow_rows:,} to an
+Arrow batch, over {slots} tasks. *Parquet* has the same rows, as Spark wrote them, and the machine's memory has the
+files. *A row per message* is a table (offset, stream, topic, key, value, time) of {table_rows:,} rows with a primary
+key, read by {way} in {slots} key ranges. *In a task* is `sublet.spark.consume` with one task and a function that
+counts, from its first batch to its last; *plain reader* is the same function in a loop over a `Session` in Python,
+without Spark. Below it are micro-batches of two rows, in two tasks: {micro_batches} in each round after {warm_up}
+that do not count, of our stream and of the source with ready batches, and what Spark says of their parts. Its time to
+the next one's beginning counts what lies between two."""
 
 
 class Stored:
@@ -86,7 +86,8 @@ class Reading:
 
     def contenders(self, stored: list[Stored], table: Table) -> dict[str, Callable[[], tuple[int, float]]]:
         """Each reads, and says how many rows and in how many seconds."""
-        rows, found = stored[0].rows, {}
+        rows = stored[0].rows
+        found: dict[str, Callable[[], tuple[int, float]]] = {}
         for each in stored:
             found |= self._ours(each)
         found[CEILING] = lambda: self._stream(self._ceiling(self._spark.readStream, rows))
@@ -157,8 +158,10 @@ class Overhead:
 
     def figures(self) -> list[Beside]:
         """Medians over all rounds."""
-        figures = [self._beside("a micro-batch", lambda one, _: one.took_ms, MICRO_BATCH)]
-        figures.append(self._beside("from its beginning to the next one's", lambda _, period: period))
+        figures = [
+            self._beside("a micro-batch", lambda one, _: one.took_ms, MICRO_BATCH),
+            self._beside("from its beginning to the next one's", lambda _, period: period),
+        ]
         return figures + [self._beside(f"of it {part}", self._part(part)) for part in PARTS]
 
     def _part(self, part: str) -> Callable[[MicroBatch, float], float]:
@@ -172,7 +175,7 @@ class Overhead:
 def main(arguments: list[str] | None = None) -> None:
     """Run, write the JSON and the page, print the tables."""
     options = _options(arguments)
-    series, jar = Series(), driver(options.jdbc_jar)
+    series, jar = Series(), driver(options.jdbc_jar) if options.rows_by == "JDBC" else None
     with contextlib.ExitStack() as opened:
         place = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
         place.chmod(0o755)
@@ -190,9 +193,9 @@ def main(arguments: list[str] | None = None) -> None:
         spark = opened.enter_context(spark_session(conf if jar is None else {"spark.jars": str(jar), **conf}))
         contenders = Reading(spark, place, options.batch_rows).contenders(stored, table)
         overhead = Overhead(few, options)
-        for number in range(options.rounds + 1):
+        for number in range(1 - options.warm_rounds, options.rounds + 1):
             turned = number % 2 == 1
-            _read(contenders, series if number else Series(), turned)
+            _read(contenders, series if number > 0 else Series(), turned)
             overhead.measure(spark, place, turned, counts=number > 0)
             print(f"round {number} of {options.rounds}", flush=True)
     _tell(options, series, overhead.figures(), table.way)
@@ -212,8 +215,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--blocks", type=int, nargs="+", default=BLOCKS, help="messages to a block")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-rounds", type=int, default=1, help="before them, that do not count")
     parser.add_argument("--micro-batches", type=int, default=45, help="with two rows, in a round")
     parser.add_argument("--warm-up", type=int, default=15, help="micro-batches before them that do not count")
+    parser.add_argument("--rows-by", choices=("JDBC", "psycopg"), default="JDBC", help="where there is a driver for it")
     parser.add_argument("--jdbc-jar", type=Path, default=None, help="Postgres's driver, if not where Debian has it")
     parser.add_argument("--conf", nargs="*", default=[], metavar="KEY=VALUE", help="settings of Spark")
     parser.add_argument("--json", type=Path, default=None, help="where the results go")

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from bench import allocation, epochs, handover, node, takeover
+from bench import allocation, epochs, handover, node, spark, takeover
+
+QUICK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""Spark starts quickly then, and is slow at what takes long."""
 
 
 @pytest.fixture
@@ -71,3 +79,27 @@ def test_epochs(page: Path) -> None:
     written = page.read_text()
     assert "## What epochs cost\n" in written
     assert "| renewal, all behind, each elsewhere |" in written
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_spark(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")  # it is changed for Spark's workers, and set back behind the test
+    small = ("--rows", "4000", "--batch-rows", "1500", "--table-rows", "200", "--streams", "2", "--blocks", "500")
+    few = (
+        "--rounds",
+        "1",
+        "--micro-batches",
+        "2",
+        "--warm-up",
+        "1",
+        "--conf",
+        *(f"{key}={QUICK[key]}" for key in QUICK),
+    )
+    spark.main(arguments(page, *small, *few))
+    found = figures(page)
+    assert len(found["claims"]) == 6
+    assert all(claim["ratio"] > 0 for claim in found["claims"])
+    assert found["figures"][0]["what"] == "a micro-batch"
+    assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in found["figures"][:2])
+    assert "## Spark\n" in page.read_text()
