@@ -85,6 +85,14 @@ def decode(codec: int, payload: bytes | memoryview | pa.Buffer) -> pa.RecordBatc
     return layout.restore(flags, pa.ipc.read_record_batch(pa.py_buffer(payload), layout.schema(flags)))
 
 
+def decode_together(codec: int, payloads: Sequence[bytes]) -> pa.RecordBatch:
+    """Several payloads that lie alike as one batch: less work than to decode one by one and to copy them together."""
+    flags = layout.flags_of(codec)
+    found = [pa.ipc.read_record_batch(pa.py_buffer(payload), layout.schema(flags)) for payload in payloads]
+    (together,) = pa.Table.from_batches(found).combine_chunks().to_batches()
+    return layout.restore(flags, together)
+
+
 def deliver(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:
     """Add the columns stream and offset to a stored batch whose first message is at `first_offset`."""
     count = batch.num_rows

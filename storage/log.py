@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from itertools import compress, pairwise
+from itertools import compress, groupby, pairwise
 from typing import Any, Final
 
 import psycopg
@@ -26,9 +26,10 @@ from psycopg.types.numeric import Int2, Int4, Int8
 
 from protocol.errors import BeyondHead, Gone, NotFound, ProducerFenced, SubletError, Unavailable
 from protocol.words import Filter
-from storage.block import Epochs, Packed, decode, deliver, from_offset, matching
+from storage.block import Epochs, Packed, decode, decode_together, deliver, from_offset, matching
 from storage.connect import UnknownOutcome
 from storage.epoch_selection import LeftOut, without
+from storage.layout import has_one_epoch
 from storage.wanted import IN_BLOCK, Wanted
 
 PAGE_BLOCKS: Final = 256
@@ -186,11 +187,13 @@ def since(
     end: int | None = None,
     limit_blocks: int = PAGE_BLOCKS,
     limit_bytes: int = PAGE_BYTES,
+    few: int = 0,
 ) -> Page:
     """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
 
     `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor such that have
-    nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. Raises `Gone` if the
+    nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
+    fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `Gone` if the
     offset is older than retention, `BeyondHead` if it lies after the stream's end, `NotFound` for no such stream.
     """
     if generation_id is None:
@@ -219,7 +222,10 @@ def since(
         return Page((), offset, offset, head, closed)
     blocks = [row[3:] for row in rows]
     blocks = blocks[: consecutive([(end_offset - count, end_offset) for end_offset, count, *_ in blocks])]
-    read = (_batch(stream_id, offset, filter, left_out, wanted, row) for row in blocks)
+    parts = (
+        _few_together(blocks, few) if filter == ALL and left_out is None and wanted is None else [[b] for b in blocks]
+    )
+    read = (_batch(stream_id, offset, filter, left_out, wanted, part) for part in parts)
     page = Page(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
     return page if end is None else page.before(end)
 
@@ -384,22 +390,36 @@ def _statement(*asked: bool) -> str:
     return _SINCE.format(matched=" and ".join(f"({condition})" for condition in conditions) or "true")
 
 
+def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:
+    """Those that follow on one another and lie alike, if they have fewer messages than that on average; the others one
+    by one."""
+    parts = []
+    for (codec, is_here), group in groupby(blocks, lambda row: (row[2], row[4] is not None)):
+        part = list(group)
+        if is_here and not has_one_epoch(codec) and sum(row[1] for row in part) < few * len(part):
+            parts.append(part)
+        else:
+            parts += [[row] for row in part]
+    return parts
+
+
 def _batch(
     stream_id: int,
     offset: int,
     filter: Filter,
     left_out: LeftOut | None,
     wanted: Wanted | None,
-    row: tuple[Any, ...],
+    blocks: Sequence[tuple[Any, ...]],
 ) -> pa.RecordBatch | None:
-    """The wanted messages of one block; None if there are none."""
-    end_offset, count, codec, topics, payload, uri = row
+    """The wanted messages of a block, or of several that lie alike; None if there are none."""
+    end_offset, count, codec, topics, payload, uri = blocks[0]
     if uri is not None:
         raise SubletError(f"stream {stream_id}: the block ending at {end_offset} lies at {uri!r}, out of reach here.")
     if payload is None:
         return None
     first = end_offset - count
-    whole = deliver(decode(codec, payload), stream_id, first)
+    stored = decode(codec, payload) if len(blocks) == 1 else decode_together(codec, [row[4] for row in blocks])
+    whole = deliver(stored, stream_id, first)
     found = matching(from_offset(whole, first, offset), filter, topics)
     if left_out is not None:
         found = without(found, left_out)

@@ -130,6 +130,7 @@ def _passed(partition: RangePartition, gone: Gone, end: int) -> int:
 
 
 def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> Page:
+    from borrower.spark.columns import FEW_ROWS
     from storage import log as message_log
 
     def attempt() -> Page:
@@ -142,6 +143,7 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> P
                 generation_id=partition.generation_id,
                 wanted=partition.wanted,
                 end=end,
+                few=FEW_ROWS,
             )
 
     return patiently(attempt, AWAY_S, "the database is away, reading goes on when it is back")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from protocol.errors import BeyondHead, Gone, NotFound, Unavailable
@@ -20,7 +21,7 @@ from storage.connect import UnknownOutcome, connect
 from storage.log import Append, Appended, Outcome, Stamp, append, heads, position_at, register_producer, since
 from storage.retention import drop_gone
 from storage.spaces import rollover
-from tests.integration.log_kit import block, put, read, stamped
+from tests.integration.log_kit import block, in_epochs, put, read, stamped
 from tests.kit import eventually
 
 
@@ -153,6 +154,24 @@ def test_since_is_what_lies_later_in_order_paged(conn: psycopg.Connection[Any], 
         assert values(read(conn, stream, offset)) == sent[offset:]
         assert values(read(conn, stream, offset, limit_blocks=2)) == sent[offset:]
         assert values(read(conn, stream, offset, limit_bytes=1)) == sent[offset:]
+
+
+@pytest.mark.conforms("P3")
+def test_small_blocks_that_lie_alike_come_together_and_the_messages_are_the_same(
+    conn: psycopg.Connection[Any], stream: int
+) -> None:
+    some, other = [b"%d" % number for number in range(5)], [b"%d" % number for number in range(5, 105)]
+    for value in some:
+        put(conn, stream, value)
+    put(conn, stream, *other)
+    for epoch in (1, 1, 2, 3):
+        append(conn, [Append(stream, in_epochs(*[(epoch,)] * 8))])
+    put(conn, stream, *some)
+    alone, together = since(conn, stream, 2, end=140), since(conn, stream, 2, end=140, few=50)
+    assert (len(together.batches), together.position) == (len(alone.batches) - 2, alone.position)
+    assert pa.Table.from_batches(together.batches).equals(pa.Table.from_batches(alone.batches))
+    few = since(conn, stream, 0, filter=Filter("t"), few=50).batches
+    assert len(few) == len(since(conn, stream, 0).batches)
 
 
 @pytest.mark.conforms("P3")
