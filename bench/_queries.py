@@ -33,6 +33,7 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.extraJavaOptions": "-Xss8m",
     "spark.log.level": "OFF",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
 }
 
 

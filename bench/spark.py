@@ -31,8 +31,8 @@ BLOCKS = (1000, 10_000)
 CEILING, BATCH_CEILING, ROWS = "ready batches, as a stream", "ready batches, as a table", "a row per message"
 OF_CEILING, TIMES_ROWS, OF_PLAIN, MICRO_BATCH = 0.8, 5.0, 0.8, 1.15
 PROSE = """{rows:,} messages of {value} bytes, each with a key and one of two topics, over {streams} streams, in
-blocks of 1,000 and of 10,000, are read from Postgres into Spark's sink that takes everything; Spark has {slots} slots
-and its own defaults. Medians over {rounds} rounds in which all contenders take turns; a first round does not count,
+blocks of about {sizes}, are read from Postgres into Spark's sink that takes everything; Spark has {slots} slots and
+its own defaults. Medians over {rounds} rounds in which all contenders take turns; a first round does not count,
 for Java compiles in it. *stream* is `readStream.format("sublet")` with all its columns, by Trigger.AvailableNow in
 micro-batches of {batch_rows:,}: from the beginning of the second to the end of the last, with all that Spark does in
 between. *table* is `spark.read.format("sublet")`, its planning included. *Ready batches* are those of a Python data
@@ -54,7 +54,7 @@ class Stored:
         self._groups = count()
         with connect(url) as conn:
             reshard(conn, "default", streams)
-        with Publisher(url, space="default", block_messages=block, block_bytes=2**24) as publisher:
+        with Publisher(url, space="default", block_messages=2 * block, block_bytes=2**24) as publisher:
             for _ in range(self.rows // (block * streams)):
                 publisher.publish_batch(payload(block * streams)).result()
 
@@ -246,7 +246,8 @@ def _tell(options: argparse.Namespace, series: Series, figures: list[Beside], wa
     names = ("rows", "batch_rows", "table_rows", "streams", "blocks", "rounds", "micro_batches", "warm_up", "conf")
     settings = {name: getattr(options, name) for name in names} | {"value_bytes": VALUE_BYTES, "table_read_by": way}
     section = report.write("spark", settings, series, _claims(options.blocks, way), options.json, figures)
-    words = {"value": VALUE_BYTES, "slots": SLOTS, "arrow_rows": ARROW_ROWS, "way": way}
+    sizes = " or ".join(f"{block:,}" for block in options.blocks)
+    words = {"value": VALUE_BYTES, "slots": SLOTS, "arrow_rows": ARROW_ROWS, "way": way, "sizes": sizes}
     report.page(options.page, "spark", PROSE.format(**settings, **words), section)
     print(section)
 
