@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
             _read(contenders, series if number > 0 else Series(), turned)
             overhead.measure(spark, place, turned, counts=number > 0)
             print(f"round {number} of {options.rounds}", flush=True)
-    _tell(options, series, overhead.figures(), table.way)
+        _tell(options, series, overhead.figures(), table.way)
 
 
 def _read(contenders: dict[str, Callable[[], tuple[int, float]]], series: Series, turned: bool) -> None:
