@@ -54,6 +54,11 @@ class Children:
             )
         return self._started[name]
 
+    def kill(self, name: str) -> None:
+        """kill -9 it and all that it has started, and wait."""
+        _kill(self._started[name])
+        self._started[name].wait()
+
     def log(self, name: str, lines: int = 30) -> str:
         """The end of what it said."""
         return "\n".join((self._home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
@@ -73,10 +78,14 @@ class Children:
         for process in reversed(self._started.values()):
             process.terminate()
             if not _within(GRACE_S, partial(_is_over, process)):
-                for pid in _alive(process):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                _kill(process)
             process.wait()
+
+
+def _kill(leader: subprocess.Popen[str]) -> None:
+    for pid in _alive(leader):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _alive(leader: subprocess.Popen[str]) -> list[int]:

@@ -1,0 +1,248 @@
+"""What the examples have in common: the world around them (a Postgres of their own, leader nodes, flights that are
+published at a pace) and the count at the end. What one copies is in the examples themselves."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from borrower.settings import BorrowerSettings
+from leader.settings import LeaderSettings
+from protocol.words import Subscription
+from storage.connect import connect as connect_to
+from storage.groups.overview import Overview, describe
+from sublet import Publisher, connect, errors
+from sublet.demo import flights
+from sublet.demo.processes import Children
+
+LIMIT_S = 150.0
+PUBLISH_EVERY_S = 0.1
+
+
+def arguments(name: str, purpose: str | None, days: int) -> argparse.ArgumentParser:
+    """The command line that all examples have."""
+    parser = argparse.ArgumentParser(prog=f"examples.{name}", description=purpose)
+    parser.add_argument("days", type=int, nargs="?", default=days, choices=range(1, 365), metavar="DAYS")
+    return parser
+
+
+def flights_of(days: int) -> pa.Table:
+    """The flights of the first days, see `sublet.demo.flights.load`, by the hour."""
+    source = flights.load()
+    return source.filter(pc.less(source["hour"], pc.add(pc.min(source["hour"]), 24 * days))).sort_by("hour")
+
+
+class Stage:
+    """A database, nodes, and whatever else an example starts; all of it ends with `a_stage`."""
+
+    def __init__(self, url: str, home: Path, processes: Children, connection: psycopg.Connection[Any]) -> None:
+        self.url, self.home, self.processes, self.connection = url, home, processes, connection
+        self._groups = connect_to(url)
+        self._began = time.monotonic()
+        self._nodes: list[str] = []
+        self._started = 0
+        self._watched: set[str] = set()
+        for _ in range(2):
+            self._start_node()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    def count(self, table: str) -> int:
+        """How many rows the table has."""
+        (count,) = self.connection.execute(f"select count(*) from {table}").fetchone() or (0,)
+        return int(count)
+
+    def flights(self, table: str) -> list[int]:
+        """The rows in the data of the flights in it, each as often as it is there."""
+        return [flight for (flight,) in self.connection.execute(f"select flight from {table}")]
+
+    def say(self, what: str) -> None:
+        """A line of what one sees."""
+        print(f"{self.seconds:5.1f} s  {what}", flush=True)
+
+    def look(self, subscription: str) -> Overview:
+        """The group now. Raises `NotFound` before anybody has named it."""
+        return describe(self._groups, Subscription.parse(subscription))
+
+    def holders(self, subscription: str) -> dict[str, int]:
+        """{session: how many streams it holds}."""
+        try:
+            members = self.look(subscription).members
+        except errors.NotFound:  # nobody has named the group yet
+            return {}
+        return {member.session or "": len(member.streams) for member in members}
+
+    def command(self, *words: str) -> None:
+        """Run `sublet WORDS`, to its end."""
+        if self.processes.start("command", "sublet.cli", *words).wait():
+            raise SystemExit(self.processes.log("command"))
+
+    def application(self, name: str, module: str, *words: str) -> None:
+        """Start an application that is to live until `stop` or `kill`."""
+        self.processes.start(name, module, *words)
+        self._watched.add(name)
+        self.say(f"{name} starts, a Spark application")
+
+    def stop(self, name: str) -> None:
+        """Let an application end as it likes to, and wait for it."""
+        self._watched.discard(name)
+        self.processes[name].communicate(timeout=LIMIT_S)
+
+    def kill(self, name: str) -> None:
+        """kill -9 an application, with all that it has started."""
+        self._watched.discard(name)
+        self.processes.kill(name)
+
+    def kill_leader(self, subscription: str) -> str:
+        """kill -9 the node that leads the group (any, if the one that did is dead), and start another; its name."""
+        leader = self.look(subscription).leader
+        victim = leader.node if leader and leader.node in self._nodes else self._nodes[0]
+        self.processes[victim].kill()
+        self._nodes.remove(victim)
+        self._start_node()
+        return victim
+
+    def wait_for(self, what: str, fact: Callable[[], bool], progress: Callable[[], str] | None = None) -> None:
+        """Until it is so; every second with a line of progress. SystemExit if an application ends, or time is over."""
+        said_at, deadline = time.monotonic(), time.monotonic() + LIMIT_S
+        while not fact():
+            for name in self._watched:
+                if self.processes[name].poll() is not None:
+                    raise SystemExit(f"{name} has ended by itself:\n{self.processes.log(name)}")
+            if time.monotonic() > deadline:
+                raise SystemExit(f"waited {LIMIT_S:g} s for {what}")
+            if progress is not None and time.monotonic() > said_at + 1.0:
+                self.say(progress())
+                said_at = time.monotonic()
+            time.sleep(0.05)
+
+    def pause(self, seconds: float, progress: Callable[[], str] | None = None) -> None:
+        """Let it run for a while."""
+        until = self.seconds + seconds
+        self.wait_for("the end of a pause", lambda: self.seconds >= until, progress)
+
+    def _start_node(self) -> None:
+        self._started += 1
+        name = f"node-{self._started}"
+        self.processes.start(name, "sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
+        self._nodes.append(name)
+
+
+@contextmanager
+def a_stage(speed: float = 2.5) -> Iterator[Stage]:
+    """In a directory that is gone afterwards. So many times sooner than by default a dead process is noticed."""
+    times = {**asdict(LeaderSettings().scaled(speed)), **asdict(BorrowerSettings().scaled(speed))}
+    settings = {f"SUBLET_{name.upper()}": str(value) for name, value in times.items()}
+    with tempfile.TemporaryDirectory(prefix="sublet-example-") as directory:
+        home = Path(directory)
+        home.chmod(0o755)  # Postgres runs as somebody else if we are root
+        with (
+            connect(data_dir=home / "postgres") as database,
+            psycopg.connect(database.url, autocommit=True) as connection,
+            Children(home, {**os.environ, **settings, "SUBLET_DATABASE_URL": database.url}) as processes,
+        ):
+            yield Stage(database.url, home, processes, connection)
+
+
+class Publishing:
+    """Flights on their way, in a thread of its own."""
+
+    def __init__(self, running: Future[None], hurry: threading.Event) -> None:
+        self._running, self._hurry = running, hurry
+
+    @property
+    def over(self) -> bool:
+        """Whether all is published. Raises what went wrong."""
+        return self._running.done() and self._running.result() is None
+
+    def hurry(self) -> None:
+        """Publish the rest at once, and wait for it."""
+        self._hurry.set()
+        self._running.result(LIMIT_S)
+
+
+@contextmanager
+def publishing(url: str, source: pa.Table, seconds: float) -> Iterator[Publishing]:
+    """Publish these flights in their order, over so many seconds."""
+    hurry, abandon = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(_publish, url, source, seconds, hurry, abandon)
+        try:
+            yield Publishing(running, hurry)
+        finally:
+            abandon.set()
+            hurry.set()
+
+
+def _publish(url: str, source: pa.Table, seconds: float, hurry: threading.Event, abandon: threading.Event) -> None:
+    columns = [name for name in ("topic", "key", "value", "timestamp") if name in source.column_names]
+    rows = source.select(columns)
+    step = max(1, round(rows.num_rows * PUBLISH_EVERY_S / seconds))
+    with Publisher(url) as publisher:
+        while rows.num_rows and not abandon.is_set():
+            part = rows.num_rows if hurry.is_set() else step
+            publisher.publish_batch(rows.slice(0, part))
+            publisher.flush()
+            rows = rows.slice(part)
+            hurry.wait(PUBLISH_EVERY_S)
+
+
+def stop_when_told(stop: Callable[[], Any]) -> None:
+    """Call `stop` when standard input ends, which is how `Stage.stop` tells an application."""
+
+    def listen() -> None:
+        sys.stdin.read()
+        stop()
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def wrong(source: pa.Table, rows: Iterable[int]) -> dict[str, list[int]]:
+    """What must not be, and the flights (their rows in the data) of which it is true; `rows`: those that came out."""
+    wanted, times = set(source["row"].to_pylist()), Counter(rows)
+    return {
+        "lost": sorted(wanted - times.keys()),
+        "doubled": sorted(row for row in times if times[row] > 1),
+        "not in the data": sorted(times.keys() - wanted),
+    }
+
+
+def verdict(what: str, bad: Mapping[str, Sequence[object]]) -> int:
+    """Print how many are wrong, and some of them; the exit code."""
+    for how, found in bad.items():
+        print(f"{len(found):6,} {what} {how}{': ' if found else ''}{', '.join(map(str, found[:5]))}")
+    return int(any(bad.values()))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print it, numbers to the right."""
+    shown = [[_shown(value) for value in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    numbers = [any(isinstance(row[n], int | float) for row in rows) for n in range(len(header))]
+    print()
+    for line in shown:
+        cells = zip(line, widths, numbers, strict=True)
+        print("  ".join(text.rjust(width) if number else text.ljust(width) for text, width, number in cells).rstrip())
+    print()
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,72 @@
+"""`python -m examples.two_applications [DAYS]`: two applications share so many days, one stops, and nothing is lost."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from examples._stage import Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
+from examples.two_applications.application import SUBSCRIPTION, TABLE
+
+WEIGHTS = {"heavy": 3, "light": 1}
+STREAMS = 16
+SHARES = {"heavy": 12, "light": 4}
+PUBLISH_S = 20.0
+TOGETHER_S = 6.0
+"""For how long both work, and then the one that is left, before the rest is published at once."""
+
+BY_APPLICATION = """
+select application, count(*) filter (where at <= %(stopped)s), count(*) filter (where at > %(stopped)s)
+  from stored group by application order by application"""
+
+
+def shares(stage: Stage) -> dict[str, int]:
+    """{application: how many streams its tasks hold}."""
+    held = Counter[str]()
+    for session, streams in stage.holders(SUBSCRIPTION).items():
+        held[session.partition("-")[0]] += streams
+    return dict(held)
+
+
+def show(stage: Stage) -> None:
+    """Print who holds how many streams."""
+    stage.say(f"the streams are held by {', '.join(f'{name}: {n}' for name, n in sorted(shares(stage).items()))}")
+    held = sorted(stage.holders(SUBSCRIPTION).items())
+    table(("session", "weight", "streams"), [(name, WEIGHTS[name.partition("-")[0]], n) for name, n in held])
+
+
+def stored(stage: Stage) -> str:
+    """How far it is."""
+    return f"{stage.count('stored'):,} flights are stored"
+
+
+def main() -> int:
+    """All of it, on a Postgres of its own; the exit code."""
+    source = flights_of(arguments("two_applications", __doc__, 14).parse_args().days)
+    with a_stage() as stage:
+        stage.connection.execute(TABLE)
+        for name, weight in WEIGHTS.items():
+            stage.application(name, "examples.two_applications.application", stage.url, name, str(weight))
+        stage.wait_for("a share of 3 to 1", lambda: shares(stage) == SHARES)
+        show(stage)
+        with publishing(stage.url, source, PUBLISH_S) as published:
+            stage.pause(TOGETHER_S, lambda: stored(stage))
+            asked = stage.seconds
+            stage.stop("heavy")
+            stage.say(f"heavy has stopped, {stage.seconds - asked:.1f} s after it was told to")
+            (stopped,) = stage.connection.execute("select clock_timestamp()").fetchone() or (None,)
+            stage.wait_for("light to hold everything", lambda: shares(stage) == {"light": STREAMS})
+            show(stage)
+            stage.pause(TOGETHER_S, lambda: stored(stage))
+            published.hurry()
+        stage.say(f"all {source.num_rows:,} flights are published")
+        stage.wait_for("everything to be stored", lambda: stage.look(SUBSCRIPTION).lag == 0, lambda: stored(stage))
+        stage.stop("light")
+        stage.say("the end")
+        rows = stage.connection.execute(BY_APPLICATION, {"stopped": stopped}).fetchall()
+        table(("flights stored by", "while both were there", "afterwards"), rows)
+        return verdict("flights", wrong(source, stage.flights("stored")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Stores flights: `python -m examples.two_applications.application URL NAME WEIGHT`.
+
+Start it as often as you like, with whatever names: all of them share the work, by their weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+
+import sublet.spark
+from borrower.spark.local import local_session
+from examples._stage import stop_when_told
+from sublet import Batch
+from sublet.demo.flights import rows_of
+
+SUBSCRIPTION = "$share/office/flights/#"
+TABLE = "create table stored (flight bigint, application text, at timestamptz default clock_timestamp())"
+INSERT = "insert into stored (flight, application) values (%s, %s)"
+TASKS = 2
+WORK_S = 0.01
+"""What a batch takes."""
+
+
+def store(application: str, batch: Batch) -> None:
+    """The rows and the group's progress in one commit."""
+    with batch.transaction() as connection:
+        connection.cursor().executemany(INSERT, [(row, application) for row in rows_of(batch.table["value"])])
+        time.sleep(WORK_S)
+
+
+def main(url: str, name: str, weight: str) -> None:
+    """Each task is a consumer of this weight: 16 streams, tasks of 3, 3, 1 and 1 hold 6, 6, 2 and 2."""
+    spark = local_session(name, TASKS)
+    work = functools.partial(store, name)
+    with sublet.spark.consume(
+        spark, SUBSCRIPTION, work, tasks=TASKS, url=url, name=name, weight=float(weight), start="earliest"
+    ) as consumption:
+        stop_when_told(consumption.drain)
+        consumption.wait()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
