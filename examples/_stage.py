@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -26,10 +27,13 @@ from leader.settings import LeaderSettings
 from protocol.words import Subscription
 from storage.connect import connect as connect_to
 from storage.groups.overview import Overview, describe
+from storage.spaces import reshard
 from sublet import Publisher, connect, errors
 from sublet.demo import flights
 from sublet.demo.processes import Children
 
+STREAMS = 8
+"""Fewer than by default: each is a task of every micro-batch, and they may have to share two cores."""
 LIMIT_S = 150.0
 PUBLISH_EVERY_S = 0.1
 
@@ -53,6 +57,7 @@ class Stage:
     def __init__(self, url: str, home: Path, processes: Children, connection: psycopg.Connection[Any]) -> None:
         self.url, self.home, self.processes, self.connection = url, home, processes, connection
         self._groups = connect_to(url)
+        reshard(self._groups, "default", STREAMS)
         self._began = time.monotonic()
         self._nodes: list[str] = []
         self._started = 0
@@ -121,8 +126,8 @@ class Stage:
         return victim
 
     def wait_for(self, what: str, fact: Callable[[], bool], progress: Callable[[], str] | None = None) -> None:
-        """Until it is so; every second with a line of progress. SystemExit if an application ends, or time is over."""
-        said_at, deadline = time.monotonic(), time.monotonic() + LIMIT_S
+        """Until it is so, with a line of progress each second in which there is some. SystemExit if an application ends, or time is over."""
+        said, said_at, deadline = "", time.monotonic(), time.monotonic() + LIMIT_S
         while not fact():
             for name in self._watched:
                 if self.processes[name].poll() is not None:
@@ -130,8 +135,9 @@ class Stage:
             if time.monotonic() > deadline:
                 raise SystemExit(f"waited {LIMIT_S:g} s for {what}")
             if progress is not None and time.monotonic() > said_at + 1.0:
-                self.say(progress())
-                said_at = time.monotonic()
+                before, said, said_at = said, progress(), time.monotonic()
+                if said and said != before:
+                    self.say(said)
             time.sleep(0.05)
 
     def pause(self, seconds: float, progress: Callable[[], str] | None = None) -> None:
@@ -149,6 +155,7 @@ class Stage:
 @contextmanager
 def a_stage(speed: float = 2.5) -> Iterator[Stage]:
     """In a directory that is gone afterwards. So many times sooner than by default a dead process is noticed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing that it has started outlives it
     times = {**asdict(LeaderSettings().scaled(speed)), **asdict(BorrowerSettings().scaled(speed))}
     settings = {f"SUBLET_{name.upper()}": str(value) for name, value in times.items()}
     with tempfile.TemporaryDirectory(prefix="sublet-example-") as directory:

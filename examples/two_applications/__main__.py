@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from examples._stage import Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
+from examples._stage import STREAMS, Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.two_applications.application import SUBSCRIPTION, TABLE
 
 WEIGHTS = {"heavy": 3, "light": 1}
-STREAMS = 16
-SHARES = {"heavy": 12, "light": 4}
+SHARES = {"heavy": 6, "light": 2}
 PUBLISH_S = 20.0
 TOGETHER_S = 6.0
 """For how long both work, and then the one that is left, before the rest is published at once."""

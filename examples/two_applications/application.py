@@ -31,7 +31,7 @@ def store(application: str, batch: Batch) -> None:
 
 
 def main(url: str, name: str, weight: str) -> None:
-    """Each task is a consumer of this weight: 16 streams, tasks of 3, 3, 1 and 1 hold 6, 6, 2 and 2."""
+    """Each task is a consumer of this weight: of 8 streams, tasks that weigh 3, 3, 1 and 1 hold 3, 3, 1 and 1."""
     spark = local_session(name, TASKS)
     work = functools.partial(store, name)
     with sublet.spark.consume(
