@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from borrower.settings import BorrowerSettings
+from borrower.spark.local import local_session
 from leader.settings import LeaderSettings
 from protocol.words import Subscription
 from storage.connect import connect as connect_to
@@ -31,6 +32,7 @@ from storage.spaces import reshard
 from sublet import Publisher, connect, errors
 from sublet.demo import flights
 from sublet.demo.processes import Children
+from sublet.spark import Consumption
 
 STREAMS = 8
 """Fewer than by default: each is a task of every micro-batch, and they may have to share two cores."""
@@ -126,19 +128,26 @@ class Stage:
         return victim
 
     def wait_for(self, what: str, fact: Callable[[], bool], progress: Callable[[], str] | None = None) -> None:
-        """Until it is so, with a line of progress each second in which there is some. SystemExit if an application ends, or time is over."""
+        """As `watch`. SystemExit if time is over."""
+        if not self.watch(fact, progress):
+            raise SystemExit(f"waited {LIMIT_S:g} s for {what}")
+
+    def watch(self, fact: Callable[[], bool], progress: Callable[[], str] | None = None) -> bool:
+        """Until it is so, with a line of progress each second in which there is some; False if it does not become so.
+        SystemExit if an application ends by itself."""
         said, said_at, deadline = "", time.monotonic(), time.monotonic() + LIMIT_S
         while not fact():
             for name in self._watched:
                 if self.processes[name].poll() is not None:
                     raise SystemExit(f"{name} has ended by itself:\n{self.processes.log(name)}")
             if time.monotonic() > deadline:
-                raise SystemExit(f"waited {LIMIT_S:g} s for {what}")
+                return False
             if progress is not None and time.monotonic() > said_at + 1.0:
                 before, said, said_at = said, progress(), time.monotonic()
                 if said and said != before:
                     self.say(said)
             time.sleep(0.05)
+        return True
 
     def pause(self, seconds: float, progress: Callable[[], str] | None = None) -> None:
         """Let it run for a while."""
@@ -212,9 +221,25 @@ def _publish(url: str, source: pa.Table, seconds: float, hurry: threading.Event,
             hurry.wait(PUBLISH_EVERY_S)
 
 
-def stop_when_told(stop: Callable[[], Any]) -> None:
-    """Call `stop` when standard input ends, which is how `Stage.stop` tells an application."""
+def run_query(name: str, start: Callable[[Any], Any]) -> None:
+    """A Spark application that has this streaming query, until `Stage.stop`."""
+    spark = local_session(name, 2)
+    query = start(spark)
+    _stop_when_told(query.stop)
+    query.awaitTermination()
+    spark.stop()
 
+
+def run_tasks(name: str, tasks: int, start: Callable[[Any], Consumption]) -> None:
+    """A Spark application that consumes in so many tasks, until `Stage.stop`."""
+    spark = local_session(name, tasks)
+    with start(spark) as consumption:
+        _stop_when_told(consumption.drain)
+        consumption.wait()
+    spark.stop()
+
+
+def _stop_when_told(stop: Callable[[], Any]) -> None:
     def listen() -> None:
         sys.stdin.read()
         stop()

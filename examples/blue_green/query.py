@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from borrower.spark.local import local_session
-from examples._stage import stop_when_told
+from examples._stage import run_query
 from sublet.spark import Guard
 
 SUBSCRIPTION = "$share/board/flights/#"
@@ -26,13 +25,11 @@ def warm_up(spark: Any, url: str) -> None:
 
 
 def start(spark: Any, url: str, checkpoint: str, version: str) -> Any:
-    """The query, under way."""
+    """The query, under way; its streams go to the others when it is stopped."""
+    warm_up(spark, url)
     flights = (
         spark.readStream.format("sublet")
-        .option("url", url)
-        .option("subscription", SUBSCRIPTION)
-        .option("sessionName", version)
-        .option("startingPosition", "earliest")
+        .options(url=url, subscription=SUBSCRIPTION, sessionName=version, startingPosition="earliest")
         .option("inDoubtHold", "1 s")  # not minutes: with a guard nobody can write what another has written
         .schema("value binary, timestamp timestamp")
         .load()
@@ -50,15 +47,5 @@ def start(spark: Any, url: str, checkpoint: str, version: str) -> Any:
     return flights.writeStream.foreachBatch(store).option("checkpointLocation", checkpoint).start()
 
 
-def main(url: str, checkpoint: str, version: str) -> None:
-    """Until it is told to stop; its streams go to the others at once then."""
-    spark = local_session(version, 2)
-    warm_up(spark, url)
-    query = start(spark, url, checkpoint, version)
-    stop_when_told(query.stop)
-    query.awaitTermination()
-    spark.stop()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_query(sys.argv[3], lambda spark: start(spark, *sys.argv[1:]))

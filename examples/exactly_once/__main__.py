@@ -8,8 +8,6 @@ import signal
 import sys
 import time
 
-import pyarrow.compute as pc
-
 from examples._stage import Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.exactly_once.application import SUBSCRIPTION, TABLE, TASKS
 from sublet.demo.holdings import process_of

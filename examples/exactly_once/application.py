@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 import sublet.spark
-from borrower.spark.local import local_session
-from examples._stage import stop_when_told
+from examples._stage import run_tasks
 from sublet import Batch
 
 SUBSCRIPTION = "$share/ledger/flights/#"
@@ -31,16 +31,12 @@ def store(batch: Batch) -> None:
         time.sleep(WORK_S)
 
 
-def main(url: str) -> None:
+def start(spark: Any, url: str) -> sublet.spark.Consumption:
     """As many consumers as tasks. A task whose worker dies is started again by Spark, and is a new consumer."""
-    spark = local_session("exactly once", TASKS)
-    with sublet.spark.consume(
+    return sublet.spark.consume(
         spark, SUBSCRIPTION, store, tasks=TASKS, url=url, start="earliest", batch_bytes=BATCH_BYTES
-    ) as consumption:
-        stop_when_told(consumption.drain)
-        consumption.wait()
-    spark.stop()
+    )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_tasks("exactly once", TASKS, lambda spark: start(spark, sys.argv[1]))

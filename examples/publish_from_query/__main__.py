@@ -1,4 +1,4 @@
-"""`python -m examples.publish_from_query [DAYS]`: flights go through a streaming query that is killed and comes back."""
+"""`python -m examples.publish_from_query [DAYS]`: flights go through a query that is killed and comes back."""
 
 from __future__ import annotations
 

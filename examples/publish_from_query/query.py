@@ -1,4 +1,4 @@
-"""Reads flights, publishes each to the topic of its route: `python -m examples.publish_from_query.query URL CHECKPOINT`.
+"""Publishes each flight to the topic of its route: `python -m examples.publish_from_query.query URL CHECKPOINT`.
 
 Start it again with the same checkpoint, however it ended: it goes on, and nothing is published twice.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from borrower.spark.local import local_session
-from examples._stage import stop_when_told
+from examples._stage import run_query
 
 SUBSCRIPTION = "$share/routes/flights/#"
 OUTPUT = "routes/#"
@@ -19,11 +18,8 @@ def start(spark: Any, url: str, checkpoint: str) -> Any:
     """The query, under way."""
     flights = (
         spark.readStream.format("sublet")
-        .option("url", url)
-        .option("subscription", SUBSCRIPTION)
-        .option("sessionName", "routes-1")
-        .option("startingPosition", "earliest")
-        .option("maxMessagesPerTrigger", "200")
+        .options(url=url, subscription=SUBSCRIPTION, sessionName="routes-1", startingPosition="earliest")
+        .option("maxMessagesPerTrigger", 200)
         .schema("value binary")
         .load()
         .selectExpr("split(cast(value as string), ',') as flight")
@@ -36,14 +32,5 @@ def start(spark: Any, url: str, checkpoint: str) -> Any:
     return routes.writeStream.format("sublet").option("url", url).option("checkpointLocation", checkpoint).start()
 
 
-def main(url: str, checkpoint: str) -> None:
-    """Until it is told to stop."""
-    spark = local_session("routes", 2)
-    query = start(spark, url, checkpoint)
-    stop_when_told(query.stop)
-    query.awaitTermination()
-    spark.stop()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_query("routes", lambda spark: start(spark, *sys.argv[1:]))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from typing import Any
 
 import sublet.spark
-from borrower.spark.local import local_session
-from examples._stage import stop_when_told
+from examples._stage import run_tasks
 from sublet import Batch
 from sublet.demo.flights import rows_of
 
@@ -30,17 +30,13 @@ def store(application: str, batch: Batch) -> None:
         time.sleep(WORK_S)
 
 
-def main(url: str, name: str, weight: str) -> None:
+def start(spark: Any, url: str, name: str, weight: str) -> sublet.spark.Consumption:
     """Each task is a consumer of this weight: of 8 streams, tasks that weigh 3, 3, 1 and 1 hold 3, 3, 1 and 1."""
-    spark = local_session(name, TASKS)
     work = functools.partial(store, name)
-    with sublet.spark.consume(
+    return sublet.spark.consume(
         spark, SUBSCRIPTION, work, tasks=TASKS, url=url, name=name, weight=float(weight), start="earliest"
-    ) as consumption:
-        stop_when_told(consumption.drain)
-        consumption.wait()
-    spark.stop()
+    )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_tasks(sys.argv[2], TASKS, lambda spark: start(spark, *sys.argv[1:]))

@@ -53,14 +53,14 @@ def wrong(totals: Totals, found: Totals) -> dict[str, list[Window]]:
     }
 
 
-def by_day(found: Totals) -> list[tuple[str, int, int, int]]:
+def by_day(found: Totals) -> list[tuple[str | int, ...]]:
     """Windows, flights and miles."""
     days: dict[str, list[tuple[int, int]]] = {}
     for (hour, _), sums in found:
         days.setdefault(f"{datetime.fromtimestamp(hour * 3600, UTC):%Y-%m-%d}", []).append(sums)
     return [
         (day, len(sums), *(sum(column) for column in zip(*sums, strict=True))) for day, sums in sorted(days.items())
-    ]  # type: ignore[misc]
+    ]
 
 
 def main() -> int:
@@ -85,7 +85,7 @@ def main() -> int:
         with publishing(stage.url, source.append_column("timestamp", planned), PUBLISH_S) as published:
             stage.wait_for("all flights to be published", lambda: published.over, progress)
         stage.say(f"all {source.num_rows:,} flights are published")
-        stage.wait_for("all windows to be closed", lambda: len(found()) >= len(totals), progress)
+        stage.watch(lambda: len(found()) >= len(totals), progress)
         stage.stop("query")
         stage.say(f"the end: {progress()}")
         table(("day", "windows", "flights", "miles"), by_day(found()))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from borrower.spark.local import local_session
-from examples._stage import stop_when_told
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+
+from examples._stage import run_query
 
 SUBSCRIPTION = "$share/miles/flights/#"
 LATE = "3 hours"
@@ -15,14 +16,10 @@ LATE = "3 hours"
 
 def start(spark: Any, url: str, checkpoint: str, path: str) -> Any:
     """The query, under way."""
-    from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
-
+    spark.conf.set("spark.sql.shuffle.partitions", 2)
     flights = (
         spark.readStream.format("sublet")
-        .option("url", url)
-        .option("subscription", SUBSCRIPTION)
-        .option("sessionName", "miles-1")
-        .option("startingPosition", "earliest")
+        .options(url=url, subscription=SUBSCRIPTION, sessionName="miles-1", startingPosition="earliest")
         .schema("value binary, timestamp timestamp")
         .load()
         .selectExpr("timestamp as planned", "split(cast(value as string), ',') as flight")
@@ -37,15 +34,5 @@ def start(spark: Any, url: str, checkpoint: str, path: str) -> Any:
     return files.option("checkpointLocation", checkpoint).start()
 
 
-def main(url: str, checkpoint: str, path: str) -> None:
-    """Until it is told to stop."""
-    spark = local_session("miles", 2)
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
-    query = start(spark, url, checkpoint, path)
-    stop_when_told(query.stop)
-    query.awaitTermination()
-    spark.stop()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_query("miles", lambda spark: start(spark, *sys.argv[1:]))
