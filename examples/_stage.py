@@ -260,7 +260,7 @@ def wrong(source: pa.Table, rows: Iterable[int]) -> dict[str, list[int]]:
 def verdict(what: str, bad: Mapping[str, Sequence[object]]) -> int:
     """Print how many are wrong, and some of them; the exit code."""
     for how, found in bad.items():
-        print(f"{len(found):6,} {what} {how}{': ' if found else ''}{', '.join(map(str, found[:5]))}")
+        print(f"{len(found):4,} {what} {how}{': ' if found else ''}{', '.join(map(str, found[:5]))}")
     return int(any(bad.values()))
 
 

@@ -9,7 +9,7 @@ from examples.blue_green.query import SUBSCRIPTION, TABLES
 
 PUBLISH_S = 180.0
 """For all flights, if nothing hurries it: longer than the hand-over can take."""
-PHASE_S = 5.0
+PHASE_S = 4.0
 
 # A pause belongs to the phase in which it ends, and so does a flight that has waited.
 PHASES = """

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
 import sys
-import tempfile
 import threading
-import time
 from collections import Counter
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from borrower.settings import BorrowerSettings
+from examples._stage import Stage, a_stage, arguments, flights_of, table, verdict
 from examples.hourly_closing.consumer import SUBSCRIPTION, TABLES
-from leader.settings import LeaderSettings
-from protocol.words import Subscription
-from storage.connect import connect as connect_to
-from storage.groups.overview import describe
-from sublet import Publisher, connect
-from sublet.demo import flights
-from sublet.demo.processes import Children
+from sublet import Publisher
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 HOUR_S = 0.06
@@ -35,10 +23,11 @@ HOUR_S = 0.06
 SPEED = 4.0
 """So many times sooner than by default a dead process is noticed: there is time for more of them."""
 KILL_EVERY_S = 1.0, 4.0
-LIMIT_S = 100.0
+READY_S = 100.0
 
 BY_DAY = """
-select to_timestamp(hour * 3600)::date as day, count(*), sum(flights), sum(miles), string_agg(distinct closed_by, ', ')
+select to_timestamp(hour * 3600)::date as day, count(*), sum(flights)::bigint, sum(miles)::bigint,
+       string_agg(distinct closed_by, ', ')
   from closed_hour group by day order by day"""
 EARLY = "select distinct hour from closed_hour join hour_part using (hour) where added_at > closed_at"
 
@@ -48,7 +37,7 @@ def publish(url: str, source: pa.Table, airport: str, all_here: threading.Barrie
     ours = source.filter(pc.equal(source["origin"], airport))
     with Publisher(url, space="default") as publisher:
         publisher.advance(pc.min(source["hour"]).as_py())
-        all_here.wait(LIMIT_S)  # whoever comes later cannot publish in what the others have completed
+        all_here.wait(READY_S)  # whoever comes later cannot publish in what the others have completed
         for hour in range(pc.min(source["hour"]).as_py(), pc.max(source["hour"]).as_py() + 1):
             rows = ours.filter(pc.equal(ours["hour"], hour))
             publisher.at(hour).publish_batch(rows.select(["topic", "key", "value"]))
@@ -58,53 +47,42 @@ def publish(url: str, source: pa.Table, airport: str, all_here: threading.Barrie
 
 
 class Cast:
-    """Two nodes and four consumers, processes all. Whoever is killed is replaced."""
+    """Four consumers, processes all, beside the nodes. Whoever is killed is replaced."""
 
-    def __init__(self, url: str, processes: Children) -> None:
-        self._url, self._processes, self._started = url, processes, Counter[str]()
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._started = stage, 0
         self.killed: list[str] = []
-        self._nodes, self._consumers = (
-            [self._start(role) for _ in range(n)] for role, n in (("node", 2), ("consumer", 4))
-        )
+        self._consumers = [self._start() for _ in range(4)]
 
     def kill_one(self) -> str:
         """kill -9 of a consumer or, each fourth time, of the node that leads; its name."""
-        role, living = ("node", self._nodes) if len(self.killed) % 4 == 1 else ("consumer", self._consumers)
-        victim = self._leader() if role == "node" else random.choice(living)
-        self._processes[victim].kill()
-        living[living.index(victim)] = self._start(role)
+        victim = self._stage.kill_leader(SUBSCRIPTION) if len(self.killed) % 4 == 1 else self._kill_consumer()
         self.killed.append(victim)
         return victim
 
-    def _start(self, role: str) -> str:
-        self._started[role] += 1
-        name = f"{role}-{self._started[role]}"
-        node = ("sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
-        self._processes.start(
-            name, *(node if role == "node" else ("examples.hourly_closing.consumer", self._url, name))
-        )
+    def _kill_consumer(self) -> str:
+        victim = random.choice(self._consumers)
+        self._stage.processes[victim].kill()
+        self._consumers[self._consumers.index(victim)] = self._start()
+        return victim
+
+    def _start(self) -> str:
+        self._started += 1
+        name = f"consumer-{self._started}"
+        self._stage.processes.start(name, "examples.hourly_closing.consumer", self._stage.url, name)
         return name
 
-    def _leader(self) -> str:
-        """Who leads the group; any node, if the last one that did is dead."""
-        with connect_to(self._url) as connection:
-            leader = describe(connection, Subscription.parse(SUBSCRIPTION)).leader
-        return leader.node if leader and leader.node in self._nodes else random.choice(self._nodes)
 
-
-def play(url: str, cast: Cast, source: pa.Table, connection: psycopg.Connection[Any]) -> None:
+def play(stage: Stage, cast: Cast, source: pa.Table) -> None:
     """Until all is published and all hours are closed, or the time is over."""
-    began, hours, over = time.monotonic(), pc.count_distinct(source["hour"]).as_py(), threading.Event()
-
-    def closed() -> int:
-        return len(connection.execute("select from closed_hour").fetchall())
+    hours, over = pc.count_distinct(source["hour"]).as_py(), threading.Event()
 
     def say(what: str) -> None:
-        print(f"{time.monotonic() - began:5.1f} s  closed {closed():3} of {hours} hours; {what}", flush=True)
+        stage.say(f"closed {stage.count('closed_hour'):3} of {hours} hours; {what}")
 
     with ThreadPoolExecutor() as pool:
         all_here = threading.Barrier(len(AIRPORTS))
-        publishers = [pool.submit(publish, url, source, airport, all_here, over) for airport in AIRPORTS]
+        publishers = [pool.submit(publish, stage.url, source, airport, all_here, over) for airport in AIRPORTS]
         try:
             while len(cast.killed) < 2 or not all(each.done() for each in publishers):
                 for each in wait(publishers, random.uniform(*KILL_EVERY_S), FIRST_EXCEPTION).done:
@@ -113,8 +91,7 @@ def play(url: str, cast: Cast, source: pa.Table, connection: psycopg.Connection[
         finally:
             over.set()
     say("all is published")
-    while closed() < hours and time.monotonic() < began + LIMIT_S:
-        time.sleep(0.1)
+    stage.watch(lambda: stage.count("closed_hour") >= hours)
     say("the end")
 
 
@@ -132,39 +109,18 @@ def wrong(connection: psycopg.Connection[Any], source: pa.Table) -> dict[str, li
     }
 
 
-def report(connection: psycopg.Connection[Any], bad: dict[str, list[int]], killed: list[str]) -> int:
-    """Print what was closed and what is wrong; the exit code."""
-    print(f"\n{'day':10}  {'hours':>5}  {'flights':>7}  {'miles':>9}  closed by")
-    for row in connection.execute(BY_DAY):
-        print("{}  {:5}  {:7,}  {:9,}  {}".format(*row))
-    print(f"\n{len(killed)} processes killed: {', '.join(killed)}")
-    for what, hours in bad.items():
-        print(f"{len(hours):4} hours {what}{': ' if hours else ''}{', '.join(map(str, hours[:5]))}")
-    return int(any(bad.values()))
-
-
 def main() -> int:
     """All of it, on a Postgres of its own; the exit code."""
-    parser = argparse.ArgumentParser(prog="examples.hourly_closing", description=__doc__)
-    parser.add_argument("days", type=int, nargs="?", default=14, choices=range(1, 366), metavar="DAYS")
-    days = parser.parse_args().days
-    source = flights.load()
-    source = source.filter(pc.less(source["hour"], pc.add(pc.min(source["hour"]), 24 * days)))
-    times = {**asdict(LeaderSettings().scaled(SPEED)), **asdict(BorrowerSettings().scaled(SPEED))}
-    settings = {f"SUBLET_{name.upper()}": str(value) for name, value in times.items()}
-    with tempfile.TemporaryDirectory(prefix="sublet-closing-") as directory:
-        home = Path(directory)
-        home.chmod(0o755)  # Postgres runs as somebody else if we are root
-        with (
-            connect(data_dir=home / "postgres") as database,
-            psycopg.connect(database.url, autocommit=True) as connection,
-            Children(home, {**os.environ, **settings, "SUBLET_DATABASE_URL": database.url}) as processes,
-        ):
-            connection.execute(TABLES)
-            processes.start("create", "sublet.cli", "groups", "create", SUBSCRIPTION, "--atomic").wait()
-            cast = Cast(database.url, processes)
-            play(database.url, cast, source, connection)
-            return report(connection, wrong(connection, source), cast.killed)
+    source = flights_of(arguments("hourly_closing", __doc__, 14).parse_args().days)
+    with a_stage(SPEED) as stage:
+        stage.connection.execute(TABLES)
+        stage.command("groups", "create", SUBSCRIPTION, "--atomic")
+        cast = Cast(stage)
+        play(stage, cast, source)
+        rows = stage.connection.execute(BY_DAY).fetchall()
+        table(("day", "hours", "flights", "miles", "closed by"), rows)
+        print(f"{len(cast.killed)} processes killed: {', '.join(cast.killed)}")
+        return verdict("hours", wrong(stage.connection, source))
 
 
 if __name__ == "__main__":
