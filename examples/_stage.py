@@ -34,6 +34,8 @@ from sublet.demo import flights
 from sublet.demo.processes import Children
 from sublet.spark import Consumption
 
+Connection = psycopg.Connection[Any]
+
 STREAMS = 8
 """Fewer than by default: each is a task of every micro-batch, and they may have to share two cores."""
 LIMIT_S = 150.0
@@ -43,7 +45,8 @@ PUBLISH_EVERY_S = 0.1
 def arguments(name: str, purpose: str | None, days: int) -> argparse.ArgumentParser:
     """The command line that all examples have."""
     parser = argparse.ArgumentParser(prog=f"examples.{name}", description=purpose)
-    parser.add_argument("days", type=int, nargs="?", default=days, choices=range(1, 365), metavar="DAYS")
+    text = "how many days of flights (default: %(default)s)"
+    parser.add_argument("days", type=int, nargs="?", default=days, choices=range(1, 365), metavar="DAYS", help=text)
     return parser
 
 
@@ -54,12 +57,17 @@ def flights_of(days: int) -> pa.Table:
 
 
 class Stage:
-    """A database, nodes, and whatever else an example starts; all of it ends with `a_stage`."""
+    """A database, nodes, and whatever else an example starts; all of it ends with `a_stage`.
 
-    def __init__(self, url: str, home: Path, processes: Children, connection: psycopg.Connection[Any]) -> None:
-        self.url, self.home, self.processes, self.connection = url, home, processes, connection
-        self._groups = connect_to(url)
-        reshard(self._groups, "default", STREAMS)
+    `connection` is for the example's own tables, `own_connection` sees sublet's.
+    """
+
+    def __init__(
+        self, url: str, home: Path, processes: Children, connection: Connection, own_connection: Connection
+    ) -> None:
+        self.url, self.home, self.processes = url, home, processes
+        self.connection, self._own_connection = connection, own_connection
+        reshard(own_connection, "default", STREAMS)
         self._began = time.monotonic()
         self._nodes: list[str] = []
         self._started = 0
@@ -87,7 +95,7 @@ class Stage:
 
     def look(self, subscription: str) -> Overview:
         """The group now. Raises `NotFound` before anybody has named it."""
-        return describe(self._groups, Subscription.parse(subscription))
+        return describe(self._own_connection, Subscription.parse(subscription))
 
     def holders(self, subscription: str) -> dict[str, int]:
         """{session: how many streams it holds}."""
@@ -173,9 +181,10 @@ def a_stage(speed: float = 2.5) -> Iterator[Stage]:
         with (
             connect(data_dir=home / "postgres") as database,
             psycopg.connect(database.url, autocommit=True) as connection,
+            connect_to(database.url) as own_connection,
             Children(home, {**os.environ, **settings, "SUBLET_DATABASE_URL": database.url}) as processes,
         ):
-            yield Stage(database.url, home, processes, connection)
+            yield Stage(database.url, home, processes, connection, own_connection)
 
 
 class Publishing:

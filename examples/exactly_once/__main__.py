@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import sys
-import time
 
 from examples._stage import Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.exactly_once.application import SUBSCRIPTION, TABLE, TASKS
@@ -24,22 +23,24 @@ class Killer:
 
     def kill_one(self) -> None:
         """kill -9."""
-        victim = self._stage.kill_leader(SUBSCRIPTION) if len(self.killed) % 3 == 1 else self._kill_worker()
-        self.killed.append(victim)
-        self._stage.say(f"killed {victim}; {stored(self._stage)}")
+        if len(self.killed) % 3 == 1:
+            self.killed.append(self._stage.kill_leader(SUBSCRIPTION))
+        else:
+            self._stage.wait_for("a worker that holds streams, and lives", self._kill_worker)
+        self._stage.say(f"killed {self.killed[-1]}; {stored(self._stage)}")
 
-    def _kill_worker(self) -> str:
-        """Of those that hold streams, and live."""
-        while True:
-            agents = {member.agent or "" for member in self._stage.look(SUBSCRIPTION).members}
-            worker = process_of(random.choice(sorted(agents) or [""]))
-            try:
-                if worker is not None:
-                    os.kill(worker, signal.SIGKILL)
-                    return f"worker {worker}"
-            except ProcessLookupError:
-                pass  # it is dead already, and not evicted yet
-            time.sleep(0.05)
+    def _kill_worker(self) -> bool:
+        """Whether there was one."""
+        agents = [member.agent or "" for member in self._stage.look(SUBSCRIPTION).members]
+        worker = process_of(random.choice(agents or [""]))
+        if worker is None:
+            return False
+        try:
+            os.kill(worker, signal.SIGKILL)
+        except ProcessLookupError:  # it is dead already, and not evicted yet
+            return False
+        self.killed.append(f"worker {worker}")
+        return True
 
 
 def stored(stage: Stage) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from examples._stage import STREAMS, Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
-from examples.two_applications.application import SUBSCRIPTION, TABLE
+from examples.two_applications.application import SUBSCRIPTION, TABLE, TASKS
 
 WEIGHTS = {"heavy": 3, "light": 1}
 SHARES = {"heavy": 6, "light": 2}
@@ -20,10 +20,15 @@ select application, count(*) filter (where at <= %(told_at)s), count(*) filter (
   from stored group by application order by application"""
 
 
+def sessions(stage: Stage) -> dict[str, int]:
+    """{session: how many streams it holds}. Each task has one, whose name begins with its application's."""
+    return dict(sorted(stage.holders(SUBSCRIPTION).items()))
+
+
 def shares(stage: Stage) -> dict[str, int]:
     """{application: how many streams its tasks hold}."""
     held = Counter[str]()
-    for session, streams in stage.holders(SUBSCRIPTION).items():
+    for session, streams in sessions(stage).items():
         held[session.partition("-")[0]] += streams
     return dict(held)
 
@@ -31,8 +36,8 @@ def shares(stage: Stage) -> dict[str, int]:
 def show(stage: Stage) -> None:
     """Print who holds how many streams."""
     stage.say(f"the streams are held by {', '.join(f'{name}: {n}' for name, n in sorted(shares(stage).items()))}")
-    held = sorted(stage.holders(SUBSCRIPTION).items())
-    table(("session", "weight", "streams"), [(name, WEIGHTS[name.partition("-")[0]], n) for name, n in held])
+    held = [(name, WEIGHTS[name.partition("-")[0]], streams) for name, streams in sessions(stage).items()]
+    table(("session", "weight", "streams"), held)
 
 
 def stored(stage: Stage) -> str:
@@ -47,7 +52,7 @@ def main() -> int:
         stage.connection.execute(TABLE)
         for name, weight in WEIGHTS.items():
             stage.application(name, "examples.two_applications.application", stage.url, name, str(weight))
-        stage.wait_for("a share of 3 to 1", lambda: shares(stage) == SHARES)
+        stage.wait_for("a share of 3 to 1", lambda: shares(stage) == SHARES and len(sessions(stage)) == 2 * TASKS)
         show(stage)
         with publishing(stage.url, source, PUBLISH_S) as published:
             stage.pause(TOGETHER_S, lambda: stored(stage))
