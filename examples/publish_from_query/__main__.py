@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from examples._stage import Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
+from examples._stage import STREAMS, Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.publish_from_query.query import OUTPUT, SUBSCRIPTION
 from protocol.words import Filter
 from storage.connect import connect
@@ -63,6 +63,7 @@ def main() -> int:
         stage.command("spaces", "create", SPACE, OUTPUT, "--shards", "4")
         output = Output(connection)
         stage.application("query", *query)
+        stage.wait_for("the query to hold all streams", lambda: sum(stage.holders(SUBSCRIPTION).values()) == STREAMS)
         with publishing(stage.url, source, PUBLISH_S) as published:
             stage.wait_for(
                 "some of the output", lambda: output.look() > KILL_AT * source.num_rows, lambda: output.said()
