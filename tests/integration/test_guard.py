@@ -111,6 +111,27 @@ def test_what_is_written_is_not_in_doubt_and_another_application_goes_on_behind_
 
 
 @pytest.mark.conforms("E26", "E27")
+def test_with_a_guard_nothing_needs_to_be_kept_for_the_query(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    ours, theirs = Checkpoint(), Checkpoint()
+    values = publish(url, 0, 30)
+    gone = Guarded(ours, url, tmp_path / "ours", inDoubtHold="0 s", maxMessagesPerTrigger=20)
+    with pytest.raises(Died):
+        gone.until(1_000, die="read")
+    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other", inDoubtHold="0 s"))
+    eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
+    assert not {"reserve", "unreserve"} & set(events(conn))
+    with pytest.raises(BatchLost):
+        gone.sink(*ours.runs[-1])
+    runs.append(back := Guarded(ours, url, tmp_path / "ours", inDoubtHold="0 s"))
+    back.step()
+    values += publish(url, 30, 10)
+    eventually(lambda: [other.step(), back.step(), len(sunk(conn)) >= 40][2], 30.0)
+    assert sunk(conn) == values
+
+
+@pytest.mark.conforms("E26", "E27")
 def test_one_that_was_frozen_while_others_got_its_messages_writes_nothing(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
