@@ -25,12 +25,17 @@ def keep(connection: psycopg.Connection[Any], topic: str, record: pa.Table, stre
     row = record.to_pylist()[0]
     headers = [[header["key"], _encoded(header["value"])] for header in row["headers"] or ()]
     origin = {"topic": row["topic"], "stream": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
-    headers += [[f"sublet.{name}", str(value).replace("\0", "\ufffd")] for name, value in origin.items()]
+    headers += [[f"sublet.{name}", _printable(str(value))] for name, value in origin.items()]
     call = sql.SQL("select {}.publish(%s::text, %s::bytea, %s::bytea, %s::jsonb, %s::timestamptz)")
     connection.execute(
         call.format(sql.Identifier(schema_name())),
         (topic, row["value"], row["key"], json.dumps(headers), row["timestamp"]),
     )
+
+
+def _printable(text: str) -> str:
+    """What Postgres takes as text."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _encoded(value: bytes | None) -> dict[str, str] | None:

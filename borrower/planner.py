@@ -146,7 +146,7 @@ class Planner:
     # --- batch by batch ---------------------------------------------------------------------------------------------
 
     def acknowledge(self, done: Iterable[Planned]) -> None:
-        """These are done for good."""
+        """These are done for good. The leader hears of it with the next `plan`."""
         self._planning.acknowledge(done)
 
     def plan(self, most: Most, wait_s: float = 0.0, *, finite: bool = False) -> list[Begun]:
@@ -165,6 +165,7 @@ class Planner:
             self._check_kind()
             self._planning.plan(self._ends(self._planning.idle(self._may_start, finite=finite), most))
             self._planning.plan_steps(self._epochs.steps(most, self._may_start, finite=finite))
+            self._planning.tell()
             self._await_written()
             if planned := self._planning.begin():
                 return planned

@@ -36,6 +36,7 @@ class Planning:
         self._lent: dict[int, Lent] = {}
         self._done: dict[int, Planned] = {}
         self._begun: dict[int, Planned] = {}
+        self._untold: dict[int, Lent] = {}
         self._recalled = self._leaving = False
         self._turn = 0
         self.moved_at = float("-inf")
@@ -55,8 +56,8 @@ class Planning:
                     self._stop(stream_id, grant_id)
                 case Remove(stream_id, grant_id, reason):
                     self._remove(stream_id, grant_id, reason)
-                case Saved(stream_id, grant_id, _, in_doubt):
-                    self._note_saved(stream_id, grant_id, in_doubt)
+                case Saved():
+                    self._note_saved(tell)
                 case Announced():
                     pass
                 case _:
@@ -72,13 +73,20 @@ class Planning:
     def _remove(self, stream_id: int, grant_id: int, reason: RevokedReason) -> None:
         if self._under(stream_id, grant_id) is not None:
             del self._lent[stream_id]
+            self._untold.pop(stream_id, None)
             self.moved_at = time.monotonic()
             if reason is not RevokedReason.LOST:
                 self._done.pop(stream_id, None)
 
-    def _note_saved(self, stream_id: int, grant_id: int, in_doubt: InDoubt | None) -> None:
-        lent = self._under(stream_id, grant_id)
-        if lent is not None and lent.doubt is not None and lent.doubt == in_doubt:
+    def _note_saved(self, saved: Saved) -> None:
+        lent = self._under(saved.stream_id, saved.grant_id)
+        if lent is None or lent.doubt is None or lent.doubt != saved.in_doubt or lent.saved:
+            return
+        if lent.is_behind(saved.position, saved.consumed):
+            # An earlier process of this session has done a part of it before it was written down: plan anew.
+            lent.doubt, lent.step = None, None
+            lent.go_on(saved.position, saved.consumed)
+        else:
             lent.saved = True
 
     # --- how far the streams go -------------------------------------------------------------------------------------
@@ -237,7 +245,7 @@ class Planning:
             return ready
 
     def acknowledge(self, done: Iterable[Planned]) -> None:
-        """These are done for good."""
+        """These are done for good: reported with what is planned next of their streams, or by `tell`."""
         with self.changed:
             for planned in done:
                 if self._begun.get(planned.stream_id) == planned:
@@ -247,7 +255,13 @@ class Planning:
                 if lent is not None and lent.doubt is not None and planned.is_of(lent.doubt):
                     lent.go_on(planned.end, planned.consumed)
                     lent.doubt, lent.step, lent.saved = None, None, False
-                    self._tell(lent)
+                    self._untold[planned.stream_id] = lent
+
+    def tell(self) -> None:
+        """Report what was acknowledged and was not reported with a plan."""
+        with self.changed:
+            for lent in tuple(self._untold.values()):
+                self._tell(lent)
 
     def leave(self) -> None:
         """Nothing more will be acknowledged: of what is in doubt the last word is where it begins."""
@@ -259,6 +273,7 @@ class Planning:
 
     def _tell(self, lent: Lent, in_doubt: InDoubt | None = None) -> None:
         """Report how far it is: the last word once it was told to stop and nothing is in doubt, or will be decided."""
+        self._untold.pop(lent.grant.stream_id, None)
         grant, final = lent.grant, lent.stopping and (lent.is_idle or self._leaving)
         lag = None if lent.head is None else max(lent.head - lent.position, 0)
         doubt = in_doubt or lent.doubt

@@ -109,6 +109,16 @@ class Lent:
         """Up to where it is done; in whole epochs, as far as they are completed."""
         return self.position if self.whole is None else self.whole.scanned
 
+    def is_behind(self, position: int, consumed: ConsumedFrontier | None) -> bool:
+        """Whether more is done than is known here."""
+        if (
+            self.whole is not None
+            and consumed is not None
+            and self.whole.consumed.later(consumed) != self.whole.consumed
+        ):
+            return True
+        return position > self.position
+
     def go_on(self, position: int, consumed: ConsumedFrontier | None) -> None:
         """So much is done."""
         self.position = max(self.position, position)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import psycopg
+
 from borrower.batch import Batch
 from borrower.kept import keep
 from protocol.errors import GrantLost, InvalidSetting, Unavailable, UserFunctionFailed
@@ -47,7 +49,8 @@ class Source(Protocol):
 class Policy:
     """What to do when the user's function raises.
 
-    A batch is tried `tries` times in all, and so is a single record before it is blamed. The pauses between tries
+    A batch is tried `tries` times in all, and so is a single record before it is blamed; where sublet's own database is
+    away, as often as it takes. The pauses between tries
     begin near `pause_s` and double up to `longest_pause_s`, each shortened at random by up to half so that many tasks
     that fail together do not come back together.
 
@@ -120,7 +123,7 @@ class _Runner:
             self._await_trust(batch)
             if (error := self._try(batch, batch, self._policy.tries)) is not None:
                 if batch.is_atomic:  # a part of it could not be done on its own
-                    raise _blame(batch, 0, self._policy.tries, error) from error
+                    raise _blame(batch, 0, self._policy.tries, _said(error)) from error
                 self._narrow(batch, 0, len(batch), error)
         except _Lost:
             self.summary.lost += 1
@@ -132,23 +135,27 @@ class _Runner:
 
     def _try(self, batch: Batch, part: Batch, tries: int) -> Exception | None:
         """Call the function on a part of the batch; the last error if it raised every time."""
-        for tried in range(1, tries + 1):
-            if tried > 1:
-                self._session.wait(self._policy.pause(tried - 1))
-                self._await_trust(batch)
+        tried = pauses = 0
+        while True:
             try:
                 self._fn(part)
             except GrantLost:
                 raise _Lost from None
+            except Unavailable as away:  # ours, not the record's fault: the very same part again, as often as it takes
+                log.warning("%r is tried again: %s", part, away)
             except Exception as error:  # noqa: BLE001 whatever the user's code raises
                 self.summary.failures += 1
+                tried += 1
                 log.warning("the function raised %s at %r (try %d of %d)", _said(error), part, tried, tries)
                 if part.committed:
                     return None  # by its transaction; to call again would do it twice
-                last = error
+                if tried == tries:
+                    return error
             else:
                 return None
-        return last
+            pauses += 1
+            self._session.wait(self._policy.pause(pauses))
+            self._await_trust(batch)
 
     def _await_trust(self, batch: Batch) -> None:
         """A user call begins only while nobody else can have been given the stream. Raises `_Lost` if somebody was."""
@@ -162,7 +169,7 @@ class _Runner:
         """Rows [first, last) failed together: do what can be done, in order, up to the one record that cannot."""
         if last - first <= 1:
             if self._policy.keep is None or last == first:
-                raise _blame(batch, first, self._policy.tries, error) from error
+                raise _blame(batch, first, self._policy.tries, _said(error)) from error
             self._keep(batch, batch.part(first, 1), self._policy.keep, error)
             return
         middle = (first + last) // 2
@@ -190,16 +197,19 @@ class _Runner:
                 tried += 1
                 log.warning("%r is not kept yet: %s", record, away)
                 self._session.wait(self._policy.pause(tried))
+            except psycopg.Error as refused:
+                why = f"{_said(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
+                raise _blame(record, 0, self._policy.tries, why) from error
         self.summary.kept += 1
         log.warning("%r cannot be done and is kept in topic %s: %s", record, topic, _said(error))
 
 
-def _blame(batch: Batch, row: int, tries: int, error: Exception) -> UserFunctionFailed:
+def _blame(batch: Batch, row: int, tries: int, said: str) -> UserFunctionFailed:
     if row >= len(batch):
-        return UserFunctionFailed(batch.stream_id, batch.first, "", tries, _said(error))
+        return UserFunctionFailed(batch.stream_id, batch.first, "", tries, said)
     record = batch.table.slice(row, 1).select(["offset", "topic", "key"]).to_pylist()[0]
     where = f" (topic {record['topic']!r}, key {_shortened(record['key'])})"
-    return UserFunctionFailed(batch.stream_id, record["offset"], where, tries, _said(error))
+    return UserFunctionFailed(batch.stream_id, record["offset"], where, tries, said)
 
 
 def _shortened(key: bytes | None) -> str:

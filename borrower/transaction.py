@@ -22,6 +22,7 @@ from protocol.epochs import ConsumedFrontier
 from protocol.errors import DatabaseUnreachable, GrantLost, UsageError
 from storage import fence
 from storage.connect import UnknownOutcome, connect
+from storage.users_transaction import users_transaction
 
 Connection = psycopg.Connection[Any]
 
@@ -64,20 +65,25 @@ class Transactions:
         Raises `GrantLost` where a stream is somebody else's by now, and `DatabaseUnreachable`: both mean that nothing
         was written. After a commit that lost its connection the progress is read again to see whether it happened; only
         where that is impossible too `UnknownOutcome` is raised, and the work may be tried again all the same: if the
-        first try turns out to have happened, the second one is rolled back in silence.
+        first try turns out to have happened, the second one is rolled back in silence. `UsageError`: the block has
+        ended the transaction.
         """
         if self._open:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
         furthest = _furthest(batches)
         connection = self._ready()
         self._open, committing = True, False
+
+        def advance() -> None:
+            nonlocal committing
+            for batch in furthest:
+                facts = (batch.stream_id, batch.grant_id, batch.position)
+                fence.advance(connection, self._group_id(), *facts, consumed=batch.consumed)
+            committing = True
+
         try:
-            with connection.transaction():
+            with users_transaction(connection, advance):
                 yield connection
-                for batch in furthest:
-                    facts = (batch.stream_id, batch.grant_id, batch.position)
-                    fence.advance(connection, self._group_id(), *facts, consumed=batch.consumed)
-                committing = True
         except GrantLost:
             # A try before this one may have happened after all: then this one's work is not wanted, and rolled back.
             if _key(furthest[0]) not in self._in_doubt or not self._is_durable(connection, furthest[0]):

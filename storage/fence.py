@@ -52,19 +52,20 @@ def advance(
     position: int,
     *,
     consumed: ConsumedFrontier | None = None,
+    in_doubt: InDoubt | None = None,
     schema: str | None = None,
 ) -> None:
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
-    that is atomic, `consumed` is part of the progress.
+    that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
     Raises `GrantLost` unless the stream is held under that grant, its progress is below this one, and its head not. The
     transaction is then broken, and can only be rolled back.
     """
-    call = sql.SQL("select {}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb)")
-    stored = None if consumed is None else json.dumps(consumed.to_json())
+    call = sql.SQL("select {}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb, %s::jsonb)")
+    stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     try:
         conn.execute(
-            call.format(sql.Identifier(schema_name(schema))), (group_id, stream_id, grant_id, position, stored)
+            call.format(sql.Identifier(schema_name(schema))), (group_id, stream_id, grant_id, position, *stored)
         )
     except psycopg.Error as error:
         if error.sqlstate == _LOST:

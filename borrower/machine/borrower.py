@@ -400,7 +400,7 @@ class Borrower:
         if stream is not None and stream.note_saved(message.position, message.consumed, message.in_doubt):
             stream.confirmed = True
             m = message
-            self._out.tells.append(Saved(m.stream_id, m.grant_id, m.position, m.in_doubt))
+            self._out.tells.append(Saved(m.stream_id, m.grant_id, m.position, m.in_doubt, m.consumed))
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 

@@ -95,12 +95,13 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Progress up to `position` is durable, and so is what is in doubt."""
+    """Progress up to `position` is durable, and so is what is in doubt; `consumed` in a group that is atomic."""
 
     stream_id: int
     grant_id: int
     position: int
     in_doubt: InDoubt | None = None
+    consumed: ConsumedFrontier | None = None
 
 
 @dataclass(frozen=True, slots=True)

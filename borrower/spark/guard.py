@@ -1,7 +1,7 @@
 """Exactly once out of a streaming query: what a micro-batch writes to the messages' database, and that it is done, are
 one commit.
 
-    guard = Guard("orders-checkpoint")
+    guard = Guard("orders-checkpoint", url)
 
     def store(frame, batch_id):
         rows = [(row.value,) for row in frame.select("value").collect()]
@@ -18,23 +18,23 @@ cannot write what another has written or will.
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from borrower.plans import Planned
-from borrower.spark.offsets import NOTHING, group_of, ranges_of
-from protocol.errors import BatchLost, DatabaseUnreachable, UsageError
+from borrower.spark import checkpoint
+from borrower.spark.offsets import NOTHING, is_ours, ranges_of
+from protocol.errors import BatchLost, DatabaseUnreachable, GrantLost, UsageError
 from storage import fence
 from storage.connect import UnknownOutcome, connect
 from storage.database import open_database
 from storage.fence import LastPlan
-
-log = logging.getLogger(__name__)
+from storage.users_transaction import users_transaction
 
 Connection = psycopg.Connection[Any]
 
@@ -63,15 +63,20 @@ class Guard:
         Spark runs it again, and the transaction may be so too. Raises `BatchLost` if something was written all the same
         or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written then.
         `UnknownOutcome`: the connection was lost during the commit; the batch, when it is run again, finds out. Raises
-        `UsageError` where the checkpoint has no such batch, or belongs to a query that keeps state.
+        `UsageError` where the checkpoint has no such batch, or belongs to a query that keeps state, or to another than
+        the one that calls, and if the block has ended the transaction.
         """
         ranges = self._ranges(batch_id)
         connection, committing = self._ready(), False
+
+        def settle() -> None:
+            nonlocal committing
+            self._settle(connection, batch_id, ranges)
+            committing = True
+
         try:
-            with connection.transaction():
+            with users_transaction(connection, settle):
                 yield connection
-                self._settle(connection, batch_id, ranges)
-                committing = True
         except psycopg.OperationalError as error:
             if not connection.closed:
                 raise
@@ -86,43 +91,20 @@ class Guard:
         self._connection = None
         self._opened.close()
 
-    def _ranges(self, batch_id: int) -> dict[int, list[Planned]]:
-        """{group: what the batch has of it}, of all sources of this kind that the query has."""
-        if Path(self._checkpoint, "state").exists():
-            raise UsageError(
-                f"the query of checkpoint {self._checkpoint} keeps state, and would not see messages again that the "
-                "guard says are done. Use a sink that is idempotent by batch instead: format('sublet'), or a table "
-                "with the batch's number in its key."
-            )
-        found: dict[int, list[Planned]] = {}
-        is_ours = False
-        for offset in map(_offset, self._logged(batch_id)):
-            if offset is not None and (group_id := group_of(offset)) is not None:
-                found.setdefault(group_id, []).extend(ranges_of(offset))
-            is_ours = is_ours or bool(found) or offset == NOTHING  # a query's first batch may have nothing
-        if not is_ours:
+    def _ranges(self, batch_id: int) -> list[Read]:
+        """What the batch has of each source of this kind that the query has."""
+        checkpoint.check(self._checkpoint)
+        offsets = checkpoint.offsets(self._checkpoint, int(batch_id))
+        known = [offset for offset in offsets if offset == NOTHING or is_ours(offset)]
+        if not known:
             raise UsageError(
                 f"batch {batch_id} in checkpoint {self._checkpoint} has nothing that was read from sublet: give the "
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
             )
-        return found
-
-    def _logged(self, batch_id: int) -> Sequence[str]:
-        """The lines of Spark's write-ahead log for the batch, wherever the checkpoint is."""
-        place = f"{self._checkpoint}/offsets/{int(batch_id)}"
-        with contextlib.suppress(FileNotFoundError):
-            return Path(place.removeprefix("file://")).read_text().splitlines()
-        from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
-
-        try:
-            spark = SparkSession.active()
-            return [row.value for row in spark.read.text(place).collect()]
-        except (PySparkException, RuntimeError) as error:
-            raise UsageError(
-                f"there is no batch {batch_id} in checkpoint {self._checkpoint}: give the guard the checkpointLocation "
-                "of the query, and the number that foreachBatch was called with."
-            ) from error
+        # A source without news stands there as it stood for the batch before.
+        before = checkpoint.offsets(self._checkpoint, batch_id - 1) if batch_id else []
+        fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
+        return [Read(new["group"], new["session"], ranges_of(new)) for new in fresh if is_ours(new)]
 
     def _ready(self) -> Connection:
         if self._connection is None or self._connection.closed:
@@ -139,42 +121,38 @@ class Guard:
             )
         return self._connection
 
-    def _settle(self, connection: Connection, batch_id: int, ranges: Mapping[int, Sequence[Planned]]) -> None:
-        """Move the group's progress behind all of it, in the transaction."""
+    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[Read]) -> None:
+        """Move the groups' progress behind all of it, in the transaction."""
         settled = 0
         lost: list[str] = []
-        for group_id, planned in ranges.items():
-            plans = _plans(connection, group_id, planned)
-            for one in sorted(planned, key=lambda one: one.stream_id):  # the order in which rows are locked
+        for read in reads:
+            plans = read.plans(connection)
+            for one in sorted(read.ranges, key=lambda one: one.stream_id):  # the order in which rows are locked
                 plan = plans.get(one.stream_id)
-                if plan is None or not one.is_of(plan.in_doubt) or (plan.is_open and plan.grant_id is None):
+                if plan is None or not one.is_of(plan.in_doubt) or (plan.is_open and not read.may_do(plan)):
                     lost.append(f"stream {one.stream_id} [{one.start}, {one.end})")
                 elif plan.is_open:
-                    assert plan.grant_id is not None
-                    fence.advance(connection, group_id, one.stream_id, plan.grant_id, one.end, consumed=one.consumed)
+                    read.done(connection, one, plan, batch_id)
                     settled += 1
         if lost and settled:
             raise BatchLost(
                 batch_id,
                 f"only a part is this query's to do now, {', '.join(lost)} is not",
-                "Start the query with a new checkpoint: it goes on where the group is, nothing is lost or done twice",
+                "Start the query with a new checkpoint: it goes on where the group is, nothing of it is lost or done "
+                "twice. (Of other sources that it has, only the old checkpoint says where they are)",
             )
-        if not settled and _has_written(connection):
+        if reads and not settled and _has_written(connection):
             raise BatchLost(
                 batch_id,
                 f"{', '.join(lost)} is not this query's to do now" if lost else "all of it was done before",
                 "Start the query again if it is the only one of its name, and write nothing where a batch is empty",
             )
 
-    def _happened(self, ranges: Mapping[int, Sequence[Planned]], cause: Exception) -> bool:
+    def _happened(self, reads: Sequence[Read], cause: Exception) -> bool:
         """Whether the transaction whose commit got no answer was committed, asked on a new connection."""
         try:
             connection = self._ready()
-            return all(
-                (plan := _plans(connection, group_id, planned).get(one.stream_id)) is not None and not plan.is_open
-                for group_id, planned in ranges.items()
-                for one in planned
-            )
+            return all(read.is_done(connection) for read in reads)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
                 f"the connection to Postgres was lost during the commit, and cannot be had again to see what became of"
@@ -182,19 +160,42 @@ class Guard:
             ) from cause
 
 
-def _plans(connection: Connection, group_id: int, ranges: Sequence[Planned]) -> dict[int, LastPlan]:
-    return fence.last_plans(connection, group_id, [one.stream_id for one in ranges])
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a batch has of one source: of a group, as a session."""
+
+    group_id: int
+    session: str
+    ranges: list[Planned]
+
+    def plans(self, connection: Connection) -> dict[int, LastPlan]:
+        """What was planned last of its streams."""
+        return fence.last_plans(connection, self.group_id, [one.stream_id for one in self.ranges])
+
+    def may_do(self, plan: LastPlan) -> bool:
+        """Whether its session holds the stream: what is only kept for it may not be done before it has it again."""
+        return plan.grant_id is not None and plan.session == self.session
+
+    def done(self, connection: Connection, one: Planned, plan: LastPlan, batch_id: int) -> None:
+        """Move the group's progress behind one range. Raises `BatchLost` if that has changed meanwhile."""
+        assert plan.grant_id is not None
+        try:
+            fence.advance(
+                connection, self.group_id, one.stream_id, plan.grant_id, one.end,
+                consumed=one.consumed, in_doubt=plan.in_doubt,
+            )  # fmt: skip
+        except GrantLost as lost:
+            raise BatchLost(
+                batch_id, f"stream {one.stream_id} went to another process", "Start the query again"
+            ) from lost
+
+    def is_done(self, connection: Connection) -> bool:
+        """Whether progress is behind all of it."""
+        plans = self.plans(connection)
+        found = [plans.get(one.stream_id) for one in self.ranges]
+        return all(plan is not None and not plan.is_open for plan in found)
 
 
 def _has_written(connection: Connection) -> bool:
     row = connection.execute("select pg_current_xact_id_if_assigned() is not null").fetchone()
     return row is not None and bool(row[0])
-
-
-def _offset(line: str) -> dict[str, Any] | None:
-    """A line of the log, if it is an offset: others are of the log itself, or of other sources."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None

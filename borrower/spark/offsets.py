@@ -1,6 +1,7 @@
 """What a query's checkpoint says of sublet: the ranges of a micro-batch, as JSON.
 
-    {"group": 3, "streams": {"17": {"from": 700, "grant": 12, "to": 710}}}
+    {"group": 3, "session": "billing-1", "streams": {"17": {"from": 700, "grant": 12, "to": 710}},
+     "subscription": "$share/billing/orders/#"}
 
 A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows. In a group
 that is atomic a range has also "upto" and "least", its consumed frontier.
@@ -21,15 +22,25 @@ NOTHING: Offset = {}
 """The offset of a query that has begun nothing."""
 
 
-def offset_of(group_id: int, ranges: Iterable[Planned]) -> Offset:
+def offset_of(ranges: Iterable[Planned], *, group_id: int, session: str, subscription: str) -> Offset:
     """Of these ranges. Spark compares offsets as text, so the keys are in order."""
     parts = {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
-    return {"group": group_id, "streams": parts}
+    return {"group": group_id, "session": session, "streams": parts, "subscription": subscription}
 
 
-def group_of(offset: Mapping[str, Any]) -> int | None:
-    """The group whose streams it speaks of; None for what this source has not written, and before the first batch."""
-    return offset["group"] if offset.keys() == {"group", "streams"} else None
+def is_ours(offset: Any) -> bool:
+    """Whether this source has written it, of a batch that has something."""
+    return isinstance(offset, dict) and offset.keys() == {"group", "session", "streams", "subscription"}
+
+
+def check_owner(offset: Offset, session: str, subscription: str) -> None:
+    """Raise `InvalidSetting` if the checkpoint is that of another session, or of another subscription."""
+    if offset and (offset.get("session"), offset.get("subscription")) != (session, subscription):
+        raise InvalidSetting(
+            f"the checkpoint belongs to session {offset.get('session')!r} of {offset.get('subscription')}, and this is "
+            f"session {session!r} of {subscription}: what was in doubt there is kept for that one. Give the query its "
+            "sessionName and subscription again, or a new checkpointLocation: it goes on where its group is."
+        )
 
 
 def ranges_of(offset: Mapping[str, Any]) -> list[Planned]:

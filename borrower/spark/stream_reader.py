@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 
 from borrower.plans import Begun, Most, Planned
 from borrower.spark.columns import arrow_schema
-from borrower.spark.offsets import NOTHING, Offset, offset_of, ranges_of
+from borrower.spark.offsets import NOTHING, Offset, check_owner, offset_of, ranges_of
 from borrower.spark.options import StreamOptions
 from borrower.spark.ranges import RangePartition, divided, read_range
 from protocol.errors import LostRange
@@ -78,7 +78,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 Spark's name
         """What the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
-        planner, before = self._opened(), ranges_of(start)
+        planner, before = self._opened(), self._ranges(start)
         if not self._recalled:
             self._recall(done=before)
         planner.acknowledge(before)
@@ -86,7 +86,10 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
         begun = planner.plan(Most(most, most_bytes), IDLE_S, finite=self._finite)
         self._begun = {one.planned: one for one in begun}
-        return offset_of(planner.group_id, self._begun) if begun else start
+        if not begun:
+            return start
+        whose = {"session": planner.name, "subscription": planner.subscription}
+        return offset_of(self._begun, group_id=planner.group_id, **whose)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
         """For people, in the query's progress: how far the streams go that this query has, and how far behind it is."""
@@ -98,9 +101,9 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The tasks of the micro-batch from one offset to the next."""
-        ranges = ranges_of(end)
+        ranges = self._ranges(end)
         if any(planned not in self._begun for planned in ranges):
-            self._resume(ranges_of(start), ranges)
+            self._resume(self._ranges(start), ranges)
         tasks = list(self._tasks([self._begun[planned] for planned in ranges if planned in self._begun]))
         return divided(tasks, self._options.min_partitions or 0)
 
@@ -141,6 +144,12 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 settings=o.settings(),
             )
         return self._planner
+
+    def _ranges(self, offset: Offset) -> list[Planned]:
+        """What a batch had. Raises `InvalidSetting` if it was not this query's."""
+        ranges = ranges_of(offset)
+        check_owner(offset, self._options.session_name, self._opened().subscription)
+        return ranges
 
     def _recall(self, done: Iterable[Planned], begun: Iterable[Planned] = ()) -> None:
         self._recalled = True

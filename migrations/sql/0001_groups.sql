@@ -100,9 +100,11 @@ $$;
 
 -- The only progress write that is not a leader's: made inside the consumer's own transaction, so that output and
 -- progress commit together. Raises unless exactly one row moved.
--- Of a group that is atomic what is consumed in whole epochs is given too; it must be news.
+-- Of a group that is atomic what is consumed in whole epochs is given too; it must be news. With p_doubt the row must
+-- say that this is what was planned last: a plan that was made meanwhile may have the same messages.
 create function advance(
-  p_group bigint, p_stream bigint, p_grant bigint, p_position bigint, p_consumed jsonb default null
+  p_group bigint, p_stream bigint, p_grant bigint, p_position bigint, p_consumed jsonb default null,
+  p_doubt jsonb default null
 ) returns void
 language plpgsql security definer set search_path from current as $$
 declare
@@ -113,6 +115,7 @@ begin
     from stream s
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held'
      and s.stream_id = l.stream_id and p_position <= s.head and (l.consumed is null) = (p_consumed is null)
+     and (p_doubt is null or l.in_doubt - 'hold_s' = p_doubt - 'hold_s')
      and case when p_consumed is null then l.position < p_position
               else l.position <= p_position and l.consumed <> p_consumed and (p_consumed ->> 'upto')::bigint
                    between (l.consumed ->> 'upto')::bigint and s.head end;

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from protocol.errors import GrantLost
+from protocol.in_doubt import InDoubt
 from storage import fence
 from storage.connect import connect
 from storage.groups.model import Advance, Release, Seize
@@ -49,6 +50,22 @@ def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWo
         assert fence.position(user, group.group_id, stream, held.grant_id - 1) is None
     assert postgres.connection.execute("select n from output").fetchall() == [(1,)]
     assert postgres.row(group, term, stream).position == 4
+
+
+@pytest.mark.conforms("E27")
+def test_progress_behind_a_plan_counts_only_while_that_is_the_last_plan(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    held = lent(postgres, group, term, stream)
+    postgres.append(stream, 10)
+    older, newer = InDoubt(held.grant_id, 0, 4, 60.0), InDoubt(held.grant_id, 0, 6, 60.0)
+    postgres.apply(group, term, Advance(stream, held.grant_id, 0, None, newer))
+    with psycopg.connect(postgres.url, autocommit=True) as user:
+        with pytest.raises(GrantLost):
+            fence.advance(user, group.group_id, stream, held.grant_id, 4, in_doubt=older)
+        fence.advance(user, group.group_id, stream, held.grant_id, 6, in_doubt=newer)
+    assert postgres.row(group, term, stream).position == 6
 
 
 @pytest.mark.conforms("E17", "E25")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from borrower.machine.events import Progressed
+from borrower.planner import Planner
+from borrower.planning import Planning
 from borrower.spark.guard import Guard
-from protocol.errors import BatchLost, UsageError
+from protocol.errors import BatchLost, InvalidSetting, UsageError
 from protocol.words import Start, Subscription
 from storage.connect import UnknownOutcome
 from storage.groups.model import GroupOptions
@@ -48,6 +51,8 @@ def logged(place: Path, number: int, *offsets: dict[str, Any]) -> None:
     """Spark's log of a batch, one line for each source of the query."""
     (place / "offsets").mkdir(parents=True, exist_ok=True)
     sources = [json.dumps(offset) for offset in offsets]
+    if number:
+        (place / "offsets" / str(number - 1)).touch()
     (place / "offsets" / str(number)).write_text("\n".join(["v1", '{"batchWatermarkMs":0}', *sources]))
 
 
@@ -290,6 +295,135 @@ def test_a_query_of_two_sources_is_done_with_both_or_with_none(
     assert ends.fetchone() == (len(ours.offsets[0]["streams"]) + len(theirs.offsets[0]["streams"]),)
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback", "begin; commit; begin"])
+def test_a_block_that_ends_its_transaction_is_not_counted_as_done(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, end: str
+) -> None:
+    checkpoint = Checkpoint()
+    publish(url, 0, 30)
+    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    with pytest.raises(Died):
+        run.until(1_000, die="read")
+    logged(tmp_path, 0, checkpoint.offsets[0])
+    guard = Guard(tmp_path, url)
+
+    def work() -> None:
+        with guard(0) as connection:
+            connection.execute(INSERT, (b"x",))
+            connection.execute(end)
+
+    with pytest.raises(UsageError, match="ended its transaction itself, by commit or rollback"):
+        work()
+    guard.close()
+    assert {position for _, position, _ in lending(conn).values()} == {0}
+
+
+def test_a_block_that_is_left_by_a_silent_rollback_is_not_counted_as_done(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint()
+    publish(url, 0, 30)
+    with pytest.raises(Died):
+        Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG).until(1_000, die="read")
+    logged(tmp_path, 0, checkpoint.offsets[0])
+    guard = Guard(tmp_path, url)
+
+    def work() -> None:
+        with guard(0):
+            raise psycopg.Rollback
+
+    with pytest.raises(UsageError, match="itself, by psycopg"):
+        work()
+    guard.close()
+    assert {position for _, position, _ in lending(conn).values()} == {0}
+
+
+@pytest.mark.conforms("E26", "E27")
+def test_a_checkpoint_belongs_to_one_session_of_one_group(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
+    with pytest.raises(Died):
+        run.until(1_000, die="read")
+    logged(tmp_path, 0, checkpoint.offsets[0])
+    for other in ({"sessionName": "other"}, {"subscription": "$share/h/#"}):
+        runs.append(stranger := Guarded(checkpoint, url, tmp_path, **other))
+        with pytest.raises(InvalidSetting, match=r"the checkpoint belongs to session 'etl' of \$share/g/#"):
+            stranger.step()
+        stranger.stop()
+    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    again.until(30)
+    assert sunk(conn) == values
+
+
+@pytest.mark.conforms("E26")
+def test_what_another_session_holds_is_not_done_by_an_empty_batch(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint()
+    publish(url, 0, 30)
+    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    with pytest.raises(Died):
+        run.until(1_000, die="read")
+    foreign = {**checkpoint.offsets[0], "session": "other"}
+    logged(tmp_path, 0, foreign)
+    guard = Guard(tmp_path, url)
+    with guard(0):
+        pass
+    guard.close()
+    assert {position for _, position, _ in lending(conn).values()} == {0}
+
+
+@pytest.mark.conforms("E27")
+def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    older = Guarded(checkpoint, url, tmp_path / "older", inDoubtHold=LONG)
+    with pytest.raises(Died):
+        older.until(1_000, die="read")
+    values += publish(url, 30, 10)
+    anew = Checkpoint()
+    runs.append(newer := Guarded(anew, url, tmp_path / "newer", inDoubtHold=LONG))
+    plan, report = Planning.plan, Planner._report
+    over: list[bool] = []
+    held_back: list[tuple[Planner, Progressed]] = []
+
+    def report_later(self: Planner, progress: Progressed) -> None:
+        report(self, progress) if over else held_back.append((self, progress))
+
+    def plan_first(self: Planning, ends: Mapping[int, int]) -> None:
+        plan(self, ends)
+        if ends and not over:
+            older.sink(*checkpoint.runs[-1])
+            over.append(True)
+            for one in held_back:
+                report(*one)
+
+    monkeypatch.setattr(Planner, "_report", report_later)
+    monkeypatch.setattr(Planning, "plan", plan_first)
+    eventually(lambda: [newer.step(), len(sunk(conn)) >= 40][1], 30.0, lambda: str(lending(conn)))
+    assert over
+    assert sunk(conn) == values
+
+
+def test_a_source_without_news_is_not_judged_again(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    run.until(30)
+    logged(tmp_path, 7, checkpoint.offsets[-1], {"topic": {"0": 7}})
+    logged(tmp_path, 8, checkpoint.offsets[-1], {"topic": {"0": 8}})
+    with run.guard(8) as connection:
+        connection.execute(INSERT, (b"zzz",))
+    assert sunk(conn) == [*values, b"zzz"]
+
+
 def test_a_first_batch_without_anything_may_be_guarded(url: str, tmp_path: Path) -> None:
     logged(tmp_path, 0, {})
     guard = Guard(tmp_path, url)
@@ -303,7 +437,10 @@ def test_it_is_said_what_cannot_be_guarded(url: str, tmp_path: Path) -> None:
     logged(tmp_path, 3, {"topic": {"0": 7}})
     with pytest.raises(UsageError, match=r"batch 3 in checkpoint .* has nothing that was read from sublet"), guard(3):
         pass
-    (tmp_path / "state").mkdir()
-    with pytest.raises(UsageError, match="keeps state"), guard(3):
+    with pytest.raises(UsageError, match="there is no batch 4 in checkpoint"), guard(4):
         pass
+    (tmp_path / "state").mkdir()
+    for checkpoint in (tmp_path, f"file:{tmp_path}", f"file://{tmp_path}"):
+        with pytest.raises(UsageError, match="keeps state"), Guard(checkpoint, url)(3):
+            pass
     guard.close()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from storage.publish import Publisher
+from sublet.spark import Guard
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
@@ -101,6 +102,38 @@ def test_what_cannot_be_is_said_by_name(
     with pytest.raises(Exception) as refused:  # noqa: PT011 Spark wraps it in errors of its own
         collected(stream(spark, stage, schema, **options), tmp_path)
     assert said in str(refused.value)
+
+
+@pytest.mark.conforms("E27")
+def test_a_guard_is_for_the_query_of_its_checkpoint(spark: Any, stage: Stage, tmp_path: Path) -> None:
+    stage.serve("n1")
+    stage.publish(200)
+    stage.connection.execute("create table public.sunk (query text, value int)")
+    places = {name: str(tmp_path / name) for name in ("one", "two", "three")}
+    guards = {name: Guard(places["one" if name == "three" else name], stage.url) for name in places}
+
+    def store(name: str) -> Any:
+        def write(frame: Any, batch: int) -> None:
+            rows = [(name, int(row.value)) for row in frame.select("value").collect()]
+            with guards[name](batch) as connection:
+                connection.cursor().executemany("insert into public.sunk values (%s, %s)", rows)
+
+        return write
+
+    started = [
+        stream(spark, stage, sessionName=name, subscription=f"$share/{name}/#", maxMessagesPerTrigger="50")
+        .writeStream.foreachBatch(store(name))
+        .option("checkpointLocation", places[name])
+        .trigger(availableNow=True)
+        .start()
+        for name in places
+    ]
+    for query in started[:2]:
+        assert query.awaitTermination(int(2 * WAIT_S))
+    with pytest.raises(Exception, match="is not that of the query that calls the guard"):
+        started[2].awaitTermination(int(2 * WAIT_S))
+    rows = stage.connection.execute("select query, count(*), count(distinct value) from public.sunk group by query")
+    assert sorted(rows) == [("one", 200, 200), ("two", 200, 200)]
 
 
 class Query:

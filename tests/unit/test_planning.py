@@ -48,6 +48,10 @@ class Desk:
         self.write()
         return self.begun()
 
+    def done(self, planned: Iterable[Planned]) -> None:
+        self.planning.acknowledge(planned)
+        self.planning.tell()
+
     def last(self) -> Progressed:
         return self.said[-1]
 
@@ -80,20 +84,36 @@ def test_what_is_written_of_an_earlier_plan_is_not_taken_for_this_one(desk: Desk
     assert desk.begun() == []
 
 
+def test_what_was_done_before_the_plan_was_written_is_planned_no_more(desk: Desk) -> None:
+    desk.planning.plan({1: 20})
+    desk.planning.take(Saved(1, 50, 15, desk.last().in_doubt))
+    assert desk.begun() == []
+    assert desk.plan(s1=20) == [Planned(1, 50, 15, 20)]
+
+
 def test_a_stream_has_one_plan_at_a_time_and_the_next_when_that_is_acknowledged(desk: Desk) -> None:
     (first,) = desk.plan(s1=20)
     assert desk.idle() == []
     assert desk.plan(s1=30) == [first]
-    desk.planning.acknowledge([first])
+    desk.done([first])
     assert desk.last() == Progressed(1, 50, 20, lag=10)
     assert desk.idle() == [1]
     assert desk.plan(s1=30) == [Planned(1, 50, 20, 30)]
 
 
+def test_what_is_done_and_what_is_planned_next_are_one_report(desk: Desk) -> None:
+    (first,) = desk.plan(s1=20)
+    said = len(desk.said)
+    desk.planning.acknowledge([first])
+    desk.planning.plan({1: 30})
+    desk.planning.tell()
+    assert desk.said[said:] == [Progressed(1, 50, 20, lag=10, in_doubt=InDoubt(50, 20, 30, HOLD_S))]
+
+
 def test_an_acknowledgement_of_something_else_changes_nothing(desk: Desk) -> None:
     (first,) = desk.plan(s1=20)
     for other in (Planned(2, 50, 10, 20), Planned(1, 49, 10, 20), Planned(1, 50, 9, 20), Planned(1, 50, 10, 21)):
-        desk.planning.acknowledge([other])
+        desk.done([other])
     assert desk.begun() == [first]
 
 
@@ -102,7 +122,7 @@ def test_a_revoke_waits_for_what_is_planned(desk: Desk) -> None:
     said = len(desk.said)
     desk.planning.take(Stop(1, 50))
     assert len(desk.said) == said
-    desk.planning.acknowledge([first])
+    desk.done([first])
     assert (desk.last().position, desk.last().final) == (20, True)
     assert desk.idle() == []
 
@@ -141,8 +161,8 @@ def test_the_stream_that_has_waited_longest_is_first() -> None:
     for stream in (1, 2, 3):
         desk.grant(stream)
     desk.heads(s1=30, s2=30, s3=30)
-    desk.planning.acknowledge(desk.plan(s1=11))
-    desk.planning.acknowledge(desk.plan(s2=11))
+    desk.done(desk.plan(s1=11))
+    desk.done(desk.plan(s2=11))
     assert desk.idle() == [3, 1, 2]
 
 
@@ -169,7 +189,7 @@ def test_what_was_begun_is_done_again_before_anything_else(first: str) -> None:
     assert again.position == 10
     assert desk.idle() == []
     assert desk.begun() == [BEGUN]
-    desk.planning.acknowledge([BEGUN])
+    desk.done([BEGUN])
     assert desk.last() == Progressed(1, 50, 20, lag=10)
     assert desk.plan(s1=30) == [Planned(1, 50, 20, 30)]
 
@@ -202,7 +222,7 @@ def test_what_was_begun_goes_on_under_the_next_grant_of_the_same_process(desk: D
     assert desk.begun() == []
     desk.grant(grant_id=60, left=left)
     assert desk.begun() == [begun]
-    desk.planning.acknowledge([begun])
+    desk.done([begun])
     assert (desk.last().grant_id, desk.last().position) == (60, 20)
 
 
@@ -210,7 +230,7 @@ def test_what_was_acknowledged_in_between_is_acknowledged_under_the_next_grant(d
     (begun,) = desk.plan(s1=20)
     left = desk.said[-1].in_doubt
     desk.planning.take(Remove(1, 50, RevokedReason.LOST))
-    desk.planning.acknowledge([begun])
+    desk.done([begun])
     desk.grant(grant_id=60, left=left)
     assert (desk.last().grant_id, desk.last().position) == (60, 20)
     assert desk.begun() == []

@@ -12,7 +12,7 @@ from borrower.handler import Handler
 from borrower.lent import Lent
 from borrower.machine.events import Install, Progressed, Remove
 from borrower.runner import Policy, Summary, run
-from protocol.errors import InvalidSetting, UserFunctionFailed
+from protocol.errors import DatabaseUnreachable, InvalidSetting, UserFunctionFailed
 from protocol.messages import Grant, RevokedReason
 
 AT_ONCE = Policy(tries=3, pause_s=0.0, longest_pause_s=0.0)
@@ -135,6 +135,19 @@ def test_a_single_record_has_all_its_tries() -> None:
     source = Source(2)
     run(source, Function(1, calls=with_its_batch + AT_ONCE.tries - 1), policy=AT_ONCE)
     assert source.acknowledged == FIRST + 2
+
+
+def test_a_database_that_is_away_is_nobodys_fault_and_the_very_same_part_is_tried_again() -> None:
+    source, parts = Source(4), []
+
+    def work(batch: Batch) -> None:
+        parts.append((batch.first, len(batch)))
+        if len(parts) < 3 * AT_ONCE.tries:
+            raise DatabaseUnreachable("away")
+
+    summary = run(source, work, policy=AT_ONCE)
+    assert parts == [(FIRST, 4)] * 3 * AT_ONCE.tries
+    assert summary == Summary(batches=1, messages=4)
 
 
 def test_what_is_taken_away_between_two_tries_is_dropped_and_the_run_goes_on() -> None:
