@@ -105,6 +105,7 @@ def java(words: str, under: psutil.Process) -> psutil.Process:
     return found[0]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(800)
 @pytest.mark.conforms("E25")
 def test_workers_that_have_only_what_the_job_brings_and_lose_an_executor(stage: Stage, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests import kit_nodes
 from tests.spark.stage import SPEED
 from tools.tutorial import PAGE, tour
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 ORDERS = 20_000
 
 
