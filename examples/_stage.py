@@ -103,7 +103,9 @@ class Stage:
             members = self.look(subscription).members
         except errors.NotFound:  # nobody has named the group yet
             return {}
-        return {member.session or "": len(member.streams) for member in members}
+        return {
+            member.session or "": len(member.streams) for member in sorted(members, key=lambda one: one.session or "")
+        }
 
     def command(self, *words: str) -> None:
         """Run `sublet WORDS`, to its end."""

@@ -150,13 +150,16 @@ class Guard:
 
     def _happened(self, reads: Sequence[Read], cause: Exception) -> bool:
         """Whether the transaction whose commit got no answer was committed, asked on a new connection."""
+        lost = "the connection to Postgres was lost during the commit"
+        if not reads:
+            why = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
+            raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {why}.") from cause
         try:
             connection = self._ready()
             return all(read.is_done(connection) for read in reads)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
-                f"the connection to Postgres was lost during the commit, and cannot be had again to see what became of"
-                f" it: {error}. Start the query again: it finds out."
+                f"{lost}, and cannot be had again to see what became of it: {error}. Start the query again: it finds out."
             ) from cause
 
 

@@ -57,7 +57,7 @@ def test_a_leader_frozen_in_the_middle_of_a_renewal_does_not_keep_its_successor_
 def test_a_publisher_frozen_in_the_middle_of_an_append_does_not_stop_the_others(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "TRANSACTION_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(sender, "TRANSACTION_TIMEOUT_S", 4.0)  # for so long its lock can be seen
     with connect(database) as connection, PostgresProxy(database) as cutter:
         frozen = Publisher(cutter.url)
         frozen.publish("a", "first").result(10)

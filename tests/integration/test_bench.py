@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import allocation, epochs, handover, node, spark, takeover
+from bench import allocation, epochs, handover, node, takeover
+from tests.kit_nodes import ROOT
 
 QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
@@ -83,8 +86,7 @@ def test_epochs(page: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_spark(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")  # it is changed for Spark's workers, and set back behind the test
+def test_spark(page: Path) -> None:
     small = ("--rows", "4000", "--batch-rows", "1500", "--table-rows", "200", "--streams", "2", "--blocks", "500")
     few = (
         "--rounds",
@@ -96,7 +98,10 @@ def test_spark(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "--conf",
         *(f"{key}={QUICK[key]}" for key in QUICK),
     )
-    spark.main(arguments(page, *small, *few))
+    # In a process of its own: one process has one Spark, and the tests of this one may have another.
+    command = [sys.executable, "-m", "bench", "spark", *arguments(page, *small, *few)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     found = figures(page)
     assert len(found["claims"]) == 6
     assert all(claim["ratio"] > 0 for claim in found["claims"])

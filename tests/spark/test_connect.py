@@ -12,7 +12,7 @@ import pytest
 from tests.kit_nodes import ROOT
 from tests.spark.stage import Stage
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 COUNT = 300
 
 

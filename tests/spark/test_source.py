@@ -241,6 +241,7 @@ def test_a_query_that_is_killed_at_any_point_has_everything_in_its_sink_once(sta
     assert driver.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.timeout(200 * (2 + MOST_KILLS))
 def test_two_applications_write_each_message_once_to_a_table_without_a_key_while_one_of_them_is_killed(
@@ -265,6 +266,7 @@ def test_two_applications_write_each_message_once_to_a_table_without_a_key_while
     assert others.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E10", "E26")
 @pytest.mark.parametrize("what", ["driver", "jvm"])
 def test_what_a_query_holds_is_free_at_once_when_its_driver_or_jvm_dies(
@@ -281,6 +283,7 @@ def test_what_a_query_holds_is_free_at_once_when_its_driver_or_jvm_dies(
     assert not {"seize", "unreserve"} & {line.event for line in stage.history()}
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E27", "E30")
 @pytest.mark.timeout(300)
 def test_a_frozen_driver_that_wakes_beside_one_on_a_copy_of_its_checkpoint_writes_nothing_twice(
