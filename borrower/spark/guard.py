@@ -159,7 +159,8 @@ class Guard:
             return all(read.is_done(connection) for read in reads)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
-                f"{lost}, and cannot be had again to see what became of it: {error}. Start the query again: it finds out."
+                f"{lost}, and cannot be had again to see what became of it: {error}. Start the query again: it finds "
+                "out."
             ) from cause
 
 
