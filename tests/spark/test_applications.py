@@ -98,6 +98,7 @@ def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any,
     assert {line.reason for line in stage.history() if line.forced} == {"evicted: unheard of"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # five JVMs
 @pytest.mark.conforms("E25")
 def test_a_speculative_attempt_is_another_session_and_nothing_is_done_twice(stage: Stage, tmp_path: Path) -> None:

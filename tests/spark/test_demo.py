@@ -71,6 +71,7 @@ def test_it_kills_a_worker_and_a_leader_and_nothing_is_lost(server_home: Path) -
     assert list((server_home / "kept" / "records").glob("*.jsonl"))
 
 
+@pytest.mark.long
 def test_ctrl_c_in_the_middle_of_it_ends_everything_it_started(server_home: Path) -> None:
     with the_demo(server_home) as running:
         eventually(lambda: "share 16 streams" in prose(server_home), 90, lambda: prose(server_home))
