@@ -50,9 +50,8 @@ class Policy:
     """What to do when the user's function raises.
 
     A batch is tried `tries` times in all, and so is a single record before it is blamed; where sublet's own database is
-    away, as often as it takes. The pauses between tries
-    begin near `pause_s` and double up to `longest_pause_s`, each shortened at random by up to half so that many tasks
-    that fail together do not come back together.
+    away, as often as it takes. The pauses between tries begin near `pause_s` and double up to `longest_pause_s`, each
+    shortened at random by up to half so that many tasks that fail together do not come back together.
 
     `keep`: a topic. A single record that cannot be done is published there, with headers that say where it comes from
     and what was raised, and the run goes on behind it. None: it ends the run, with progress before it. In a group that

@@ -76,7 +76,7 @@ def _is_there(place: str) -> bool:
 def _lines(place: str) -> Sequence[str]:
     """Raises `FileNotFoundError`."""
     path = _local(place)
-    if path is not None and (path.exists() or "://" in place or place.startswith("file:")):
+    if path is not None and (path.exists() or urlsplit(place).scheme):
         return path.read_text().splitlines()
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession

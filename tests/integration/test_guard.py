@@ -71,6 +71,17 @@ def runs(url: str) -> Iterator[list[Run]]:
         run.stop()
 
 
+def read_only(run: Run) -> None:
+    """Let it read a batch, and die before it writes it."""
+    with pytest.raises(Died):
+        run.until(1_000, die="read")
+
+
+def positions(conn: psycopg.Connection[Any]) -> set[int]:
+    """Of all streams that are not finished."""
+    return {position for _, position, _ in lending(conn).values()}
+
+
 def fail(guard: Guard) -> None:
     """A function that raises after it has written."""
     with guard(0) as connection:
@@ -122,8 +133,7 @@ def test_with_a_guard_nothing_needs_to_be_kept_for_the_query(
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
     gone = Guarded(ours, url, tmp_path / "ours", inDoubtHold="0 s", maxMessagesPerTrigger=20)
-    with pytest.raises(Died):
-        gone.until(1_000, die="read")
+    read_only(gone)
     runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other", inDoubtHold="0 s"))
     eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
     assert not {"reserve", "unreserve"} & set(events(conn))
@@ -143,8 +153,7 @@ def test_one_that_was_frozen_while_others_got_its_messages_writes_nothing(
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
     frozen = Guarded(ours, url, tmp_path / "ours", inDoubtHold=SHORT)
-    with pytest.raises(Died):
-        frozen.until(1_000, die="read")
+    read_only(frozen)
     runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other"))
     eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
     number, rows = ours.runs[-1]
@@ -161,8 +170,7 @@ def test_of_two_on_copies_of_one_checkpoint_one_writes_the_batch(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     older = Guarded(checkpoint, url, tmp_path / "older", inDoubtHold=LONG)
-    with pytest.raises(Died):
-        older.until(1_000, die="read")
+    read_only(older)
     copy = Checkpoint(list(checkpoint.offsets))
     newer = Guarded(copy, url, tmp_path / "newer", inDoubtHold=LONG)
     with pytest.raises(Died):
@@ -185,8 +193,7 @@ def test_a_batch_of_which_only_a_part_is_ours_is_not_written(
     checkpoint = Checkpoint()
     publish(url, 0, 30)
     run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
-    with pytest.raises(Died):
-        run.until(1_000, die="read")
+    read_only(run)
     conn.execute(
         "update lending set in_doubt = null where stream_id ="
         " (select min(stream_id) from lending where in_doubt is not null)"
@@ -204,8 +211,7 @@ def test_what_is_kept_for_the_query_is_not_written_by_one_that_has_lost_it(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
-    with pytest.raises(Died):
-        run.until(1_000, die="read")
+    read_only(run)
     eventually(lambda: "reserved" in {row[0] for row in lending(conn).values()}, 30.0)
     with pytest.raises(BatchLost, match="is not this query's to do now"):
         run.sink(*checkpoint.runs[-1])
@@ -220,8 +226,7 @@ def test_an_exception_in_the_block_rolls_back_and_the_batch_is_still_to_be_done(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
-    with pytest.raises(Died):
-        run.until(1_000, die="read")
+    read_only(run)
     runs[:] = [again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)]
     logged(tmp_path, 0, checkpoint.offsets[0])
     with pytest.raises(ZeroDivisionError):
@@ -281,13 +286,12 @@ def test_a_query_of_two_sources_is_done_with_both_or_with_none(
     ours, theirs = Checkpoint(), Checkpoint()
     for checkpoint, group in ((ours, "$share/g/#"), (theirs, "$share/h/#")):
         runs.append(run := Run(checkpoint, url, subscription=group))
-        with pytest.raises(Died):
-            run.until(1_000, die="read")
+        read_only(run)
     logged(tmp_path, 0, {"topic": {"0": 7}}, ours.offsets[0], theirs.offsets[0])
     guard = Guard(tmp_path, url)
     with pytest.raises(ZeroDivisionError):
         fail(guard)
-    assert {position for _, position, _ in lending(conn).values()} == {0}
+    assert positions(conn) == {0}
     with guard(0) as connection:
         connection.execute(INSERT, (b"x",))
     guard.close()
@@ -302,8 +306,7 @@ def test_a_block_that_ends_its_transaction_is_not_counted_as_done(
     checkpoint = Checkpoint()
     publish(url, 0, 30)
     runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
-    with pytest.raises(Died):
-        run.until(1_000, die="read")
+    read_only(run)
     logged(tmp_path, 0, checkpoint.offsets[0])
     guard = Guard(tmp_path, url)
 
@@ -315,7 +318,7 @@ def test_a_block_that_ends_its_transaction_is_not_counted_as_done(
     with pytest.raises(UsageError, match="ended its transaction itself, by commit or rollback"):
         work()
     guard.close()
-    assert {position for _, position, _ in lending(conn).values()} == {0}
+    assert positions(conn) == {0}
 
 
 def test_a_block_that_is_left_by_a_silent_rollback_is_not_counted_as_done(
@@ -323,8 +326,7 @@ def test_a_block_that_is_left_by_a_silent_rollback_is_not_counted_as_done(
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 30)
-    with pytest.raises(Died):
-        Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG).until(1_000, die="read")
+    read_only(Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
     logged(tmp_path, 0, checkpoint.offsets[0])
     guard = Guard(tmp_path, url)
 
@@ -335,7 +337,7 @@ def test_a_block_that_is_left_by_a_silent_rollback_is_not_counted_as_done(
     with pytest.raises(UsageError, match="itself, by psycopg"):
         work()
     guard.close()
-    assert {position for _, position, _ in lending(conn).values()} == {0}
+    assert positions(conn) == {0}
 
 
 @pytest.mark.conforms("E26", "E27")
@@ -345,8 +347,7 @@ def test_a_checkpoint_belongs_to_one_session_of_one_group(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
-    with pytest.raises(Died):
-        run.until(1_000, die="read")
+    read_only(run)
     logged(tmp_path, 0, checkpoint.offsets[0])
     for other in ({"sessionName": "other"}, {"subscription": "$share/h/#"}):
         runs.append(stranger := Guarded(checkpoint, url, tmp_path, **other))
@@ -365,15 +366,14 @@ def test_what_another_session_holds_is_not_done_by_an_empty_batch(
     checkpoint = Checkpoint()
     publish(url, 0, 30)
     runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
-    with pytest.raises(Died):
-        run.until(1_000, die="read")
+    read_only(run)
     foreign = {**checkpoint.offsets[0], "session": "other"}
     logged(tmp_path, 0, foreign)
     guard = Guard(tmp_path, url)
     with guard(0):
         pass
     guard.close()
-    assert {position for _, position, _ in lending(conn).values()} == {0}
+    assert positions(conn) == {0}
 
 
 @pytest.mark.conforms("E27")
@@ -383,8 +383,7 @@ def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     older = Guarded(checkpoint, url, tmp_path / "older", inDoubtHold=LONG)
-    with pytest.raises(Died):
-        older.until(1_000, die="read")
+    read_only(older)
     values += publish(url, 30, 10)
     anew = Checkpoint()
     runs.append(newer := Guarded(anew, url, tmp_path / "newer", inDoubtHold=LONG))
