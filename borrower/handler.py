@@ -26,12 +26,12 @@ from storage.whole_epochs import Marks, WholeEpochs
 class Handler:
     """All streams of one session. `take` is for the agent's thread, the rest for the session's; `report` for both.
 
-    `epochs`: {space: how far its group has come}, where that is atomic.
+    `epochs`: {space id: how far its group has come}, where that is atomic.
     """
 
     def __init__(self, report: Callable[[Progressed], None]) -> None:
         self._report = report
-        self.epochs: dict[str, GroupFrontier] = {}
+        self.epochs: dict[int, GroupFrontier] = {}
         self._lock = threading.RLock()
         self._lent: dict[int, Lent] = {}
         self._turn: list[int] = []
@@ -184,12 +184,12 @@ class Handler:
     def _note_epochs(self, epochs: tuple[GroupFrontier, ...]) -> None:
         """What is completed by now may be what streams wait for."""
         for one in epochs:
-            known = self.epochs.get(one.space)
+            known = self.epochs.get(one.space_id)
             if known is None or one.lower != known.lower:
                 for lent in self.waiting():
                     lent.told = True
             if known is None or known.consumed.is_at_or_before(one.consumed):
-                self.epochs[one.space] = one
+                self.epochs[one.space_id] = one
 
     def _under(self, stream_id: int, grant_id: int) -> Lent | None:
         lent = self._lent.get(stream_id)

@@ -115,7 +115,7 @@ class Session:
         self._group: int | None = None
         self._draining = self._leaving = self._over = self._interrupted = False
         self._batch_bytes, self._whole_epochs, self._on_epoch = batch_bytes, whole_epochs, on_epoch
-        self._announced: dict[str, GroupFrontier] = {}
+        self._announced: dict[int, GroupFrontier] = {}
         self._drain_by: float | None = None
         self._handler = Handler(self._report)
         self._inbox = Inbox(self._handler.take)
@@ -328,11 +328,11 @@ class Session:
             )
 
     def _announce(self, on_epoch: OnEpoch) -> None:
-        for space, found in tuple(self._handler.epochs.items()):
-            known = self._announced.get(space)
+        for space_id, found in tuple(self._handler.epochs.items()):
+            known = self._announced.get(space_id)
             if known is None or known.consumed != found.consumed:
                 on_epoch(found)
-                self._announced[space] = found
+                self._announced[space_id] = found
 
     def _follow(self, follow: FollowId) -> None:
         self._agent.follow(self._handle, follow)

@@ -244,7 +244,12 @@ def _ping_response(message: PingResponse) -> Any:
         sent_at=message.sent_at,
         good_for_s=message.good_for_s,
         epochs=(
-            pb.GroupFrontier(space=one.space, consumed=_frontier(one.consumed), lower=_frontier(one.lower))
+            pb.GroupFrontier(
+                space=one.space,
+                space_id=one.space_id,
+                consumed=_frontier(one.consumed),
+                lower=_frontier(one.lower),
+            )
             for one in message.epochs
         ),
     )
@@ -290,7 +295,12 @@ def _read_connect_response(wire: Any) -> LeaderConnectResponse:
 def _read_ping_response(wire: Any) -> PingResponse:
     _check_number("epochs", len(wire.epochs), MAX_SPACES)
     epochs = tuple(
-        GroupFrontier(_text("space", one.space), _read_frontier(one.consumed), _read_frontier(one.lower))
+        GroupFrontier(
+            _text("space", one.space),
+            _natural("space_id", one.space_id),
+            _read_frontier(one.consumed),
+            _read_frontier(one.lower),
+        )
         for one in wire.epochs
     )
     times = _time("sent_at", wire.sent_at), _time("good_for_s", wire.good_for_s)

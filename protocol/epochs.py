@@ -162,9 +162,13 @@ class ConsumedFrontier:
 
 @dataclass(frozen=True, slots=True)
 class GroupFrontier:
-    """How far a group has come in one space: `consumed` by all of it, and what was completed (`lower`) at that time."""
+    """How far a group has come in one space: `consumed` by all of it, and what was completed (`lower`) at that time.
+
+    A space that is made anew under the name of one that was dropped has another id.
+    """
 
     space: str
+    space_id: int
     consumed: LowerFrontier
     lower: LowerFrontier
 

@@ -358,14 +358,16 @@ class PingResponse(_message.Message):
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ..., good_for_s: _Optional[float] = ..., epochs: _Optional[_Iterable[_Union[GroupFrontier, _Mapping]]] = ...) -> None: ...
 
 class GroupFrontier(_message.Message):
-    __slots__ = ("space", "consumed", "lower")
+    __slots__ = ("space", "consumed", "lower", "space_id")
     SPACE_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
     LOWER_FIELD_NUMBER: _ClassVar[int]
+    SPACE_ID_FIELD_NUMBER: _ClassVar[int]
     space: str
     consumed: Frontier
     lower: Frontier
-    def __init__(self, space: _Optional[str] = ..., consumed: _Optional[_Union[Frontier, _Mapping]] = ..., lower: _Optional[_Union[Frontier, _Mapping]] = ...) -> None: ...
+    space_id: int
+    def __init__(self, space: _Optional[str] = ..., consumed: _Optional[_Union[Frontier, _Mapping]] = ..., lower: _Optional[_Union[Frontier, _Mapping]] = ..., space_id: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "generation_id", "hash_from", "hash_last", "filter", "end_offset", "consumed", "in_doubt")

@@ -8,7 +8,7 @@ sees that too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ from protocol.epochs import (
     shown,
     shown_epoch,
 )
-from protocol.errors import CapabilityExpired, EpochCompleted, UnknownSpace
-from storage.log import Producer, fenced
+from protocol.errors import CapabilityExpired, EpochCompleted, SubletError, UnknownSpace
+from storage.log import STORED, Append, Appended, Producer, append, fenced, outcome_in_doubt
 from storage.notify.model import Change, epochs_change
 from storage.turnover import Guard
 
@@ -57,6 +57,38 @@ def hold(
             _check_open(space.lower, wanted)
         _write(conn, space_id, who, wanted, lease_s)
         return _settle(conn, space, {**space.live, who.producer_id: wanted})
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of appends, and of an advance behind them: `news` says that it is made, `refusal` why it cannot be.
+    Where there is neither, not all is stored that comes before it."""
+
+    answers: list[Appended]
+    news: Change | None = None
+    refusal: SubletError | None = None
+
+
+def append_and_hold(
+    conn: psycopg.Connection[Any],
+    appends: Sequence[Append],
+    space_id: int,
+    who: Producer,
+    least: Iterable[Epoch],
+    lease_s: float,
+) -> Moved:
+    """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
+    raises: then nothing has happened, or nobody knows, and it may be repeated."""
+    with outcome_in_doubt(conn), conn.transaction():
+        conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
+        answers = append(conn, appends) if appends else []
+        if any(answer.outcome not in STORED for answer in answers):
+            return Moved(answers)
+        try:
+            hold(conn, space_id, who, least, lease_s)
+        except SubletError as error:
+            return Moved(answers, refusal=error)
+        return Moved(answers, moves(conn, space_id))
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None:
@@ -146,20 +178,20 @@ def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guar
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """A space's row, locked, the capabilities in force, and of those that have expired the producer's own."""
+    """A space's row, locked, the capabilities in force, and in which lives the producer's own have expired."""
 
     space_id: int
     numbers: int | None
     lower: LowerFrontier | None
     live: Mapping[str, LowerFrontier]
     incarnations: Mapping[str, int]
-    expired: Mapping[str, int]
+    expired: frozenset[int]
 
     def own(self, who: Producer) -> LowerFrontier | None:
         """What this producer holds, in this life or the one before. Raises where it may hold nothing more."""
         if self.incarnations.get(who.producer_id, 0) > who.incarnation:
             raise fenced(who.producer_id, who.incarnation)
-        if self.expired.get(who.producer_id) == who.incarnation:
+        if who.incarnation in self.expired:
             raise expired(who.producer_id)
         return self.live.get(who.producer_id)
 
@@ -205,7 +237,7 @@ def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Sp
     ).fetchall()
     live = {id: LowerFrontier.of(map(tuple, least)) for id, _, least, in_force in held if in_force}
     incarnations = {id: incarnation for id, incarnation, _, in_force in held if in_force}
-    gone = {id: incarnation for id, incarnation, _, in_force in held if not in_force}
+    gone = frozenset(incarnation for _, incarnation, _, in_force in held if not in_force)
     return _Space(space_id, row[0], lower_of_json(row[1]), live, incarnations, gone)
 
 
@@ -213,8 +245,8 @@ def _write(conn: psycopg.Connection[Any], space_id: int, who: Producer, least: L
     conn.execute(
         "insert into capability (space_id, producer_id, incarnation, least, expires_at)"
         " values (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))"
-        " on conflict (space_id, producer_id) do update set incarnation = excluded.incarnation,"
-        " least = excluded.least, expires_at = excluded.expires_at, expired_at = null",
+        " on conflict (space_id, producer_id) where expired_at is null do update"
+        " set incarnation = excluded.incarnation, least = excluded.least, expires_at = excluded.expires_at",
         (space_id, who.producer_id, who.incarnation, _json(least), lease_s),
     )
 

@@ -10,7 +10,8 @@ filter skipped. It is one statement: the head, the state of the generation and t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -89,6 +90,9 @@ class Outcome(StrEnum):
     EXPIRED = "expired"  # it has epochs, and its producer may publish none (any more)
 
 
+STORED = frozenset({Outcome.APPENDED, Outcome.DUPLICATE})
+
+
 @dataclass(frozen=True, slots=True)
 class Producer:
     """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
@@ -165,14 +169,21 @@ def append(conn: psycopg.Connection[Any], appends: Sequence[Append]) -> list[App
     and then nothing was written.
     """
     order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
-    try:
+    with outcome_in_doubt(conn):
         answers = _send(conn, [appends[index] for index in order])
+    by_index = dict(zip(order, answers, strict=True))
+    return [by_index[index] for index in range(len(appends))]
+
+
+@contextmanager
+def outcome_in_doubt(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Raise `UnknownOutcome` where the connection dies while something is appended."""
+    try:
+        yield
     except psycopg.OperationalError as error:
         if conn.closed:
             raise UnknownOutcome(f"the connection died during an append: {error}".strip()) from error
         raise
-    by_index = dict(zip(order, answers, strict=True))
-    return [by_index[index] for index in range(len(appends))]
 
 
 def since(

@@ -11,8 +11,10 @@ create table capability (
   expires_at timestamptz not null,
   expired_at timestamptz,                              -- null: in force
   begun jsonb,                                         -- expired: the greatest epochs that had begun in the space by then
-  primary key (space_id, producer_id)
+  primary key (space_id, producer_id, incarnation)     -- a later life may come while it is remembered how one before ended
 ) with (fillfactor = 50);
+
+create unique index capability_in_force on capability (space_id, producer_id) where expired_at is null;
 
 -- Product order.
 create function epoch_at_or_before(p_one jsonb, p_other jsonb) returns boolean language sql immutable as $$

@@ -18,7 +18,9 @@ from storage.groups.pen import Pen
 from storage.groups.rules import consumed_by_group, consumption, first_epochs
 from storage.groups.sql import NOW
 
-_SPACES = "select space_id, name, lower_frontier from space"
+# A day after a space was dropped whoever listens has heard how its epochs ended.
+_SPACES = f"""
+select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1 day', false) from space"""
 
 # What had begun before the start positions; of streams without a row, which are consumed or gone, all that had. Who
 # starts at the end starts behind all that has begun by now: to leave out what began while its rows were written, all
@@ -76,17 +78,18 @@ select space_id, producer_id, least, begun from capability
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A space, and what was completed in it when that was read."""
+    """A space, and what was completed in it when that was read. `is_past`: it was dropped, and not just now."""
 
     name: str
     lower: LowerFrontier | None
+    is_past: bool
 
 
-def completed(connection: Connection) -> dict[int, Completed]:
-    """Of every space, {space_id: what is completed}."""
+def completed(connection: Connection, now_us: int | None) -> dict[int, Completed]:
+    """Of every space, {space_id: what is completed}; also of those that were dropped."""
     return {
-        space_id: Completed(name, lower_of_json(lower))
-        for space_id, name, lower in connection.execute(_SPACES).fetchall()
+        space_id: Completed(name, lower_of_json(lower), is_past)
+        for space_id, name, lower, is_past in connection.execute(_SPACES, {"now_us": now_us}).fetchall()
     }
 
 
@@ -125,20 +128,22 @@ def move_on(
         if space is None or space.lower is None:
             continue
         now = consumed_by_group(before, space.lower, held_back.get((group_id, space_id), ()))
-        if now is None:
+        if now is None or (space.is_past and now == before == space.lower):
             continue
-        found.setdefault(group_id, []).append(GroupFrontier(space.name, now, space.lower))
+        found.setdefault(group_id, []).append(GroupFrontier(space.name, space_id, now, space.lower))
         if now != before:
             moved[group_id, space_id] = before, now
     if moved:
         _write(connection, {key: now for key, (_, now) in moved.items()}, pen.now_us)
         expired = _expired(connection, {space_id for _, space_id in moved})
         for (group_id, space_id), (before, now) in moved.items():
-            unfinished = [one.producer_id for one in expired.get(space_id, ()) if one.is_closed_by(before, now)]
+            unfinished = {one.producer_id: None for one in expired.get(space_id, ()) if one.is_closed_by(before, now)}
             name, term = spaces[space_id].name, terms[group_id]
-            pen.lines.append(consumption(group_id, name, now, term, pen.now_us, unfinished))
+            pen.lines.append(consumption(group_id, name, now, term, pen.now_us, list(unfinished)))
         pen.write(connection)
-    return {group_id: tuple(sorted(each, key=lambda one: one.space)) for group_id, each in found.items()}
+    return {
+        group_id: tuple(sorted(each, key=lambda one: (one.space, one.space_id))) for group_id, each in found.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,10 +254,10 @@ class MemoryGroups:
             if now is None or lower is None:
                 continue
             name = self.streams.spaces[space_id].name
-            found.append(GroupFrontier(name, now, lower))
+            found.append(GroupFrontier(name, space_id, now, lower))
             if now != before:
                 self._history.append(consumption(life.group.group_id, name, now, term, now_us))
-        return tuple(sorted(found, key=lambda one: one.space))
+        return tuple(sorted(found, key=lambda one: (one.space, one.space_id)))
 
     def _add_rows(self, life: _Life) -> list[Row]:
         """Rows for the streams that have none. An open one in a more specific space's shadow is nothing to read."""

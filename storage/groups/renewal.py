@@ -75,7 +75,7 @@ def renew_streams(
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
     groups = [_Renewing(*found) for found in connection.execute(_FILTERS, {"groups": list(terms)}).fetchall()]
     atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
-    spaces = frontiers.completed(connection) if atomic else {}
+    spaces = frontiers.completed(connection, pen.now_us) if atomic else {}
     touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
     epochs = frontiers.move_on(connection, atomic, spaces, pen) if atomic else {}
     lendings = _report(connection, terms, touched, pen.now_us)

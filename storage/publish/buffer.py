@@ -1,5 +1,7 @@
 """What waits to be sent: a queue of pieces per stream, bounded in bytes, filled by callers and emptied by the sender.
 
+Advances to other epochs wait among them, each for all that was published before it.
+
 Routing happens under the buffer's lock, so that while a closed stream's messages are moved to its children no newer
 message of the same key can get ahead of them.
 """
@@ -8,8 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -46,6 +48,7 @@ class Buffer:
         self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
         self._queues: dict[int, deque[Piece | Growing]] = {}
         self._unsettled: dict[Ticket, None] = {}
+        self._advances: deque[tuple[Ticket, Sequence[Epoch]]] = deque()
         self._waiting_for_room: list[Callable[[], None]] = []
         self._bytes = self._queued = 0
         self._oldest_at = 0.0
@@ -98,6 +101,19 @@ class Buffer:
             raise
         return BatchDelivery(ticket)
 
+    def advance(self, least: Sequence[Epoch]) -> None:
+        """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
+        something has failed and nobody was told, that is raised."""
+        with self._lock:
+            self._check_open()
+            if self._error is not None:
+                raise self._take_error()
+            ticket = Ticket(1)
+            self._unsettled[ticket] = None
+            self._advances.append((ticket, least))
+            if not self._queued:
+                self._work.notify()
+
     def when_room(self, callback: Callable[[], None]) -> None:
         """Call back once, soon, when there may be room; for callers that must not block."""
         with self._lock:
@@ -109,8 +125,8 @@ class Buffer:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all that is queued now is settled. Raises TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        tickets = self.unsettled()
         with self._lock:
+            tickets = list(self._unsettled)
             self._flushing += 1
             self._work.notify()
         try:
@@ -120,16 +136,10 @@ class Buffer:
             with self._lock:
                 self._flushing -= 1
 
-    def unsettled(self) -> list[Ticket]:
-        """The tickets of all that is queued or under way now."""
-        with self._lock:
-            return list(self._unsettled)
-
     def pop_error(self) -> Exception | None:
         """The first failure since the last call."""
         with self._lock:
-            error, self._error = self._error, None
-        return error
+            return None if self._error is None else self._take_error()
 
     def close(self, reason: Exception) -> None:
         """Take nothing more; what is queued can still be taken out."""
@@ -148,9 +158,12 @@ class Buffer:
         return self._routes
 
     def take(self) -> list[Load] | None:
-        """Wait for work, as much as goes into one transaction. None once the buffer is closed and empty."""
+        """Wait for work, as much as goes into one transaction: of advances alone an empty list. None once the buffer is
+        closed and empty."""
         with self._lock:
             while not self._queued or (pause := self._pause()) > 0:
+                if not self._queued and self._due(()):
+                    return []
                 if not self._queued and self._closed is not None:
                     return None
                 self._work.wait(pause if self._queued else None)
@@ -161,10 +174,29 @@ class Buffer:
                 loads += self._cut_blocks(stream_id)
             return loads
 
+    def due(self, loads: Iterable[Load]) -> Sequence[Epoch] | None:
+        """Where to advance to once these loads, which were taken, are stored: of several that are due, the last."""
+        with self._lock:
+            count = self._due(loads)
+            return self._advances[count - 1][1] if count else None
+
+    def advanced(self, least: Sequence[Epoch]) -> None:
+        """What was due is made."""
+        with self._lock:
+            made = False
+            while not made:
+                ticket, wanted = self._advances.popleft()
+                del self._unsettled[ticket]
+                ticket.made()
+                made = wanted is least
+
     def settled(self, loads: Iterable[Load], error: Exception | None = None) -> None:
-        """Forget loads whose tickets were told their fate, and let in who waits for room."""
+        """Forget loads whose tickets were told their fate, and let in who waits for room. With an error, also of an
+        advance alone, the advances that are queued are given up."""
         with self._lock:
             self._error = self._error or error
+            if error is not None:
+                self._give_up_advances(error)
             for load in loads:
                 self._bytes -= load.size
                 for piece in load.pieces:
@@ -197,6 +229,7 @@ class Buffer:
             tickets = list(self._unsettled)
             self._queues.clear()
             self._unsettled.clear()
+            self._advances.clear()
             self._queued = self._bytes = 0
             if tickets:
                 self._error = self._error or error
@@ -252,9 +285,39 @@ class Buffer:
             if not wait:
                 return False
             self._room.wait()
+        self._check_open()
+        return True
+
+    def _take_error(self) -> Exception:
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+    def _check_open(self) -> None:
         if self._closed is not None:
             raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
-        return True
+
+    def _due(self, loads: Iterable[Load]) -> int:
+        """So many advances have nothing before them but these loads."""
+        if not self._advances:
+            return 0
+        taken: Counter[Ticket] = Counter()
+        for load in loads:
+            for piece in load.pieces:
+                taken[piece.ticket] += piece.count
+        count = 0
+        for ticket in self._unsettled:
+            if count < len(self._advances) and ticket is self._advances[count][0]:
+                count += 1
+            elif ticket.left > taken[ticket]:
+                break
+        return count
+
+    def _give_up_advances(self, error: Exception) -> None:
+        for ticket, _ in self._advances:
+            del self._unsettled[ticket]
+            ticket.abandon(error)
+        self._advances.clear()
 
     def _fits(self, growing: Growing, size: int) -> bool:
         return growing.count < self._limits.block_messages and growing.size + size <= self._limits.block_bytes

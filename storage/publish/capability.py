@@ -14,7 +14,7 @@ from protocol.epochs import Epoch, LowerFrontier, check_epoch
 from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
 from storage import epochs
 from storage.connect import connect
-from storage.log import Producer
+from storage.log import Append, Producer, append
 from storage.notify.teller import shared
 from storage.publish.sender import FIRST_PAUSE_S, LOCK_TIMEOUT_S, LONGEST_PAUSE_S, Retryable
 
@@ -62,10 +62,15 @@ class Capability:
         """What was promised will not be."""
         self._promised = None
 
-    def advance(self, least: Sequence[Epoch]) -> None:
-        """Publish only at or after these from now on. Raises what `epochs.hold` raises, and `Unavailable`."""
-        with self._lock:
-            self._hold(least)
+    def advance(self, conn: psycopg.Connection[Any], appends: Sequence[Append], least: Sequence[Epoch]) -> epochs.Moved:
+        """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
+        if self._lost is not None:
+            return epochs.Moved(append(conn, appends) if appends else [], refusal=self._lost)
+        moved = epochs.append_and_hold(conn, appends, self._space_id, self._who, least, self._lease_s)
+        if moved.news is not None:
+            self._held = LowerFrontier.of(least)
+            shared(self._url).tell([moved.news])
+        return moved
 
     def close(self, *, abandon: bool = False) -> None:
         """Give it back; or `abandon` it: what is unfinished stays open until the lease has run out, as it does where

@@ -66,9 +66,18 @@ class Ticket:
         """True once nothing will change any more."""
         return self._left == 0
 
+    @property
+    def left(self) -> int:
+        """So many have not met their fate."""
+        return self._left
+
     def stored(self, span: Span) -> None:
         """Some of the messages are durable."""
         self._settle(len(span.rows), span, None)
+
+    def made(self) -> None:
+        """What has no place in the log has come about."""
+        self._settle(None, None, None)
 
     def failed(self, count: int, error: Exception) -> None:
         """Some of the messages will not be published, or nobody knows whether they were."""

@@ -8,21 +8,20 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime
 from types import TracebackType
 
 import psycopg
 
 from protocol.epochs import Epoch, check_epoch
-from protocol.errors import DatabaseUnreachable, PublisherClosed, SubletError, UsageError
+from protocol.errors import DatabaseUnreachable, PublisherClosed, UsageError
 from storage.block import epochs_of
 from storage.catalogue import find_space
 from storage.connect import connect
 from storage.database import open_database
 from storage.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 from storage.log import Producer, register_producer
-from storage.publish.advances import Advances
 from storage.publish.buffer import Buffer, Limits
 from storage.publish.capability import Capability
 from storage.publish.columns import (
@@ -102,9 +101,9 @@ class Publisher:
             self._capability = None
             if space_id is not None:
                 self._capability = Capability(database.url, space_id, writer, patience_s, lease_s)
-            self._advances = None if self._capability is None else Advances(self._capability)
             self._buffer = Buffer(routes, limits)
-            self._sender = Sender(database.url, self._buffer, writer, space, patience_s)
+            advance = None if self._capability is None else self._capability.advance
+            self._sender = Sender(database.url, self._buffer, writer, space, patience_s, advance)
             self._database = stack.pop_all()
         self._sender.start()
 
@@ -174,27 +173,24 @@ class Publisher:
         if not least:
             raise UsageError("advance() without an epoch: give the one that is next.")
         capability = self._epochs()
+        capability.promise(least)
+        try:
+            self._buffer.advance(least)
+        except Exception:
+            capability.forget_promises()
+            raise
         if wait:
             self.flush()
-            capability.advance(least)
-            capability.forget_promises()
-            return
-        if (error := self._buffer.pop_error()) is not None:
-            raise error
-        capability.promise(least)
-        assert self._advances is not None
-        self._advances.queue(least, self._buffer.unsettled())
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published, and advanced, so far is durable. Raises the first delivery error since the last
         flush."""
         check_process(self._process, "this publisher")
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._buffer.flush(timeout_s)
         if (error := self._buffer.pop_error()) is not None:
+            if self._capability is not None:
+                self._capability.forget_promises()  # with it all advances that were queued are given up
             raise error
-        if self._advances is not None:
-            self._advances.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error.
@@ -216,9 +212,6 @@ class Publisher:
             self._sender.join(GIVE_UP_S)
         if self._sender.is_alive():
             self._buffer.abandon(DatabaseUnreachable(f"not stored within the {timeout_s} s of close(), and given up."))
-        if self._advances is not None:
-            with suppress(TimeoutError, SubletError):  # it is given back anyway
-                self._advances.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
         error = self._buffer.pop_error()
         self._leave(deadline, abandon=abandon or error is not None)
         if error is not None:
@@ -276,8 +269,6 @@ class Publisher:
     def _let_go(self, abandon: bool) -> None:
         if self._capability is not None:
             self._capability.close(abandon=abandon)
-        if self._advances is not None:
-            self._advances.close()
         self._database.close()
 
 

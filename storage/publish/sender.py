@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import psycopg
 
+from protocol.epochs import Epoch
 from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
 from storage import epochs
 from storage.bounded import BoundedConnection
@@ -45,16 +46,29 @@ _REFUSALS: dict[Outcome, Callable[[str], SubletError]] = {
 }
 """What comes of loads that were not stored while the others were."""
 
+Advance = Callable[[psycopg.Connection[Any], Sequence[Append], Sequence[Epoch]], epochs.Moved]
+
 _T = TypeVar("_T")
 
 
 class Sender(threading.Thread):
-    """Runs until the buffer is closed and empty, or the producer is fenced."""
+    """Runs until the buffer is closed and empty, or the producer is fenced.
 
-    def __init__(self, url: str, buffer: Buffer, producer: Producer, space: str | None, retry_timeout_s: float) -> None:
+    `advance`: what moves the producer on to other epochs in a transaction, if all of these blocks are stored in it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        buffer: Buffer,
+        producer: Producer,
+        space: str | None,
+        retry_timeout_s: float,
+        advance: Advance | None = None,
+    ) -> None:
         super().__init__(name=f"sublet publisher {producer.producer_id}", daemon=True)
         self._url, self._buffer, self._producer, self._space = url, buffer, producer, space
-        self._retry_timeout_s = retry_timeout_s
+        self._retry_timeout_s, self._advance = retry_timeout_s, advance
         self._conn: BoundedConnection | None = None
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
@@ -79,7 +93,7 @@ class Sender(threading.Thread):
     def _deliver(self, loads: list[Load]) -> None:
         try:
             appends = [self._append(load) for load in loads]
-            answers = self._until_answered(appends)
+            answers = self._until_answered(appends, self._buffer.due(loads))
         except SubletError as error:
             self._fail(loads, error)
             return
@@ -104,8 +118,17 @@ class Sender(threading.Thread):
         stamp = Stamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
         return Append(load.stream_id, block, stamp)
 
-    def _until_answered(self, appends: list[Append]) -> list[Appended]:
-        return self._retrying(lambda conn: append(conn, appends))
+    def _until_answered(self, appends: list[Append], least: Sequence[Epoch] | None) -> list[Appended]:
+        if least is None:
+            return self._retrying(lambda conn: append(conn, appends))
+        assert self._advance is not None, "who publishes without epochs queues no advance"
+        advance = self._advance
+        moved = self._retrying(lambda conn: advance(conn, appends, least))
+        if moved.refusal is not None:
+            self._buffer.settled([], moved.refusal)
+        elif moved.news is not None:
+            self._buffer.advanced(least)
+        return moved.answers
 
     def _stop_fenced(self, loads: list[Load]) -> None:
         error = fenced(self._producer.producer_id, self._producer.incarnation)

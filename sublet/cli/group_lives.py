@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from protocol.epochs import lower_of_json, shown
 from protocol.words import Start, Subscription
 from storage.groups.options import GroupOptions, WhenGone
 from sublet.cli import values
@@ -67,6 +68,7 @@ def create(
     from leader.allocation.find import find_strategy
     from storage.connect import connect
     from storage.groups import births
+    from storage.groups.overview import describe
     from storage.groups.postgres import PostgresGroups
     from storage.notify.model import group_change
     from storage.notify.teller import tell_now
@@ -82,6 +84,7 @@ def create(
         finally:
             store.close()
         tell_now(database.url, [group_change(str(wanted), group.group_id)])
+        epochs = describe(connection, wanted).epochs if atomic else ()
     if cli.json:
         told = {"subscription": str(wanted), "group_id": group.group_id, "created": not existed}
         cli.emit({**told, **values.options_as_json(group.options)})
@@ -89,6 +92,9 @@ def create(
         cli.say(f"The group {wanted} exists already, with these options: nothing was changed.")
     else:
         cli.say(f"The group {wanted} exists now, and starts at {group.start}.")
+        for line in epochs:
+            first = lower_of_json(line.consumed)
+            cli.say(f"Of space {line.space} it is given all epochs{'' if first is None else ' from ' + shown(first)}.")
 
 
 def delete(

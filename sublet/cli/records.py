@@ -20,7 +20,7 @@ REMEDY = "publish it in Python: Publisher(max_message_bytes=...)."
 """For a message over the limit; here there is no option for that."""
 
 FIELDS = frozenset({"topic", "key", "value", "headers", "timestamp"})
-IGNORED = frozenset({"epoch", "stream", "offset", "grant"})
+IGNORED = frozenset({"stream", "offset", "grant"})
 """What `tail` and `consume` say of a message and the next publisher does not take over."""
 
 Columns = dict[str, Any]
@@ -136,6 +136,11 @@ def _object(where: str, line: bytes) -> dict[str, Any]:
         raise UsageError(
             f'{where}: give an object with a "value", such as {{"key": "a", "value": "b"}}. To publish lines as they '
             "are, JSON or not, use --format lines."
+        )
+    if (epoch := record.pop("epoch", None)) is not None:
+        raise UsageError(
+            f"{where}: epoch {epoch}: this command publishes in no epoch. Publish it in Python: "
+            "Publisher.at(epoch).publish(...); or leave the field out."
         )
     if unknown := record.keys() - FIELDS - IGNORED:
         raise UsageError(

@@ -135,7 +135,7 @@ def test_idle_streams_and_skipped_epochs_hold_nothing_back_and_it_never_goes_bac
     assert reached(world, group, term) == [9], "what its row says is older"
     world.complete(12)
     assert reached(world, group, term) == [9]
-    assert world.write(group, term, renew=True).epochs == (GroupFrontier("default", frontier(9), frontier(12)),)
+    assert world.write(group, term, renew=True).epochs == (GroupFrontier("default", 1, frontier(9), frontier(12)),)
 
 
 @pytest.mark.conforms("S9")
@@ -282,11 +282,13 @@ def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_suc
         ("alive", 4, 5, "null"),
         ("gone before", 1, 2, "now()"),
         ("gone idle", 5, 4, "now()"),
+        ("back", 5, 5, "now()"),
+        ("back", 6, 6, "null"),
     ):
         world.connection.execute(
             "insert into capability (space_id, producer_id, incarnation, least, begun, expires_at, expired_at)"
-            f" values (1, %s, 1, %s, %s, now(), {gone})",
-            (producer, f"[[{least}]]", f"[[{begun}]]"),
+            f" values (1, %s, %s, %s, %s, now(), {gone})",
+            (producer, least, f"[[{least}]]", f"[[{begun}]]"),
         )
     world.complete(4)
     assert reached(world, group, term) == [4]
@@ -296,7 +298,7 @@ def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_suc
     assert reached(world, group, term) == [7]
     said = "space default: consumed are all epochs before"
     closed = "; closed by expiry, and perhaps not whole: those of producer "
-    assert announced(world, group) == [f"{said} 4", f"{said} 6{closed}dead", f"{said} 7"]
+    assert announced(world, group) == [f"{said} 4", f"{said} 6{closed}back, dead", f"{said} 7"]
 
 
 @pytest.mark.conforms("S8", "E20")

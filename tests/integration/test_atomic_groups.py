@@ -20,6 +20,7 @@ from storage.groups.model import GroupOptions
 from storage.groups.postgres import PostgresGroups
 from storage.nodes import live_nodes
 from storage.publish import Publisher
+from storage.spaces import create_space, drop_space
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -299,3 +300,24 @@ def test_an_announcement_that_raises_hinders_no_close(fleet: Fleet, database: st
             eventually(lambda: session.next_batch(0.05) and False, 20.0)
     session.close()
     assert session.closed
+
+
+@pytest.mark.conforms("S4", "S9")
+def test_a_space_that_is_made_anew_under_its_name_has_epochs_of_its_own(database: str, fleet: Fleet) -> None:
+    with connect(database) as conn:
+        create_space(conn, "eu", "eu/#")
+        declare(database)
+        reader = Reader(database)
+        with reader.session:
+            with Publisher(database, space="eu") as publisher:
+                publisher.at(7).publish("eu/t", b"").result()
+            drop_space(conn, "eu")
+            reader.until(lambda: reader.given() == {7: 1})
+            reader.until(lambda: reader.reached() == LowerFrontier(((8,),)))
+            create_space(conn, "eu", "eu/#")
+            with Publisher(database, space="eu") as publisher:
+                publisher.at((1, 2)).publish("eu/t", b"").result()
+                publisher.advance((2, 2))
+            reader.until(lambda: reader.given() == {7: 1, 1: 1})
+            reader.until(lambda: reader.reached() == LowerFrontier(((2, 2),)))
+        assert [found.space for found in reader.announced] == ["eu"] * len(reader.announced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from bench import allocation, epochs, handover, node, takeover
 from tests.kit_nodes import ROOT
+from tests.spark.java_archive import java_options
+from tests.spark.session import CACHE
 
 QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
@@ -100,7 +103,8 @@ def test_spark(page: Path) -> None:
     )
     # In a process of its own: one process has one Spark, and the tests of this one may have another.
     command = [sys.executable, "-m", "bench", "spark", *arguments(page, *small, *few)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "JDK_JAVA_OPTIONS": java_options(CACHE)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = figures(page)
     assert len(found["claims"]) == 6

@@ -278,6 +278,17 @@ def consume_before_8(database: str) -> None:
     store.close()
 
 
+@pytest.mark.conforms("S2")
+def test_who_creates_an_atomic_group_is_told_which_epochs_it_is_given(shell: Shell, database: str) -> None:
+    with Publisher(database, space="default") as publisher:
+        publisher.at(7).publish("t", b"1").result()
+        publisher.at(9000).publish("t", b"far ahead").result()
+        told = shell.run("groups", "create", GROUP, "--atomic").err
+        assert "starts at latest.\nOf space default it is given all epochs from 9001." in told
+        told = shell.run("groups", "create", "$share/all/#", "--atomic", "--start", "earliest").err
+        assert "Of space default it is given all epochs." in told
+
+
 @pytest.mark.conforms("S8")
 def test_an_atomic_group_says_how_far_it_has_come(shell: Shell, database: str) -> None:
     told = done(shell.run("groups", "create", GROUP, "--atomic", "--start", "earliest", "--json"))

@@ -26,7 +26,7 @@ from storage.connect import connect
 from storage.epochs import hold, lower_frontier, release, renew
 from storage.log import Append, Outcome, Producer, Stamp, append
 from storage.publish import Publisher
-from storage.spaces import create_space, drop_space
+from storage.spaces import create_space, drop_space, rollover
 from tests.integration.log_kit import everything, in_epochs
 from tests.kit import eventually
 
@@ -192,6 +192,21 @@ def test_a_producer_that_is_not_heard_of_for_its_lease_holds_nothing_back(
         hold(conn, space, A, [(6,)])
     later = Producer("a", 2)
     assert least(hold(conn, space, later, [(6,)])) == [(5,)], "a later life begins anew"
+
+
+@pytest.mark.conforms("S9")
+def test_a_later_life_leaves_what_is_known_of_the_one_that_was_closed(
+    conn: psycopg.Connection[Any], space: int
+) -> None:
+    hold(conn, space, A, [(3,)], lease_s=0.0)
+    epochs.expire(conn)
+    hold(conn, space, Producer("a", 2), [(6,)], lease_s=0.0)
+    epochs.expire(conn)
+    hold(conn, space, Producer("a", 3), [(7,)])
+    known = conn.execute(
+        "select incarnation, least, expired_at is null from capability order by incarnation"
+    ).fetchall()
+    assert known == [(1, [[3]], False), (2, [[6]], False), (3, [[7]], True)]
 
 
 @pytest.mark.conforms("S9")
@@ -428,6 +443,39 @@ def test_what_was_not_stored_keeps_its_epoch_open(database: str, conn: psycopg.C
     assert publisher.at(3).publish("t", b"again").result().offset == 0
     assert least(lower_frontier(conn, space)) == [(3,)]
     publisher.close()
+
+
+def test_an_advance_behind_something_that_failed_raises_why(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    publisher = Publisher(database, space="default", retry_timeout_s=1)
+    publisher.advance(3)
+    conn.execute("alter table stream rename to stream_away")
+    lost = publisher.at(3).publish("t", b"lost")
+    with pytest.raises(SubletError):
+        lost.result()
+    conn.execute("alter table stream_away rename to stream")
+    with pytest.raises(SubletError, match="the database refuses to store it"):
+        publisher.advance(4, wait=False)
+    publisher.flush()
+    assert least(lower_frontier(conn, space)) == [(3,)]
+    publisher.advance(4)
+    publisher.close()
+    assert least(lower_frontier(conn, space)) == [(4,)]
+
+
+@pytest.mark.conforms("S9")
+def test_an_advance_waits_for_what_goes_to_the_children_of_a_closed_stream(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    with Publisher(database, space="default", linger_ms=10_000) as publisher:
+        publisher.at(3).publish("t", b"in the parent").result()
+        delivery = publisher.at(3).publish("t", b"in a child")
+        publisher.advance(4, wait=False)
+        rollover(conn, "default")
+        publisher.flush()
+        assert delivery.result().offset == 0
+        assert least(lower_frontier(conn, space)) == [(4,)]
 
 
 def test_an_advance_comes_after_all_that_was_published(

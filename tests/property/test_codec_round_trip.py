@@ -83,7 +83,12 @@ GRANT = st.tuples(
 TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
     st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, TEXT),
     st.builds(
-        PingResponse, ID, NATURAL, TIME, TIME, st.lists(st.builds(GroupFrontier, ID, FRONTIER, FRONTIER)).map(tuple)
+        PingResponse,
+        ID,
+        NATURAL,
+        TIME,
+        TIME,
+        st.lists(st.builds(GroupFrontier, ID, NATURAL, FRONTIER, FRONTIER)).map(tuple),
     ),
     GRANT,
     st.builds(Revoke, ID, NATURAL, NATURAL, NATURAL),

@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.spark.session import spark_session
+from tests.spark.java_archive import java_options
+from tests.spark.session import CACHE, spark_session
 from tests.spark.stage import Stage, a_stage
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_java() -> Iterator[None]:
+    """For every JVM that a test or what it starts may start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", java_options(CACHE))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -99,9 +99,17 @@ def publish(stage: Stage, first: int, count: int) -> None:
             publisher.publish(f"orders/{number % 5}", b"%d" % number, key=b"k%d" % (number % 97))
 
 
+def _command(process: psutil.Process) -> str:
+    """What it was started with; nothing of one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def java(words: str, under: psutil.Process) -> psutil.Process:
     """One of the JVMs below a process that run this class."""
-    found = [one for one in under.children(recursive=True) if words in " ".join(one.cmdline())]
+    found = [one for one in under.children(recursive=True) if words in _command(one)]
     return found[0]
 
 

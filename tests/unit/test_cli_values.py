@@ -43,9 +43,10 @@ def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:
         (b'{"value": 1e999}', "line 1: value: holds a number out of range. Give it as text."),
         (b'{"value": "x", "key": [1e999]}', "line 1: key: holds a number out of range"),
         (b'{"value": ["\\ud800"]}', "line 1: value: holds a lone surrogate, which is not text."),
+        (b'{"value": "x", "epoch": [7]}', "line 1: epoch [7]: this command publishes in no epoch."),
     ],
 )
-def test_what_is_no_json_is_not_published_as_such(line: bytes, told: str) -> None:
+def test_what_cannot_be_published_as_it_is_is_refused(line: bytes, told: str) -> None:
     columns, problem = Records("t", None, 1000).columns([line], 1)
     assert columns["value"] == []
     assert isinstance(problem, UsageError)

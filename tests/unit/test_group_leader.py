@@ -946,13 +946,13 @@ def test_members_are_told_at_once_how_far_an_atomic_group_has_come() -> None:
     consume_all(bench)
     bench.settle()
     (told,) = bench.heard(PingResponse)
-    assert told.epochs == (GroupFrontier("default", before(8), before(8)),)
+    assert told.epochs == (GroupFrontier("default", 1, before(8), before(8)),)
     assert told.sent_at == 17.0, "the answer to the last ping: nobody is trusted for longer"
     bench.pass_time(bench.settings.renew_streams_s, BORROWER)
     assert bench.heard(PingResponse) == [], "it has not moved"
     bench.hear(Ping((BORROWER,), sent_at=18.0))
     (told,) = bench.heard(PingResponse)
-    assert told.epochs == (GroupFrontier("default", before(8), before(8)),)
+    assert told.epochs == (GroupFrontier("default", 1, before(8), before(8)),)
 
 
 def test_a_grant_of_an_atomic_group_says_from_which_epochs_on() -> None:
