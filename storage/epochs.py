@@ -24,7 +24,7 @@ from protocol.epochs import (
     shown_epoch,
 )
 from protocol.errors import CapabilityExpired, EpochCompleted, SubletError, UnknownSpace
-from storage.log import STORED, Append, Appended, Producer, append, fenced, outcome_in_doubt
+from storage.log import Append, Appended, Producer, answers_to, fenced, outcome_in_doubt, send
 from storage.notify.model import Change, epochs_change
 from storage.turnover import Guard
 
@@ -33,6 +33,8 @@ LEASE_S = 30.0
 
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
 """What a publisher may wish for."""
+
+_HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s, %s::bigint[], %s::bigint[])"
 
 KEPT_S = 7 * 86400.0
 """For so long it is remembered whose epochs were closed."""
@@ -47,16 +49,8 @@ def hold(
     named producer goes on with that of the one before. Raises `EpochCompleted`, `InvalidEpoch`, `ProducerFenced`,
     `CapabilityExpired`, `UnknownSpace`.
     """
-    with conn.transaction():
-        space = _lock(conn, space_id, who.producer_id)
-        wanted = LowerFrontier.of(check_epoch(epoch, space.numbers) for epoch in least)
-        own = space.own(who)
-        if own is not None:
-            check_forward(who, own, wanted.least)
-        elif space.lower is not None:
-            _check_open(space.lower, wanted)
-        _write(conn, space_id, who, wanted, lease_s)
-        return _settle(conn, space, {**space.live, who.producer_id: wanted})
+    wanted = LowerFrontier.of(map(check_epoch, least))
+    return _held(_hold(conn, space_id, who, wanted, lease_s), space_id, who, wanted)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +73,18 @@ def append_and_hold(
 ) -> Moved:
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
     raises: then nothing has happened, or nobody knows, and it may be repeated."""
-    with outcome_in_doubt(conn), conn.transaction():
+    wanted = LowerFrontier.of(least)
+    with outcome_in_doubt(conn), conn.pipeline(), conn.transaction():
         conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
-        answers = append(conn, appends) if appends else []
-        if any(answer.outcome not in STORED for answer in answers):
-            return Moved(answers)
-        try:
-            hold(conn, space_id, who, least, lease_s)
-        except SubletError as error:
-            return Moved(answers, refusal=error)
-        return Moved(answers, moves(conn, space_id))
+        sent = send(conn, appends)
+        asked = _hold(conn, space_id, who, wanted, lease_s, appends)
+    answers = answers_to(sent)
+    try:
+        return Moved(answers, _held(asked, space_id, who, wanted)[1])
+    except _NotYet:
+        return Moved(answers)
+    except SubletError as error:
+        return Moved(answers, refusal=error)
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None:
@@ -178,22 +174,13 @@ def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guar
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """A space's row, locked, the capabilities in force, and in which lives the producer's own have expired."""
+    """A space's row, locked, and the capabilities in force."""
 
     space_id: int
     numbers: int | None
     lower: LowerFrontier | None
     live: Mapping[str, LowerFrontier]
     incarnations: Mapping[str, int]
-    expired: frozenset[int]
-
-    def own(self, who: Producer) -> LowerFrontier | None:
-        """What this producer holds, in this life or the one before. Raises where it may hold nothing more."""
-        if self.incarnations.get(who.producer_id, 0) > who.incarnation:
-            raise fenced(who.producer_id, who.incarnation)
-        if who.incarnation in self.expired:
-            raise expired(who.producer_id)
-        return self.live.get(who.producer_id)
 
 
 def expired(producer_id: str) -> CapabilityExpired:
@@ -222,6 +209,54 @@ def completed(producer_id: str) -> EpochCompleted:
     )
 
 
+class _NotYet(Exception):
+    """Not all is stored that comes before an advance."""
+
+
+def _hold(
+    conn: psycopg.Connection[Any],
+    space_id: int,
+    who: Producer,
+    least: LowerFrontier,
+    lease_s: float,
+    appends: Sequence[Append] = (),
+) -> psycopg.Cursor[Any]:
+    """Ask for it, once these appends are stored: within a pipeline `_held` is for when that has ended."""
+    last = {append.stream_id: append.stamp.sequence for append in appends if append.stamp is not None}
+    behind = list(last), list(last.values())
+    parameters = space_id, who.producer_id, who.incarnation, _json(least), lease_s, *behind
+    return conn.execute(_HOLD, parameters, prepare=True)
+
+
+def _held(
+    asked: psycopg.Cursor[Any], space_id: int, who: Producer, wanted: LowerFrontier
+) -> tuple[LowerFrontier, Change]:
+    """The frontier that is left, and the news of it. Raises what `hold` raises, and `_NotYet`."""
+    found = asked.fetchone()
+    assert found is not None
+    outcome, stored, name, moves = found
+    lower = lower_of_json(stored) or LowerFrontier()
+    match outcome:
+        case "held":
+            return lower, epochs_change(name, moves)
+        case "behind":
+            raise _NotYet
+        case "unknown":
+            raise UnknownSpace(f"space {space_id} does not exist any more.")
+        case "fenced":
+            raise fenced(who.producer_id, who.incarnation)
+        case "expired":
+            raise expired(who.producer_id)
+        case "numbers":
+            for epoch in wanted.least:
+                check_epoch(epoch, len(lower.least[0]))
+        case "backward":
+            check_forward(who, lower, wanted.least)
+        case "completed":
+            _check_open(lower, wanted)
+    raise AssertionError(f"hold_epochs says {outcome}: {wanted} by {lower}")
+
+
 def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Space:
     conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
     row = conn.execute(
@@ -231,24 +266,10 @@ def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Sp
     if row is None:
         raise UnknownSpace(f"space {space_id} does not exist any more.")
     held = conn.execute(
-        "select producer_id, incarnation, least, expired_at is null from capability"
-        " where space_id = %s and (expired_at is null or producer_id = %s)",
-        (space_id, producer_id),
+        "select producer_id, incarnation, least from capability where space_id = %s and expired_at is null", (space_id,)
     ).fetchall()
-    live = {id: LowerFrontier.of(map(tuple, least)) for id, _, least, in_force in held if in_force}
-    incarnations = {id: incarnation for id, incarnation, _, in_force in held if in_force}
-    gone = frozenset(incarnation for _, incarnation, _, in_force in held if not in_force)
-    return _Space(space_id, row[0], lower_of_json(row[1]), live, incarnations, gone)
-
-
-def _write(conn: psycopg.Connection[Any], space_id: int, who: Producer, least: LowerFrontier, lease_s: float) -> None:
-    conn.execute(
-        "insert into capability (space_id, producer_id, incarnation, least, expires_at)"
-        " values (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))"
-        " on conflict (space_id, producer_id) where expired_at is null do update"
-        " set incarnation = excluded.incarnation, least = excluded.least, expires_at = excluded.expires_at",
-        (space_id, who.producer_id, who.incarnation, _json(least), lease_s),
-    )
+    live = {id: LowerFrontier.of(map(tuple, least)) for id, _, least in held}
+    return _Space(space_id, row[0], lower_of_json(row[1]), live, {id: incarnation for id, incarnation, _ in held})
 
 
 def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, LowerFrontier]) -> LowerFrontier:

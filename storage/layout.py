@@ -74,7 +74,7 @@ def shrink(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
             column = pc.run_end_encode(column)
         elif name == "epoch" and _is_one(column):
             flags |= _bit("runs", name)
-            column = pa.RunEndEncodedArray.from_arrays(pa.array([count], pa.int32()), column.slice(0, 1))
+            column = pa.RunEndEncodedArray.from_arrays(_run_of(count), column.slice(0, 1))
         columns.append(column)
     return flags, pa.RecordBatch.from_arrays(columns, schema=schema(flags))
 
@@ -121,6 +121,11 @@ def _nulls(name: str, count: int) -> pa.Array:
     return pa.nulls(count, BLOCK_SCHEMA.field(name).type)
 
 
+@lru_cache
+def _run_of(count: int) -> pa.Array:
+    return pa.array([count], pa.int32())
+
+
 def round_up(count: int) -> int:
     """To a power of two, so that of what is kept for batches of any size there are few sizes."""
     return 1 << max(count - 1, 1).bit_length()
@@ -138,11 +143,12 @@ def _repeats(column: pa.Array) -> bool:
 
 def _is_one(epochs: pa.Array) -> bool:
     """True if all have one and the same; those that are there have as many numbers."""
-    count, numbers = len(epochs), pc.list_flatten(epochs).to_numpy()
+    count, numbers = len(epochs), epochs.flatten()
     if count < _WORTHWHILE or epochs.null_count or len(numbers) % count:
         return False
-    of_each = numbers.reshape(count, -1)
-    return bool((of_each == of_each[0]).all())
+    of_each = len(numbers) // count
+    places = [numbers] if of_each == 1 else [pc.list_element(epochs, place) for place in range(of_each)]
+    return all(bounds["min"] == bounds["max"] for bounds in map(pc.min_max, places))
 
 
 def _repeated(column: pa.RunEndEncodedArray) -> pa.Array:

@@ -41,3 +41,81 @@ create function upper_frontier_with(p_greatest jsonb, p_more jsonb) returns json
   select jsonb_agg(epoch order by epoch) from every
    where not exists (select from every other where other.epoch <> every.epoch and epoch_at_or_before(every.epoch, other.epoch))
 $$;
+
+-- The least epochs of all.
+create function least_epochs(p_epochs jsonb) returns jsonb language sql immutable as $$
+  with every as (select distinct epoch from jsonb_array_elements(p_epochs) as e(epoch))
+  select jsonb_agg(epoch order by epoch) from every
+   where not exists (select from every other where other.epoch <> every.epoch and epoch_at_or_before(other.epoch, every.epoch))
+$$;
+
+-- From now on the producer publishes only at or after one of p_least, once all that it has appended to these streams up to
+-- these sequences is stored. `outcome` is exactly one of
+--   held       it does, for the lease; `lower` is the space's frontier that is left, and p_moves counts its moves
+--   behind     not all of that is stored
+--   unknown    there is no such space (any more)
+--   fenced     a later life of the producer holds epochs
+--   expired    what it held in this life is closed
+--   numbers    all epochs of the space have another number of numbers: `lower` is an example
+--   backward   it has advanced beyond one of p_least: to `lower`
+--   completed  one of p_least is completed: what may still come is at or after `lower`
+create function hold_epochs(
+  p_space bigint, p_producer text, p_incarnation bigint, p_least jsonb, p_lease_s double precision,
+  p_streams bigint[], p_sequences bigint[], out outcome text, out lower jsonb, out space_name text, out moves bigint
+) language plpgsql as $$
+declare
+  place record;
+  own jsonb;
+begin
+  if exists (
+    select from unnest(p_streams, p_sequences) as u(stream_id, sequence)
+      left join producer p on p.producer_id = p_producer and p.stream_id = u.stream_id
+     where p.incarnation is distinct from p_incarnation or p.sequence < u.sequence
+  ) then
+    outcome := 'behind';
+    return;
+  end if;
+  perform pg_advisory_xact_lock(producer_lock(p_producer));
+  select name, epoch_numbers, lower_frontier, frontier_moves into place from space
+   where space_id = p_space and dropped_at is null for no key update;
+  if not found then
+    outcome := 'unknown';
+    return;
+  end if;
+  if exists (select from capability c where c.space_id = p_space and c.producer_id = p_producer
+                and c.expired_at is null and c.incarnation > p_incarnation) then
+    outcome := 'fenced';
+    return;
+  end if;
+  if exists (select from capability c where c.space_id = p_space and c.producer_id = p_producer
+                and c.expired_at is not null and c.incarnation = p_incarnation) then
+    outcome := 'expired';
+    return;
+  end if;
+  if place.epoch_numbers <> jsonb_array_length(p_least -> 0) then
+    outcome := 'numbers';
+    lower := place.lower_frontier;
+    return;
+  end if;
+  select c.least into own from capability c
+   where c.space_id = p_space and c.producer_id = p_producer and c.expired_at is null;
+  lower := coalesce(own, place.lower_frontier);
+  if lower is not null and exists (select from jsonb_array_elements(p_least) as e(epoch) where not may_come(lower, e.epoch)) then
+    outcome := case when own is null then 'completed' else 'backward' end;
+    return;
+  end if;
+  insert into capability (space_id, producer_id, incarnation, least, expires_at)
+  values (p_space, p_producer, p_incarnation, p_least, clock_timestamp() + make_interval(secs => p_lease_s))
+      on conflict (space_id, producer_id) where expired_at is null
+      do update set incarnation = excluded.incarnation, least = excluded.least, expires_at = excluded.expires_at;
+  select least_epochs(jsonb_agg(e.epoch)) into lower
+    from capability c, jsonb_array_elements(c.least) as e(epoch) where c.space_id = p_space and c.expired_at is null;
+  outcome := 'held';
+  space_name := place.name;
+  moves := place.frontier_moves;
+  if lower is distinct from place.lower_frontier then
+    moves := moves + 1;
+    update space set lower_frontier = lower, epoch_numbers = jsonb_array_length(lower -> 0), frontier_moves = moves
+     where space_id = p_space;
+  end if;
+end $$;

@@ -144,6 +144,8 @@ declare
   known record;
   place record;
   least jsonb;
+  greatest bigint;                                     -- of epochs of one number, which need no sets
+  is_behind boolean;
 begin
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
@@ -175,14 +177,23 @@ begin
       outcome := 'expired';
       return;
     end if;
-    if exists (select from jsonb_array_elements(p_epochs -> 'least') as e(epoch) where not may_come(least, e.epoch)) then
+    if p_epochs #> '{least,0,1}' is null then
+      greatest := (p_epochs #>> '{greatest,0,0}')::bigint;
+      is_behind := (p_epochs #>> '{least,0,0}')::bigint < (least #>> '{0,0}')::bigint;
+    else
+      is_behind := exists (select from jsonb_array_elements(p_epochs -> 'least') as e(epoch) where not may_come(least, e.epoch));
+    end if;
+    if is_behind then
       outcome := 'completed';
       return;
     end if;
   end if;
   update stream s
      set head = s.head + p_count,
-         upper_frontier = case when p_epochs is null or is_covered(p_epochs -> 'greatest', coalesce(s.upper_frontier, '[]'))
+         upper_frontier = case when p_epochs is null or (s.upper_frontier #>> '{0,0}')::bigint >= greatest
+                               then s.upper_frontier
+                               when greatest is not null then p_epochs -> 'greatest'
+                               when is_covered(p_epochs -> 'greatest', coalesce(s.upper_frontier, '[]'))
                                then s.upper_frontier
                                else upper_frontier_with(s.upper_frontier, p_epochs -> 'greatest') end
     from space

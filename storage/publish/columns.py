@@ -131,8 +131,15 @@ def in_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
 
 @functools.lru_cache(maxsize=16)
 def _all_in(epoch: Epoch, count: int) -> pa.Array:
-    """Batch after batch of one size in one epoch is the common case, and this costs as much as all else of it."""
-    return pa.repeat(pa.scalar(list(epoch), BLOCK_SCHEMA.field("epoch").type), count)
+    if len(epoch) > 1:
+        return pa.repeat(pa.scalar(list(epoch), BLOCK_SCHEMA.field("epoch").type), count)
+    return pa.ListArray.from_arrays(_offsets(count), pa.repeat(pa.scalar(epoch[0], pa.int64()), count))
+
+
+@functools.lru_cache(maxsize=16)
+def _offsets(count: int) -> pa.Array:
+    """Of so many lists of one number each: kept, as batches of one size are the common case."""
+    return pa.array(range(count + 1), pa.int32())
 
 
 def _table(data: Columns) -> pa.Table:
