@@ -18,7 +18,7 @@ from protocol.session.values import Channel
 from storage.notify import snapshot
 from storage.notify.driver import Driver
 from storage.notify.ears import Ears
-from storage.notify.model import EPOCHS, SPACE, STREAM, Change, NotifySettings
+from storage.notify.model import EPOCHS, GROUP, SPACE, STREAM, Change, NotifySettings
 
 LARGEST = 2**63 - 1
 """Of a stream id and of a head: larger ones nobody has."""
@@ -28,7 +28,7 @@ class Hub:
     """Made and used on the node's loop; listens from the beginning to `close`. Raises what the driver raises.
 
     On the loop it calls `streams_changed(False)` when some were opened or closed, `streams_changed(True)` when nothing
-    but epochs were completed, and `grown(stream_id)`.
+    but epochs were completed, `ordered(group_id)` when a group's orders have changed, and `grown(stream_id)`.
     """
 
     def __init__(
@@ -37,11 +37,13 @@ class Hub:
         driver: Driver,
         publisher: SessionPublisher,
         streams_changed: Callable[[bool], None],
+        ordered: Callable[[int], None],
         grown: Callable[[int], None],
         settings: NotifySettings | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._publisher, self._streams_changed, self._grown = publisher, streams_changed, grown
+        self._publisher, self._streams_changed = publisher, streams_changed
+        self._ordered, self._grown = ordered, grown
         self._lock = threading.Lock()
         self._followed: set[int] = set()
         self._news: deque[Change] = deque()
@@ -98,6 +100,8 @@ class Hub:
             change = self._news.popleft()
             if change.kind == STREAM:
                 self._tell(change)
+            elif change.kind == GROUP and (group_id := _ordered(change)) is not None:
+                self._ordered(group_id)
             changed.add(change.kind)
         if changed & {SPACE, EPOCHS}:
             self._streams_changed(SPACE not in changed)
@@ -112,6 +116,13 @@ class Hub:
         if stream_id in self._followed:
             told = StreamHead(stream_id, head, bool(closed))
             self._publisher.publish(Channel.STREAM, change.key, told, min(change.version, LARGEST))
+
+
+def _ordered(change: Change) -> int | None:
+    """The group whose orders have changed, if any have: what it says is not looked at."""
+    data = change.data or {}
+    group_id, revision = data.get("group_id"), data.get("revision")
+    return group_id if isinstance(group_id, int) and isinstance(revision, int) and revision > 0 else None
 
 
 def _stream_id(key: str) -> int | None:

@@ -95,6 +95,7 @@ class NodeServer:
                 self._driver,
                 self._publisher,
                 lambda epochs: self._handle(StreamsChanged(epochs)),
+                lambda group_id: self._handle(StreamsChanged(group_id=group_id)),
                 self._feed.watch.hurry,
                 news,
             )

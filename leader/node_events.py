@@ -181,9 +181,11 @@ class RevokeWanted:
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """Somebody says that streams were opened or closed; `epochs`: that nothing but epochs were completed."""
+    """Somebody says that streams were opened or closed; `epochs`: that nothing but epochs were completed; `group_id`:
+    that nothing but the orders of that group have changed."""
 
     epochs: bool = False
+    group_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,8 @@ class Node:
                 leader = self.leaders.get(event.group_id)
                 if leader is not None:
                     self._give(leader, group_events.RevokeWanted(event.stream_ids, event.reason), now)
-            case StreamsChanged(epochs):
-                self._look_anew(epochs, now)
+            case StreamsChanged():
+                self._look_anew(event, now)
             case Shutdown():
                 self._stop_by = event.by
             case Tick():
@@ -373,10 +373,11 @@ class Node:
             else:
                 self._inform(writes, group_events.NotWritten(writes.entries), now)
 
-    def _look_anew(self, epochs: bool, now: float) -> None:
+    def _look_anew(self, said: StreamsChanged, now: float) -> None:
         """Completed epochs concern atomic groups alone."""
         for leader in tuple(self.leaders.values()):
-            if leader.group.options.atomic or not epochs:
+            group = leader.group
+            if said.group_id in (None, group.group_id) and (group.options.atomic or not said.epochs):
                 self._give(leader, group_events.StreamsChanged(), now)
 
     def _leads(self, writes: GroupWrites) -> bool:

@@ -40,7 +40,7 @@ class RevokeWanted:
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """Somebody says that streams were opened or closed, or epochs completed."""
+    """Somebody says that streams were opened or closed, epochs completed, or orders given."""
 
 
 @dataclass(frozen=True, slots=True)

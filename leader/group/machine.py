@@ -41,6 +41,7 @@ from protocol.messages import (
     UpdateProgress,
 )
 from storage.groups.model import (
+    ORDER,
     Advance,
     Entry,
     EntryResult,
@@ -51,12 +52,14 @@ from storage.groups.model import (
     Lending,
     LendingStatus,
     Mark,
+    Orders,
     Reclaim,
     Release,
     Seize,
     Unreserve,
     Verdict,
 )
+from storage.groups.orders import Pause
 
 
 @dataclass(slots=True)
@@ -80,6 +83,8 @@ class GroupLeader:
         self.slots = Slots(rows, now)
         self.schedule = Schedule(settings, now)
         self.epochs: tuple[GroupFrontier, ...] = ()
+        self.orders = group.orders
+        self.members.reweigh(group.orders.weights)
         self._out = _Out()
         self._assignments = Assignments(group, term, self.slots, self.members, settings, self._send)
         self._names = Names(group, self.slots, self.members, self._assignments, settings, self._end_as_fenced)
@@ -221,6 +226,8 @@ class GroupLeader:
             self._assignments.happen(lost, Kind.PROGRESS, now)
             return
         self._assignments.take_over(slot, member, held, now)
+        if self.orders.paused is not None:
+            self._take_back([held.stream_id], now)
 
     @staticmethod
     def _held_by(slot: Slot, agent: str) -> bool:
@@ -279,6 +286,23 @@ class GroupLeader:
             self._take_row(row, now)
         if result.epochs not in ((), self.epochs):
             self._announce(result.epochs)
+        if result.orders not in (None, self.orders):
+            self._obey(result.orders, now)
+
+    def _obey(self, orders: Orders, now: float) -> None:
+        """What an operator wants has changed."""
+        self.orders = orders
+        self.members.reweigh(orders.weights)
+        if orders.paused is not None:
+            self._take_back(self.slots.assigned(), now)
+        line = unrecorded(self.group.group_id, self.term, ORDER, orders.shown())
+        self._out.happened.append(line)
+        self.schedule.membership_changed(now)
+
+    def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
+        """The group is paused: nobody has anything."""
+        why = str(Pause(self.orders.paused or ""))
+        self._assignments.revoke(stream_ids, why, now, now + self.settings.revoke_deadline_s)
 
     def _announce(self, epochs: tuple[GroupFrontier, ...]) -> None:
         """Consumers hear of it at once, in the answer to their last ping, which is said again."""
@@ -358,6 +382,8 @@ class GroupLeader:
     # --- who gets what ----------------------------------------------------------------------------------------------
 
     def _allocate(self, now: float) -> None:
+        if self.orders.paused is not None:
+            return
         self.schedule.allocate_by(self._assignments.balance(now))
 
     def remembers(self, borrower_id: str) -> bool:

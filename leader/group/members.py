@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from leader.group.slots import Assignment
@@ -41,6 +41,7 @@ class Members:
         self._departed: dict[str, float] = {}
         self._replaced: dict[str, float] = {}
         self._named: dict[str, str] = {}
+        self._weights: dict[str, float] = {}
         self.farewells: dict[tuple[int, int], Assignment] = {}
         """Assignments in status `revoked`, by (stream, grant id)."""
 
@@ -101,4 +102,10 @@ class Members:
 
     def weights(self) -> dict[str, float]:
         """Who takes part in the allocation, and with how much."""
-        return {m.borrower_id: m.weight for m in self._members.values() if m.takes_part}
+        return {
+            m.borrower_id: self._weights.get(m.session or "", m.weight) for m in self._members.values() if m.takes_part
+        }
+
+    def reweigh(self, weights: Iterable[tuple[str, float]]) -> None:
+        """From now on sessions of these names have these weights, and all others those that they ask for."""
+        self._weights = dict(weights)

@@ -95,6 +95,10 @@ class Slots:
         """The stream's slot; None once it is finished, or if it never was ours."""
         return self._slots.get(stream_id)
 
+    def assigned(self) -> list[int]:
+        """The streams that are lent, or about to be."""
+        return [stream_id for stream_id, slot in self._slots.items() if slot.assignment is not None]
+
     def of_session(self, session: str) -> list[Slot]:
         """The streams that the process of this name holds, or that are kept for it."""
         return [self._slots[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]

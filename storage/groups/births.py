@@ -8,17 +8,19 @@ larger id than `after_generation`.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from protocol.words import Filter, Subscription
 from storage.catalogue import filled
 from storage.groups import frontiers, leadership, rows
 from storage.groups.channel import Connection
-from storage.groups.model import Group, GroupOptions, Start
-from storage.groups.rules import deletion
-from storage.groups.sql import NOW
+from storage.groups.model import Group, GroupOptions, Orders, Start
+from storage.groups.orders import Order
+from storage.groups.rules import deletion, ordered
+from storage.groups.sql import NOW, in_microseconds
 
-_COLUMNS = "group_id, kind, name, filter, start, options"
+_COLUMNS = "group_id, kind, name, filter, start, options, orders, revision"
 
 _LIVE = f"""
 select {_COLUMNS} from consumer_group
@@ -51,6 +53,13 @@ select %(group)s, stream_id, position, {NOW} from (
      and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
   ) as begun
  where not (%(policy)s = 'time' and state = 'closed' and position = head)"""
+
+_ORDERS = f"""
+select g.orders, g.revision, coalesce(l.term, 0), {in_microseconds(NOW)}
+  from consumer_group g left join leadership l on l.leadership_id = g.group_id
+ where g.group_id = %(group)s and g.deleted_at is null for no key update of g"""
+
+_ORDER = "update consumer_group set orders = %(orders)s::jsonb, revision = revision + 1 where group_id = %(group)s"
 
 _DROP = f"delete from lending l where l.group_id = %(group)s returning {rows.ROW}"
 
@@ -110,6 +119,21 @@ def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
     return deleted.fetchone() is not None
 
 
+def instruct(connection: Connection, group: Group, order: Order, now_us: int | None) -> Group | None:
+    """Change its orders; None where somebody else has deleted it meanwhile."""
+    known = connection.execute(_ORDERS, {"group": group.group_id, "now_us": now_us}).fetchone()
+    if known is None:
+        return None
+    stored, revision, term, at_us = known
+    before = Orders.stored(stored)
+    after = before.after(order)
+    if after == before:
+        return replace(group, orders=before, revision=revision)
+    connection.execute(_ORDER, {"group": group.group_id, "orders": json.dumps(after.to_store())})
+    rows.write_history(connection, [ordered(group.group_id, order, term, at_us)], at_us)
+    return replace(group, orders=after, revision=revision + 1)
+
+
 def _first_filters(connection: Connection, filter: Filter, start: Start) -> dict[str, list[str]]:
     """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
     wanted = filled(connection).wanted(filter)
@@ -126,5 +150,6 @@ def _names(subscription: Subscription) -> dict[str, Any]:
 def _group(record: tuple[Any, ...] | None) -> Group | None:
     if record is None:
         return None
-    group_id, kind, name, filter, start, options = record
-    return Group(group_id, Subscription(kind, name, Filter(filter)), GroupOptions.stored(start, options))
+    group_id, kind, name, filter, start, options, orders, revision = record
+    options = GroupOptions.stored(start, options)
+    return Group(group_id, Subscription(kind, name, Filter(filter)), options, Orders.stored(orders), revision)

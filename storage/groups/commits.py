@@ -22,7 +22,7 @@ from storage.groups.model import (
     WhenGone,
 )
 from storage.groups.pen import Pen
-from storage.groups.renewal import Renewed, renew_streams
+from storage.groups.renewal import NOTHING, Renewed, renew_streams
 from storage.groups.rows import Key
 from storage.groups.rules import Row, StreamFacts, judge, lending
 
@@ -63,7 +63,7 @@ def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: in
     pen.write(connection)
     renewed = _renew(connection, [w for w in valid if w.renew], when_gone, pen)
     return tuple(
-        _result(w.group_id, results[w.group_id], renewed.get(w.group_id, ((), ())), pen)
+        _result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), pen)
         if w.group_id in results
         else GroupResult(w.group_id, deposed=True)
         for w in batch
@@ -71,8 +71,8 @@ def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: in
 
 
 def _result(group_id: int, results: tuple[EntryResult, ...], renewed: Renewed, pen: Pen) -> GroupResult:
-    lendings, epochs = renewed
-    return GroupResult(group_id, False, results, lendings, tuple(pen.recorded.get(group_id, ())), epochs)
+    lendings, epochs, orders = renewed
+    return GroupResult(group_id, False, results, lendings, tuple(pen.recorded.get(group_id, ())), epochs, orders)
 
 
 def busy_result(writes: GroupWrites) -> GroupResult:

@@ -27,11 +27,13 @@ from storage.groups.model import (
     Lending,
     LendingStatus,
     NodeRef,
+    Orders,
     Start,
     Verdict,
     WhenGone,
 )
 from storage.groups.options import DEFAULTS
+from storage.groups.orders import Order
 from storage.groups.refusals import check_batch, lost, same_options, undeclared
 from storage.groups.rules import (
     MICROSECONDS,
@@ -45,6 +47,7 @@ from storage.groups.rules import (
     judge,
     lending,
     next_id,
+    ordered,
     record,
     takeover,
     tidy,
@@ -122,6 +125,20 @@ class MemoryGroups:
         life.rows.clear()
         return life.group.group_id
 
+    def instruct(self, subscription: Subscription, order: Order) -> Group | None:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        if life is None:
+            return None
+        before = life.group
+        after = before.orders.after(order)
+        if after != before.orders:
+            life.group = replace(before, orders=after, revision=before.revision + 1)
+            leadership = self._leaderships.get(before.group_id)
+            term = leadership.term if leadership is not None else 0
+            self._history.append(ordered(before.group_id, order, term, self._clock()))
+        return life.group
+
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
         return tuple(line for line in self._history if line.group_id == group_id)
@@ -185,9 +202,11 @@ class MemoryGroups:
         results = tuple(self._apply(entry, writes, before, when_gone, now) for entry in writes.entries)
         renewed: tuple[Lending, ...] = ()
         epochs: tuple[GroupFrontier, ...] = ()
+        orders: Orders | None = None
         if writes.renew and life and not life.deleted:
             renewed, epochs = self._renew(life, writes.term, now)
-        return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[told:]), epochs)
+            orders = life.group.orders
+        return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[told:]), epochs, orders)
 
     def _apply(
         self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], when_gone: WhenGone, now: int

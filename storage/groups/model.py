@@ -12,6 +12,8 @@ from protocol.words import Subscription
 from storage.groups.options import DEFAULTS
 from storage.groups.options import GroupOptions as GroupOptions
 from storage.groups.options import WhenGone as WhenGone
+from storage.groups.orders import NO_ORDERS
+from storage.groups.orders import Orders as Orders
 
 MAINTENANCE = 0
 """The reserved leadership id under which one node keeps house for the whole database."""
@@ -28,6 +30,10 @@ CONSUMED = "consumed"
 """The event of history that says how far a group that is atomic has consumed a space; its stream_id is 0."""
 
 
+ORDER = "order"
+"""The event of history that says what an operator wants from now on; its stream_id is 0."""
+
+
 class LendingStatus(StrEnum):
     """The durable half of a stream's life in a group; the other half is the leader's memory."""
 
@@ -40,11 +46,16 @@ class LendingStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One life of one shared subscription; deleted and re-created is a new group_id."""
+    """One life of one shared subscription; deleted and re-created is a new group_id.
+
+    `revision` counts the changes of its orders.
+    """
 
     group_id: int
     subscription: Subscription
     options: GroupOptions = DEFAULTS
+    orders: Orders = NO_ORDERS
+    revision: int = 0
 
     @property
     def start(self) -> Start:
@@ -240,6 +251,7 @@ class GroupResult:
     """Answers in the order of the entries. `deposed`: the term is over and nothing of this group was written.
 
     `recorded`: the lines that the group's history has from this commit, in their order, those of a renewal last.
+    `orders`, of a renewal: what is wanted now.
     """
 
     group_id: int
@@ -248,6 +260,7 @@ class GroupResult:
     renewed: tuple[Lending, ...] = ()
     recorded: tuple[HistoryRecord, ...] = ()
     epochs: tuple[GroupFrontier, ...] = ()
+    orders: Orders | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from storage.catalogue import filled
 from storage.groups import births
 from storage.groups.channel import Connection
 from storage.groups.options import GroupOptions
+from storage.groups.orders import Orders
 from storage.groups.refusals import no_such_group
 from storage.history import Newest, forced_lately
 
@@ -123,12 +124,18 @@ class GroupLine:
     filter: str
     start: str
     stored: Mapping[str, Any]
+    ordered: Mapping[str, Any]
     created_at: datetime
 
     @property
     def options(self) -> GroupOptions:
         """What it was created with."""
         return GroupOptions.stored(self.start, self.stored)
+
+    @property
+    def orders(self) -> Orders:
+        """What an operator wants of it."""
+        return Orders.stored(self.ordered)
 
     @property
     def subscription(self) -> str:
@@ -202,7 +209,8 @@ class Overview:
 
 
 _GROUPS = """
-select group_id, kind, name, filter, start, options as stored, created_at from consumer_group where deleted_at is null
+select group_id, kind, name, filter, start, options as stored, orders as ordered, created_at
+  from consumer_group where deleted_at is null
  order by name, filter, kind"""
 
 _LEADERS = """

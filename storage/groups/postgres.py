@@ -25,6 +25,7 @@ from storage.groups.model import (
     Start,
 )
 from storage.groups.options import DEFAULTS
+from storage.groups.orders import Order
 from storage.groups.quiet import Quiet, again
 from storage.groups.refusals import check_batch, lost, same_options, undeclared
 from storage.groups.rows import FACTS, ROW
@@ -109,6 +110,13 @@ class PostgresGroups:
             return None
         deleted = self._channel.write(lambda connection: births.delete(connection, found.group_id, now_us))
         return found.group_id if deleted else None
+
+    def instruct(self, subscription: Subscription, order: Order) -> Group | None:
+        """See `GroupStore`."""
+        found, now_us = self.live_group(subscription), self._now_us()
+        if found is None:
+            return None
+        return self._channel.write(lambda connection: births.instruct(connection, found, order, now_us))
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""

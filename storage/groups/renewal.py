@@ -18,14 +18,14 @@ from protocol.words import Filter
 from storage.catalogue import filled
 from storage.groups import frontiers, rows
 from storage.groups.channel import Connection
-from storage.groups.model import Lending, LendingStatus, WhenGone
+from storage.groups.model import Lending, LendingStatus, Orders, WhenGone
 from storage.groups.pen import Pen
 from storage.groups.rows import FACTS, ROW, Key
 from storage.groups.rules import lending, tidy
 from storage.groups.sql import NOW
 
 _FILTERS = """
-select group_id, filter, coalesce((options ->> 'atomic')::boolean, false) from consumer_group
+select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders from consumer_group
  where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
 _ADD = f"""
@@ -58,8 +58,10 @@ select {ROW}, {FACTS}
  order by 1, 2"""
 
 
-Renewed: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]
-"""Rows to look at, and how far an atomic group has come."""
+Renewed: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...], Orders | None]
+"""Rows to look at, how far an atomic group has come, and what is wanted of the group (None: it is deleted)."""
+
+NOTHING: Renewed = (), (), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class _Renewing:
     group_id: int
     filter: str
     atomic: bool
+    orders: Mapping[str, Any]
 
 
 def renew_streams(
@@ -79,7 +82,10 @@ def renew_streams(
     touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
     epochs = frontiers.move_on(connection, atomic, spaces, pen) if atomic else {}
     lendings = _report(connection, terms, touched, pen.now_us)
-    return {group_id: (lendings.get(group_id, ()), epochs.get(group_id, ())) for group_id in terms}
+    orders = {group.group_id: Orders.stored(group.orders) for group in groups}
+    return {
+        group_id: (lendings.get(group_id, ()), epochs.get(group_id, ()), orders.get(group_id)) for group_id in terms
+    }
 
 
 def _report(

@@ -28,6 +28,7 @@ from protocol.in_doubt import InDoubt, still_open
 from storage.groups.model import (
     CONSUMED,
     LOSSES_BEFORE_BLOCKED,
+    ORDER,
     TAKEOVER,
     Advance,
     Entry,
@@ -45,6 +46,7 @@ from storage.groups.model import (
     WhenGone,
 )
 from storage.groups.options import MAX_KEPT_S
+from storage.groups.orders import Order
 
 MICROSECONDS = 1_000_000
 """In a second: times of the store are integers of microseconds since 1970."""
@@ -255,6 +257,22 @@ def consumption(
     if unfinished:
         said += f"; closed by expiry, and perhaps not whole: those of producer {', '.join(unfinished)}"
     return HistoryRecord(now_us, group_id, 0, CONSUMED, said, 0, None, None, 0, term, forced=False)
+
+
+def reset(row: Row, stream: StreamFacts, position: int, reason: str, now_us: int) -> Ruling:
+    """An operator says where the group goes on. A grant in force ends by it, without its holder's word."""
+    held = row.status is LendingStatus.HELD
+    until = _twice(row, stream) if held or row.open_doubt is not None else None
+    status = LendingStatus.FINISHED if _consumed(position, stream) else LendingStatus.FREE
+    after = replace(_ended(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
+    if until is not None:
+        until = max(until, position)
+    return Ruling(Verdict.APPLIED, after, _event("reset", replace(row, position=position), reason, until))
+
+
+def ordered(group_id: int, order: Order, term: int, now_us: int) -> HistoryRecord:
+    """The line of history for what an operator wants from now on; `term`: of who led last."""
+    return HistoryRecord(now_us, group_id, 0, ORDER, str(order), 0, None, None, 0, term, forced=False)
 
 
 def deletion(rows: Iterable[Row], term: int, now_us: int) -> list[HistoryRecord]:

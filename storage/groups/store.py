@@ -18,6 +18,7 @@ from storage.groups.model import (
     Start,
 )
 from storage.groups.options import DEFAULTS
+from storage.groups.orders import Order
 
 
 class GroupStore(Protocol):
@@ -45,6 +46,12 @@ class GroupStore(Protocol):
         """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
 
         Each grant that ends by it is an event `delete` of the group's history, in the same transaction.
+        """
+
+    def instruct(self, subscription: Subscription, order: Order) -> Group | None:
+        """Change the live group's orders; the group as it then is, None where there is none.
+
+        Its leader hears of it with its next renewal. Unless it is in force already, it is an event `order` of history.
         """
 
     def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:

@@ -16,6 +16,10 @@ KINDS = (STREAM, SPACE, GROUP, NODE, EPOCHS)
 
 PREFIX = "SUBLET_NOTIFY_"
 
+_REVISION_BITS = 20
+_LAST_REVISION = (1 << _REVISION_BITS) - 1
+"""In the version of a group; of more changes than that only those who look by themselves hear."""
+
 
 class MalformedMessage(SubletError):
     """Bytes that are no message of ours: they are counted and dropped, and nothing else is concerned."""
@@ -87,9 +91,11 @@ def space_change(name: str, generation_id: int, deleted: bool = False, data: Map
     return Change(SPACE, name, generation_id, deleted, data)
 
 
-def group_change(subscription: str, group_id: int, deleted: bool = False) -> Change:
-    """A group was created or deleted."""
-    return Change(GROUP, subscription, 2 * group_id + deleted, deleted, None if deleted else {"group_id": group_id})
+def group_change(subscription: str, group_id: int, deleted: bool = False, revision: int = 0) -> Change:
+    """A group was created or deleted; `revision` counts the changes of its orders."""
+    version = group_id << _REVISION_BITS | (_LAST_REVISION if deleted else min(revision, _LAST_REVISION))
+    data = None if deleted else {"group_id": group_id, "revision": revision}
+    return Change(GROUP, subscription, version, deleted, data)
 
 
 def node_change(name: str, started_us: int, deleted: bool = False, data: Mapping[str, Any] | None = None) -> Change:

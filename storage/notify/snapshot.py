@@ -38,7 +38,7 @@ _SPACES = """
 select p.name, max(g.generation_id), p.filter, p.shards
   from space p join generation g using (space_id) where p.dropped_at is null group by p.space_id"""
 
-_GROUPS = "select kind, name, filter, group_id from consumer_group where deleted_at is null"
+_GROUPS = "select kind, name, filter, group_id, revision from consumer_group where deleted_at is null"
 
 _NODES = """
 select name, (extract(epoch from started_at) * 1000000)::bigint, incarnation, address, http_address
@@ -61,8 +61,8 @@ def spaces(conn: Connection) -> list[Change]:
 def groups(conn: Connection) -> list[Change]:
     """All groups, by subscription."""
     return [
-        group_change(str(Subscription(kind, name, Filter(filter))), group_id)
-        for kind, name, filter, group_id in conn.execute(_GROUPS)
+        group_change(str(Subscription(kind, name, Filter(filter))), group_id, revision=revision)
+        for kind, name, filter, group_id, revision in conn.execute(_GROUPS)
     ]
 
 

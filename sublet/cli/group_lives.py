@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -123,7 +122,7 @@ def delete(
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         overview = describe(connection, wanted)
         held = sum(len(member.streams) for member in overview.members)
-        if not yes and not _agreed(cli, f"Delete {wanted}, its progress, and the lending of {held} streams?"):
+        if not yes and not cli.agreed(f"Delete {wanted}, its progress, and the lending of {held} streams?"):
             cli.say("Nothing was deleted. Answer y, or give --yes.")
             return 1
         store = PostgresGroups(database.url)
@@ -140,12 +139,6 @@ def delete(
     else:
         cli.say(f"The group {wanted} is deleted.")
     return 0
-
-
-def _agreed(cli: Cli, question: str) -> bool:
-    """Ask on stderr; the answer is a line of stdin, and its end is no."""
-    cli.say(f"{question} [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _seconds(text: str) -> float:

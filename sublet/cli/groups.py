@@ -10,11 +10,12 @@ import typer
 
 from protocol.epochs import lower_of_json, shown
 from protocol.words import Subscription
-from sublet.cli import group_history, group_lives, group_watch
+from sublet.cli import group_export, group_history, group_lives, group_orders, group_reset, group_watch
 from sublet.cli.command import Cli, command_group, register
 from sublet.cli.values import GroupName, options_as_json, utc
 
 if TYPE_CHECKING:
+    from storage.groups.orders import Orders
     from storage.groups.overview import EpochsLine, Overview, StreamLine
 
 
@@ -25,6 +26,11 @@ def add_to(app: typer.Typer) -> None:
     register(groups, "describe")(describe)
     register(groups, "create")(group_lives.create)
     register(groups, "delete")(group_lives.delete)
+    register(groups, "pause")(group_orders.pause)
+    register(groups, "resume")(group_orders.resume)
+    register(groups, "weight")(group_orders.weight)
+    register(groups, "reset")(group_reset.reset)
+    register(groups, "export")(group_export.export)
     register(groups, "history")(group_history.history)
     register(groups, "watch")(group_watch.watch)
 
@@ -118,6 +124,8 @@ def _summary(overview: Overview) -> dict[str, Any]:
         "filter": group.filter,
         **options_as_json(group.options),
         "created_at": group.created_at.isoformat(),
+        "paused": group.orders.paused,
+        "weights": dict(group.orders.weights),
         "state": _state(overview),
         "leader": _leader(overview),
         "streams_by_status": overview.statuses,
@@ -158,6 +166,8 @@ def _leader(overview: Overview) -> dict[str, Any] | None:
 
 
 def _state(overview: Overview) -> str:
+    if overview.group.orders.paused is not None:
+        return "paused"
     if not overview.led:
         return "no leader"
     return "consuming" if overview.statuses.get("held") else "no member"
@@ -172,6 +182,7 @@ def _prose(overview: Overview) -> list[str]:
         f"group    {overview.group.subscription} (id {overview.group.group_id}), {_state(overview)}",
         f"leader   {led}",
         f"options  {_options(overview)}",
+        *_orders(overview.group.orders),
         f"lag      {_lag(overview)}",
         f"members  {len(members) or 'none'} holding streams",
     ]
@@ -194,6 +205,13 @@ def _options(overview: Overview) -> str:
     if options.atomic:
         told.append("atomic")
     return ", ".join([*told, waits] if options.session_expiry_s else told)
+
+
+def _orders(orders: Orders) -> list[str]:
+    """What is ordered, if anything is."""
+    paused = [] if orders.paused is None else [f"paused   {orders.paused or 'no reason is recorded'}"]
+    weights = ", ".join(f"{session} {weight:g}" for session, weight in orders.weights)
+    return [*paused, *([f"weights  {weights}"] if weights else [])]
 
 
 def _epochs(line: EpochsLine) -> str:

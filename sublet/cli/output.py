@@ -28,6 +28,11 @@ class Output:
         """A sentence to the person, on stderr."""
         self.prose.print(text, markup=False)
 
+    def agreed(self, question: str) -> bool:
+        """Ask on stderr; the answer is a line of stdin, and its end is no."""
+        self.say(f"{question} [y/N]")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
     def emit(self, thing: Any) -> None:
         """An object on stdout, in a line of its own."""
         self.write([dumps(thing)])

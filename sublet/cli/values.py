@@ -148,6 +148,14 @@ def number_of_seconds(what: str, text: str) -> float:
     return found
 
 
+def number(what: str, text: str) -> float:
+    """A number. Raises `UsageError`."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{what} {text!r}: give a number, such as 2 or 0.5.") from None
+
+
 def begin(text: str) -> str | int | datetime:
     """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
     if text in ("earliest", "latest"):

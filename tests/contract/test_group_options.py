@@ -13,11 +13,13 @@ from storage.groups.model import (
     GroupOptions,
     Lending,
     LendingStatus,
+    Orders,
     Seize,
     Start,
     Verdict,
     WhenGone,
 )
+from storage.groups.orders import Pause, Resume, Weigh
 from tests.contract.group_world import (
     BLOCKED,
     FINISHED,
@@ -226,3 +228,53 @@ def test_a_second_life_has_options_and_positions_of_its_own(world: World) -> Non
     row = world.row(second, world.lead(second), stream)
     assert (row.status, row.position, row.grant_id, row.session) == (FREE, 0, 0, None)
     assert world.write(first, term, Advance(stream, held.grant_id, 8)).deposed
+
+
+# --- orders -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("A5")
+def test_orders_are_kept_and_are_told_with_a_renewal_and_recorded_once(world: World) -> None:
+    world.add_space()
+    group = world.declare()
+    term = world.lead(group)
+    assert world.write(group, term, renew=True).orders == group.orders == Orders()
+    paused = world.store.instruct(SHARE, Pause("the sink is repaired"))
+    assert paused is not None
+    assert (paused.orders.paused, paused.revision) == ("the sink is repaired", 1)
+    assert world.store.instruct(SHARE, Pause("again")) == paused
+    assert world.store.instruct(SHARE, Weigh("s", 2.5)) == world.store.live_group(SHARE)
+    found = world.store.find_group(group.group_id)
+    assert found is not None
+    assert found.orders == Orders("the sink is repaired", (("s", 2.5),))
+    assert world.write(group, term).orders is None
+    assert world.write(group, term, renew=True).orders == found.orders
+    world.store.instruct(SHARE, Resume())
+    world.store.instruct(SHARE, Weigh("s", None))
+    assert world.write(group, term, renew=True).orders == Orders()
+    lines = [line for line in world.store.history(group.group_id) if line.event == "order"]
+    assert [line.reason for line in lines] == [
+        "paused: the sink is repaired",
+        "weight of session 's': 2.5",
+        "resumed",
+        "weight of session 's': as it asks for",
+    ]
+    assert {(line.stream_id, line.term, line.forced) for line in lines} == {(0, term, False)}
+
+
+def test_a_group_that_is_not_there_takes_no_orders(world: World) -> None:
+    assert world.store.instruct(SHARE, Pause()) is None
+    world.add_space()
+    world.declare()
+    world.store.delete_group(SHARE)
+    assert world.store.instruct(SHARE, Pause()) is None
+
+
+def test_orders_to_a_group_that_nobody_leads_are_recorded_without_a_term(world: World) -> None:
+    world.add_space()
+    group = world.declare()
+    world.store.instruct(SHARE, Pause())
+    (line,) = world.store.history(group.group_id)
+    assert (line.event, line.reason, line.term) == ("order", "paused", 0)
+    again = world.store.declare_group(SHARE, group.options)
+    assert again.orders.paused == ""

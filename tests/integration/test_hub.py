@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,11 +16,19 @@ from protocol.session.server import new_publisher
 from protocol.session.values import Channel, Subscribe
 from storage.connect import connect
 from storage.notify.drivers import load
-from storage.notify.model import Change, NotifySettings, stream_change
+from storage.notify.model import Change, NotifySettings, group_change, stream_change
 from storage.notify.teller import tell_now
 from storage.spaces import create_space
 
 NEWS = NotifySettings().scaled(4)
+ODD: list[dict[str, Any] | None] = [
+    {"group_id": "7", "revision": 1},
+    {"group_id": 7, "revision": "x"},
+    {"group_id": 7},
+    {"revision": 3},
+    {},
+    None,
+]
 
 
 async def until(fact: object) -> None:
@@ -40,7 +49,16 @@ def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database
         publisher = new_publisher("n1#1")
         grown: list[int] = []
         changed: list[bool] = []
-        hub = Hub(database, load("postgres")(database), publisher, lambda _: changed.append(True), grown.append, NEWS)
+        ordered: list[int] = []
+        hub = Hub(
+            database,
+            load("postgres")(database),
+            publisher,
+            lambda _: changed.append(True),
+            ordered.append,
+            grown.append,
+            NEWS,
+        )
         publisher.on_interest = lambda channel, key, wanted: hub.followed(str(key), wanted)
         conn.execute(
             "insert into node (name, incarnation, address, protocol_version, notify, expires_at)"
@@ -60,6 +78,11 @@ def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database
             publisher.receive("b", 1, [Subscribe(Channel.STREAM, "2")], 0.0)
             assert heads(publisher, "b") == [StreamHead(2, 50)], "it was heard of before"
             assert publisher.subscribed(Channel.STREAM).keys == {"1", "2"}
+            odd = [Change("group", f"$share/g{n}/#", 1, data=data) for n, data in enumerate(ODD)]
+            wanted = [group_change("$share/g/#", 7), group_change("$share/h/#", 8, revision=2)]
+            await asyncio.to_thread(tell_now, database, [*odd, *wanted])
+            await until(lambda: ordered)
+            assert ordered == [8]
             before = len(changed)
             await asyncio.to_thread(create_space, conn, "eu", "eu/#")
             hub.ears.ask("space")

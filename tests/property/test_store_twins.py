@@ -44,6 +44,7 @@ from storage.groups.model import (
     Unreserve,
     WhenGone,
 )
+from storage.groups.orders import Order, Pause, Resume, Weigh
 from storage.groups.rules import Row
 from storage.groups.store import GroupStore
 from tests.contract.group_world import PostgresWorld, Ticker
@@ -66,6 +67,7 @@ WORDS = [
     "unreserve",
 ]
 BEGUN_US = Ticker().now_us
+ORDERS: list[Order] = [Pause("why"), Pause(), Resume(), Resume(), Weigh("s", 2.0), Weigh("s", None)]
 small = st.integers(0, 63)
 starts = st.one_of(
     st.sampled_from([Start.LATEST, Start.EARLIEST]),
@@ -194,6 +196,10 @@ class Twins(RuleBasedStateMachine):
         self.append(which, count)
         self.roll_over(which, 1)
         self.retention(which)
+
+    @rule(which=st.sampled_from(SUBSCRIPTIONS), order=st.sampled_from(ORDERS))
+    def order(self, which: Subscription, order: Order) -> None:
+        self.ask(lambda store: store.instruct(which, order))
 
     # --- groups and leaders -------------------------------------------------------------------------------------
 

@@ -1,0 +1,191 @@
+"""Resetting a group: a new position for each of its retained streams, in one transaction that ends its leader's term.
+
+Nothing may be lent meanwhile: a group is paused first, so that its members give up what they have and no message is
+given out under an old position afterwards. Every row has a new grant id after it, and whoever leads next loads the rows
+anew: streams that were consumed may be lent again, and their children then wait for them once more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.epochs import LowerFrontier, lower_of_json
+from protocol.errors import Conflict, UsageError
+from storage.catalogue import filled
+from storage.groups import frontiers, leadership, rows
+from storage.groups.channel import Connection
+from storage.groups.model import Group, LendingStatus, Start
+from storage.groups.pen import Pen
+from storage.groups.rules import reset
+from storage.groups.sql import NOW, in_microseconds
+from storage.groups.targets import Target
+
+_PLAN = """
+select s.stream_id, s.state = 'closed', l.status, l.position, s.head,
+       case when n.state = 'gone' then s.head else case %(kind)s
+         when 'earliest' then 0
+         when 'latest' then s.head
+         when 'current' then l.position
+         when 'offset' then least(%(value)s::bigint, s.head)
+         when 'shift' then least(greatest(l.position::numeric + %(value)s::bigint, 0), s.head)::bigint
+         when 'time' then coalesce((
+           select b.end_offset - b.count from block b
+            where b.generation_id = s.generation_id and b.stream_id = s.stream_id
+              and b.appended_at >= timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'
+            order by b.end_offset limit 1), s.head)
+         when 'epoch' then coalesce((
+           select b.end_offset - b.count from block b
+            where b.generation_id = s.generation_id and b.stream_id = s.stream_id and exists (
+              select from jsonb_array_elements(b.epochs -> 'greatest') as e(epoch)
+               where epoch_at_or_before(%(epoch)s::jsonb, e.epoch))
+            order by b.end_offset limit 1), s.head)
+         when 'given' then g.place end end
+  from stream s join generation n using (generation_id)
+  left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
+  left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
+         on g.stream_id = s.stream_id
+ where (l.stream_id is not null or (n.state <> 'gone' and n.filter = any(
+          case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)))
+   and not (l.status is not distinct from 'finished' and s.state = 'open')
+ order by s.stream_id"""
+"""Of the streams that the group may have; an open one that is finished lies in the shadow of another space."""
+
+_HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
+
+_NO_LEADER = f"""
+insert into leadership (leadership_id, node, incarnation, address, term, expires_at)
+values (%(group)s, 'nobody', '', '', {in_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
+"""So that there is a row to be locked, which who claims the group then waits for."""
+
+_ADD = f"""
+insert into lending (group_id, stream_id, position, consumed, updated_at)
+select %(group)s, u.stream_id, 0, %(consumed)s::jsonb, {NOW} from unnest(%(streams)s::bigint[]) as u (stream_id)
+    on conflict do nothing"""
+
+_FORGET_FRONTIERS = "delete from consumed_frontier where group_id = %(group)s"
+
+_FRONTIERS = "select space_id, least from consumed_frontier where group_id = %(group)s"
+
+_BEGIN_AT = """
+with begun as (
+  update consumed_frontier f set least = u.least
+    from unnest(%(spaces)s::bigint[], %(least)s::jsonb[]) as u (space_id, least)
+   where f.group_id = %(group)s and f.space_id = u.space_id returning f.space_id, f.least)
+update lending l set consumed = jsonb_set(l.consumed, '{least}', begun.least)
+  from stream s, begun where s.stream_id = l.stream_id and s.space_id = begun.space_id and l.group_id = %(group)s"""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A stream with its position `before` (None: the group had not had it) and after. `head` is its end."""
+
+    stream_id: int
+    status: str | None
+    before: int | None
+    after: int
+    head: int
+
+    @property
+    def again(self) -> int:
+        """Messages that are given out again, or below 0, that are passed over."""
+        return 0 if self.before is None else self.before - self.after
+
+
+def held(connection: Connection, group: Group) -> int:
+    """How many streams are lent."""
+    (row,) = connection.execute(_HELD, {"group": group.group_id}).fetchall()
+    return int(row[0])
+
+
+def plan(connection: Connection, group: Group, target: Target, streams: Collection[int] = ()) -> tuple[Move, ...]:
+    """What a reset would do now, of all streams or of these. Raises `UsageError` for one that it does not have."""
+    wanted = filled(connection).wanted(group.subscription.filter)
+    parameters = {
+        **target.parameters(),
+        "epoch": json.dumps(target.epoch),
+        "group": group.group_id,
+        "open": [filter.text for filter, matching in wanted.items() if matching],
+        "closed": [filter.text for filter in wanted],
+    }
+    found = connection.execute(_PLAN, parameters).fetchall()
+    named = set(streams) | {stream_id for stream_id, _ in target.given}
+    if unknown := named - {row[0] for row in found}:
+        raise UsageError(
+            f"stream {min(unknown)} is none of {group.subscription}, or retention has taken it. "
+            f"`sublet groups describe '{group.subscription}'` lists its streams."
+        )
+    if beyond := next((row for row in found if row[5] is not None and row[5] > row[4]), None):
+        raise UsageError(f"stream {beyond[0]}: offset {beyond[5]} is beyond its end, {beyond[4]}. Give one up to that.")
+    return tuple(
+        Move(stream_id, status, before, after, head)
+        for stream_id, closed, status, before, head, after in found
+        if after is not None
+        and (not streams or stream_id in streams)
+        and not (status is None and closed and after == head)
+    )
+
+
+def carry_out(
+    connection: Connection,
+    group: Group,
+    target: Target,
+    streams: Collection[int] = (),
+    *,
+    reason: str,
+    force: bool = False,
+) -> tuple[Move, ...]:
+    """Reset, in the transaction that is open; what was done. Raises `Conflict` while streams are lent, or kept because
+    something in them is in doubt, unless by `force`: then these grants end without their holders' word."""
+    connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
+    leader = leadership.locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
+    moves = plan(connection, group, target, streams)
+    new = [move.stream_id for move in moves if move.status is None]
+    consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
+    connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
+    keys = [(group.group_id, move.stream_id) for move in moves]
+    known = {row.stream_id: row for row in rows.read_rows(rows.lock(connection, keys))}
+    _check_at_rest(group, [row.stream_id for row in known.values() if row.status in _LENT], moves, known, force)
+    facts = rows.read_facts(rows.facts(connection, known))
+    pen = Pen(leader.now_us)
+    for move in moves:
+        row = known[move.stream_id]
+        why = f"{reason}; was at {row.position}" if move.status is not None else reason
+        pen.note(row, reset(row, facts[move.stream_id], move.after, why, pen.now_us), leader.term)
+    pen.write(connection)
+    if group.options.atomic:
+        _begin_epochs(connection, group.group_id, target)
+    leadership.expire(connection, (group.group_id,))
+    return moves
+
+
+_LENT = (LendingStatus.HELD, LendingStatus.RESERVED)
+
+
+def _check_at_rest(
+    group: Group, lent: Sequence[int], moves: Sequence[Move], known: Collection[int], force: bool
+) -> None:
+    busy = sorted(set(lent) | {move.stream_id for move in moves if move.stream_id not in known})
+    if busy and (not force or len(known) < len(moves)):
+        raise Conflict(
+            f"{group.subscription}: {len(busy)} of its streams are lent, or kept for a session that left something in "
+            f"doubt; the first is {busy[0]}. Wait until its members have handed them over, or end it by --force: then "
+            "messages that they have in hand may be seen twice."
+        )
+
+
+def _begin_epochs(connection: Connection, group_id: int, target: Target) -> None:
+    """An atomic group is given whole epochs from its new positions on."""
+    connection.execute(_FORGET_FRONTIERS, {"group": group_id})
+    start = Start.LATEST if target.kind == "latest" else Start.EARLIEST
+    frontiers.begin(connection, group_id, start, None)
+    if target.kind != "epoch":
+        return
+    wanted = LowerFrontier((target.epoch,))
+    least: dict[int, Any] = {}
+    for space_id, stored in connection.execute(_FRONTIERS, {"group": group_id}).fetchall():
+        first = lower_of_json(stored)
+        least[space_id] = json.dumps((wanted if first is None else first.within(wanted)).least)
+    connection.execute(_BEGIN_AT, {"group": group_id, "spaces": list(least), "least": list(least.values())})

@@ -1,0 +1,96 @@
+"""`sublet groups pause`, `resume` and `weight`: what an operator wants of a live group until he says otherwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protocol.words import Subscription
+from storage.groups.orders import Order, Pause, Resume, Weigh
+from sublet.cli import values
+from sublet.cli.command import Cli
+from sublet.cli.values import GroupName
+
+if TYPE_CHECKING:
+    from storage.groups.model import Group
+
+
+def pause(
+    cli: Cli,
+    subscription: GroupName,
+    reason: Annotated[str, typer.Option(help="Why: shown by describe and history.")] = "",
+) -> None:
+    """Take all streams of a group back, and lend none until it is resumed.
+
+    Its members stay: each finishes what it has in hand, up to the revoke deadline, and waits. Nothing is lost, and what
+    is published meanwhile waits as well. A group may be paused before it has members.
+
+    Example:
+
+    \b
+      sublet groups pause '$share/billing/orders/#' --reason 'the sink is repaired'
+    """
+    _instruct(cli, subscription, Pause(reason))
+
+
+def resume(cli: Cli, subscription: GroupName) -> None:
+    """Lend the streams of a paused group again, from where they are.
+
+    Example:
+
+    \b
+      sublet groups resume '$share/billing/orders/#'
+    """
+    _instruct(cli, subscription, Resume())
+
+
+def weight(
+    cli: Cli,
+    subscription: GroupName,
+    session: Annotated[str, typer.Argument(help="The name of a session: --name of consume, sessionName in Spark.")],
+    weight: Annotated[str, typer.Argument(metavar="NUMBER|own", help="Its share; own: the one that it asks for.")],
+) -> None:
+    """Change the share of a named session while it consumes.
+
+    Streams are shared by weight: a session of weight 2 gets twice what one of weight 1 gets. It holds until it is
+    changed again, also for sessions of that name that are yet to come.
+
+    Example:
+
+    \b
+      sublet groups weight '$share/billing/orders/#' nightly 0.5
+    """
+    share = None if weight == "own" else values.number("weight", weight)
+    _instruct(cli, subscription, Weigh(session, share))
+
+
+def instruct(url: str, wanted: Subscription, order: Order) -> tuple[Group, bool]:
+    """Give a group an order, and tell nodes of it; the group, and whether that was new. Raises `NotFound`."""
+    from storage.groups.postgres import PostgresGroups
+    from storage.groups.refusals import no_such_group
+    from storage.notify.model import group_change
+    from storage.notify.teller import tell_now
+
+    store = PostgresGroups(url)
+    try:
+        before, group = store.live_group(wanted), store.instruct(wanted, order)
+    finally:
+        store.close()
+    if group is None or before is None:
+        raise no_such_group(wanted)
+    changed = group.revision != before.revision
+    if changed:
+        tell_now(url, [group_change(str(wanted), group.group_id, revision=group.revision)])
+    return group, changed
+
+
+def _instruct(cli: Cli, subscription: str, order: Order) -> None:
+    wanted = Subscription.parse(subscription)
+    with cli.database() as database:
+        group, changed = instruct(database.url, wanted, order)
+    if cli.json:
+        orders = {"paused": group.orders.paused, "weights": dict(group.orders.weights)}
+        cli.emit({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **orders})
+    else:
+        cli.say(f"{wanted}: {order}." if changed else f"{wanted}: {order}, as it was: nothing was changed.")

@@ -1,0 +1,219 @@
+"""`sublet groups reset`: where a group goes on from, while it is live or not."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protocol.errors import UsageError
+from protocol.words import Subscription
+from storage.groups.orders import Pause, Resume
+from storage.groups.targets import Target
+from sublet.cli import values
+from sublet.cli.command import Cli
+from sublet.cli.group_orders import instruct
+from sublet.cli.values import GroupName
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from storage.groups.model import Group
+    from storage.groups.resets import Move
+
+LOOK_S = 0.2
+"""Between two looks whether members have handed over what they had."""
+
+
+def reset(
+    cli: Cli,
+    subscription: GroupName,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="All that retention has left.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="The ends of all streams.")] = False,
+    to_current: Annotated[
+        bool, typer.Option("--to-current", help="Where it is: streams that were blocked are lent again.")
+    ] = False,
+    to_offset: Annotated[int | None, typer.Option(metavar="N", help="Offset N of each stream, or its end.")] = None,
+    to_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="What was stored then or later: 2026-01-31T12:00:00Z.")
+    ] = None,
+    by_duration: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="What was stored within the last 90s, 15m, 6h, 7d.")
+    ] = None,
+    shift_by: Annotated[
+        int | None, typer.Option(metavar="N", help="N messages on; with a negative N back. Not beyond the ends.")
+    ] = None,
+    to_epoch: Annotated[
+        str | None, typer.Option(metavar="EPOCH", help="From that epoch on: 7, or 3,1 where epochs are pairs.")
+    ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `groups export` wrote, or --dry-run --json: stream by stream."),
+    ] = None,
+    stream: Annotated[
+        list[int] | None, typer.Option(metavar="ID", help="This stream only; may be given several times.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long members may take to hand over what they have.")
+    ] = "2m",
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Do not wait for members: what they have in hand may be seen twice, and history says so."
+        ),
+    ] = False,
+) -> int:
+    """Let a group go on from elsewhere: earlier, later, or from the same place again.
+
+    A live group is paused first: its members hand over what they have, and nothing is given out under an old position
+    afterwards. Then all positions are set in one transaction, and it goes on. A group that was paused stays paused.
+    Streams that were consumed to their end are consumed again, parents before children.
+
+    Examples:
+
+    \b
+      sublet groups reset '$share/billing/orders/#' --to-earliest --dry-run
+      sublet groups reset '$share/billing/orders/#' --to-time 2026-11-21T10:00:00Z --yes
+      sublet groups reset '$share/billing/orders/#' --shift-by 1 --stream 12
+    """
+    from storage.connect import connect
+    from storage.groups import resets
+
+    wanted = Subscription.parse(subscription)
+    target = _target(to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file)
+    streams, patience_s = frozenset(stream or ()), values.seconds(timeout)
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        group = _group(connection, wanted)
+        moves = resets.plan(connection, group, target, streams)
+        if not cli.json:
+            _show(cli, moves)
+        if not dry_run:
+            if not yes and not cli.agreed(f"Reset {len(moves)} streams of {wanted} to {target}?"):
+                cli.say("Nothing was changed. Answer y, or give --yes.")
+                return 1
+            with _paused(database.url, wanted, group, target):
+                if not force:
+                    _wait(cli, connection, group, patience_s)
+                with connection.transaction():
+                    moves = resets.carry_out(
+                        connection, group, target, streams, reason=f"reset to {target}", force=force
+                    )
+    if cli.json:
+        told = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
+        cli.emit({**told, "streams": [asdict(move) for move in moves]})
+    else:
+        cli.say(f"{len(moves)} streams of {wanted} {'would go' if dry_run else 'go'} on from {target}.")
+    return 0
+
+
+def _target(
+    earliest: bool,
+    latest: bool,
+    current: bool,
+    offset: int | None,
+    moment: str | None,
+    duration: str | None,
+    shift: int | None,
+    epoch: str | None,
+    file: Path | None,
+) -> Target:
+    given = [
+        *([Target.earliest()] if earliest else []),
+        *([Target.latest()] if latest else []),
+        *([Target.current()] if current else []),
+        *([] if offset is None else [Target.offset(offset)]),
+        *([] if moment is None else [Target.time(_moment(moment))]),
+        *([] if duration is None else [Target.time(datetime.now(UTC) - timedelta(seconds=values.seconds(duration)))]),
+        *([] if shift is None else [Target.shift(shift)]),
+        *([] if epoch is None else [Target.at_epoch(_epoch(epoch))]),
+        *([] if file is None else [_offsets(file)]),
+    ]
+    if len(given) != 1:
+        raise UsageError(
+            f"{len(given)} places to go on from: give one of --to-earliest, --to-latest, --to-current, --to-offset, "
+            "--to-time, --by-duration, --shift-by, --to-epoch and --from-file."
+        )
+    return given[0]
+
+
+def _moment(text: str) -> datetime:
+    begin = values.begin(text)
+    if not isinstance(begin, datetime):
+        raise UsageError(f"--to-time {text!r}: give a time such as 2026-01-31T12:00:00Z.")
+    return begin
+
+
+def _epoch(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.strip("()").split(","))
+    except ValueError:
+        raise UsageError(
+            f"--to-epoch {text!r}: give a number, or several with commas between them: 7, or 3,1."
+        ) from None
+
+
+def _offsets(file: Path) -> Target:
+    """Of each stream its `position`, or where it was to go: `after`."""
+    import json
+
+    try:
+        found = json.loads(file.read_text())
+        streams = {int(each["stream_id"]): int(each.get("after", each.get("position"))) for each in found["streams"]}
+    except OSError as error:
+        raise UsageError(f"--from-file {file}: {error.strerror}.") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f'--from-file {file}: not of the form {{"streams": [{{"stream_id": 1, "position": 0}}, ...]}} ({error!r}). '
+            "Make one with `sublet groups export`."
+        ) from None
+    return Target.offsets(streams)
+
+
+def _group(connection: psycopg.Connection[Any], wanted: Subscription) -> Group:
+    from storage.groups import births
+    from storage.groups.refusals import no_such_group
+
+    group = births.find_live(connection, wanted)
+    if group is None:
+        raise no_such_group(wanted)
+    return group
+
+
+def _show(cli: Cli, moves: tuple[Move, ...]) -> None:
+    cli.table(
+        ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>"),
+        [(m.stream_id, m.status or "new", m.before, m.after, m.head, m.again) for m in moves],
+    )
+
+
+@contextlib.contextmanager
+def _paused(url: str, wanted: Subscription, group: Group, target: Target) -> Iterator[None]:
+    """The group is paused meanwhile; whatever happens, it is resumed afterwards unless it was paused before."""
+    if group.orders.paused is not None:
+        yield
+        return
+    instruct(url, wanted, Pause(f"to be reset to {target}"))
+    try:
+        yield
+    finally:
+        instruct(url, wanted, Resume())
+
+
+def _wait(cli: Cli, connection: psycopg.Connection[Any], group: Group, patience_s: float) -> None:
+    """Until nobody has anything, or the time is over: then what is done next says what is still lent."""
+    from storage.groups.resets import held as count
+
+    deadline, told = time.monotonic() + patience_s, -1
+    while (held := count(connection, group)) and time.monotonic() < deadline:
+        if held != told and not cli.json:
+            cli.say(f"waiting for members to hand over {held} streams")
+            told = held
+        time.sleep(LOOK_S)

@@ -1,0 +1,216 @@
+"""Resets on Postgres: what is planned is what is done, and whoever led or held anything hears that it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+
+from protocol.epochs import ConsumedFrontier, LowerFrontier
+from protocol.errors import Conflict, InvalidEpoch, UsageError
+from protocol.words import Subscription
+from storage.groups import resets
+from storage.groups.model import Advance, Group, LendingStatus, Seize, Start
+from storage.groups.targets import LARGEST, Target
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, PostgresWorld, grant, lent
+
+PLAIN = Subscription.parse("$share/plain/#")
+
+
+def places(world: PostgresWorld, group: Group) -> dict[int, tuple[LendingStatus, int]]:
+    found = world.connection.execute(
+        "select stream_id, status, position from lending where group_id = %s", (group.group_id,)
+    )
+    return {stream_id: (LendingStatus(status), position) for stream_id, status, position in found}
+
+
+def reset(
+    world: PostgresWorld, group: Group, target: Target, *streams: int, force: bool = False
+) -> Mapping[int, tuple[int | None, int]]:
+    """Do it: {stream: (before, after)}."""
+    with world.connection.transaction():
+        moves = resets.carry_out(world.connection, group, target, streams, reason=f"to {target}", force=force)
+    return {move.stream_id: (move.before, move.after) for move in moves}
+
+
+def consumed(world: PostgresWorld, group: Group, term: int, stream: int, position: int) -> None:
+    """Lent, consumed up to there and handed back."""
+    held = lent(world, group, term, stream)
+    world.apply(group, term, Advance(stream, held.grant_id, position))
+    row = world.row(group, term, stream)
+    if row.status is LendingStatus.HELD:
+        world.apply(group, term, Seize(stream, row.grant_id, "left"))
+
+
+@pytest.fixture
+def halfway(postgres: PostgresWorld) -> tuple[PostgresWorld, Group, int, tuple[int, ...]]:
+    """Two streams of ten messages, consumed up to 4, and to 10."""
+    world = postgres
+    streams = world.add_space(shards=2)
+    group = world.declare()
+    term = world.lead(group)
+    for stream, position in zip(streams, (4, 10), strict=True):
+        world.append(stream, 10)
+        consumed(world, group, term, stream, position)
+    return world, group, term, streams
+
+
+@pytest.mark.conforms("A4")
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (Target.earliest(), (0, 0)),
+        (Target.latest(), (10, 10)),
+        (Target.current(), (4, 10)),
+        (Target.offset(7), (7, 7)),
+        (Target.offset(11), (10, 10)),
+        (Target.shift(-5), (0, 5)),
+        (Target.shift(3), (7, 10)),
+        (Target.shift(LARGEST), (10, 10)),
+        (Target.shift(-LARGEST), (0, 0)),
+        (Target.time(datetime(2000, 1, 1, tzinfo=UTC)), (0, 0)),
+        (Target.time(datetime(9000, 1, 1, tzinfo=UTC)), (10, 10)),
+    ],
+)
+def test_a_group_goes_on_from_where_it_is_told_to(
+    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]], target: Target, expected: tuple[int, int]
+) -> None:
+    world, group, term, streams = halfway
+    planned = resets.plan(world.connection, group, target)
+    assert [move.after for move in planned] == list(expected)
+    assert places(world, group) == {streams[0]: (FREE, 4), streams[1]: (FREE, 10)}, "to plan changes nothing"
+    assert reset(world, group, target) == dict(zip(streams, zip((4, 10), expected, strict=True), strict=True))
+    assert places(world, group) == dict(zip(streams, ((FREE, place) for place in expected), strict=True))
+    assert world.write(group, term).deposed, "whoever led has rows that are not true any more"
+    lines = [line for line in world.store.history(group.group_id) if line.event == "reset"]
+    assert [(line.stream_id, line.position, line.forced) for line in lines] == [
+        (stream, place, False) for stream, place in zip(streams, expected, strict=True)
+    ]
+    assert lines[0].reason == f"to {target}; was at 4"
+
+
+@pytest.mark.conforms("A4")
+def test_one_stream_may_be_reset_alone_and_offsets_given(
+    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
+) -> None:
+    world, group, _, (first, second) = halfway
+    assert reset(world, group, Target.shift(1), first) == {first: (4, 5)}
+    assert reset(world, group, Target.offsets({second: 3})) == {second: (10, 3)}
+    assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
+    with pytest.raises(UsageError, match=f"stream {second}: offset 11 is beyond its end, 10"):
+        reset(world, group, Target.offsets({second: 11}))
+    with pytest.raises(UsageError, match="stream 999 is none of"):
+        reset(world, group, Target.earliest(), 999)
+    assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
+
+
+@pytest.mark.conforms("A5", "E7")
+def test_while_a_stream_is_lent_it_is_refused_or_forced_and_the_grant_is_over(
+    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
+) -> None:
+    world, group, term, (first, second) = halfway
+    held = lent(world, group, term, first)
+    with pytest.raises(Conflict, match=f"1 of its streams are lent.* the first is {first}"):
+        reset(world, group, Target.earliest())
+    assert not world.write(group, term).deposed, "nothing was done"
+    reset(world, group, Target.earliest(), force=True)
+    assert places(world, group) == {first: (FREE, 0), second: (FREE, 0)}
+    (forced,) = [line for line in world.store.history(group.group_id) if line.event == "reset" and line.forced]
+    assert (forced.stream_id, forced.grant_id, forced.until) == (first, held.grant_id, 10)
+    term = world.lead(group)
+    late = world.apply(group, term, Advance(first, held.grant_id, 9))
+    assert late.lending is not None
+    assert late.lending.position == 0, "an old grant moves nothing"
+
+
+@pytest.mark.conforms("A4")
+def test_what_was_consumed_to_its_end_is_lent_again_parents_before_children(postgres: PostgresWorld) -> None:
+    world = postgres
+    (parent,) = world.add_space()
+    group = world.declare()
+    term = world.lead(group)
+    world.append(parent, 5)
+    held = lent(world, group, term, parent)
+    (child,) = world.rollover(1)
+    world.apply(group, term, Advance(parent, held.grant_id, 5))
+    world.write(group, term, renew=True)
+    world.append(child, 3)
+    consumed(world, group, term, child, 2)
+    assert places(world, group) == {parent: (FINISHED, 5), child: (FREE, 2)}
+    reset(world, group, Target.earliest())
+    assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
+    term = world.lead(group)
+    assert world.apply(group, term, grant(child)).verdict == "refused", "its parent is not consumed any more"
+    lent(world, group, term, parent)
+    world.apply(group, term, Seize(parent, world.row(group, term, parent).grant_id, "left"))
+    reset(world, group, Target.latest())
+    assert places(world, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
+
+
+@pytest.mark.conforms("A4")
+def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) -> None:
+    world = postgres
+    (parent,) = world.add_space()
+    world.append(parent, 5)
+    (child,) = world.rollover(1)
+    group = world.declare(start=Start.LATEST)
+    assert set(places(world, group)) == {child}
+    assert reset(world, group, Target.earliest()) == {parent: (None, 0), child: (0, 0)}
+    assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
+
+
+@pytest.mark.conforms("A4")
+def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> None:
+    world = postgres
+    (stream,) = world.add_space()
+    group = world.declare()
+    term = world.lead(group)
+    world.append(stream, 5)
+    for _ in range(5):
+        held = lent(world, group, term, stream)
+        world.apply(group, term, Seize(stream, held.grant_id, "died"))
+    assert places(world, group) == {stream: (BLOCKED, 0)}
+    reset(world, group, Target.shift(1))
+    assert places(world, group) == {stream: (FREE, 1)}
+    term = world.lead(group)
+    held = lent(world, group, term, stream)
+    world.apply(group, term, Seize(stream, held.grant_id, "died"))
+    assert places(world, group) == {stream: (FREE, 1)}, "its losses are counted from the beginning"
+
+
+@pytest.mark.conforms("A4", "S5")
+def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic_one_with_whole_epochs(
+    postgres: PostgresWorld,
+) -> None:
+    world = postgres
+    (stream,) = world.add_space()
+    world.complete(1)
+    plain, atomic = world.group(PLAIN), world.declare(atomic=True, start=Start.EARLIEST)
+    for epoch in (1, 2, 3, 2):
+        world.append(stream, 10, epoch)
+    world.complete(5)
+    assert resets.plan(world.connection, plain, Target.at_epoch(3))[0].after == 20
+    assert resets.plan(world.connection, plain, Target.at_epoch(9))[0].after == 40
+    reset(world, atomic, Target.at_epoch(2))
+    term = world.lead(atomic)
+    assert world.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
+    reset(world, atomic, Target.latest())
+    term = world.lead(atomic)
+    assert world.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
+    assert world.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
+
+
+def test_targets_that_are_none_are_refused() -> None:
+    with pytest.raises(UsageError, match="offset -1"):
+        Target.offset(-1)
+    with pytest.raises(UsageError, match="no time zone"):
+        Target.time(datetime(2026, 1, 1))  # noqa: DTZ001
+    with pytest.raises(InvalidEpoch):
+        Target.at_epoch("x")
+    with pytest.raises(UsageError, match="no stream is given"):
+        Target.offsets({})
+    with pytest.raises(UsageError, match="stream 0, offset 1"):
+        Target.offsets({0: 1})
+    with pytest.raises(UsageError, match="no stream is so long"):
+        Target.shift(2**64)

@@ -1,0 +1,211 @@
+"""Orders and resets of live groups from the command line: real processes, real sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.words import Subscription
+from storage.connect import connect
+from storage.groups.model import GroupOptions, Start
+from storage.groups.postgres import PostgresGroups
+from storage.publish import Publisher
+from tests.integration.cli_kit import Answer, Shell, a_shell
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+GROUP = "$share/billing/orders/#"
+FAST = BorrowerSettings().scaled(SPEED)
+
+
+@pytest.fixture
+def shell(database: str) -> Iterator[Shell]:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        yield shell
+
+
+@pytest.fixture
+def orders(database: str) -> str:
+    """A group at the beginning of two hundred messages."""
+    store = PostgresGroups(database)
+    store.declare_group(Subscription.parse(GROUP), GroupOptions(Start.EARLIEST))
+    store.close()
+    with Publisher(database, block_messages=10) as publisher:
+        publish(publisher, range(200))
+    return database
+
+
+def publish(publisher: Publisher, numbers: range) -> None:
+    for number in numbers:
+        publisher.publish("orders/eu", b"%d" % number, key=b"%d" % (number % 20))
+    publisher.flush()
+
+
+def done(answer: Answer) -> Any:
+    assert answer.code == 0, answer.err
+    return answer.object
+
+
+def refused(answer: Answer, code: int, *told: str) -> None:
+    assert (answer.code, answer.out) == (code, ""), answer.err
+    assert "Traceback" not in answer.err
+    for text in told:
+        assert text in answer.err, answer.err
+
+
+def held(url: str) -> int:
+    with connect(url) as conn:
+        return len(conn.execute("select from lending where status = 'held'").fetchall())
+
+
+class Consumer:
+    """A session, and the numbers that it was given."""
+
+    def __init__(self, url: str, **arguments: Any) -> None:
+        self.session = Session(GROUP, url, settings=FAST, **arguments)
+        self.seen: list[int] = []
+
+    def read(self, timeout_s: float = 0.05) -> bool:
+        """Whether there was a batch; the one before it is acknowledged by that."""
+        batch = self.session.next_batch(timeout_s)
+        if batch is not None:
+            self.seen += [int(value) for value in batch.table.column("value").to_pylist()]
+        return batch is not None
+
+    def until(self, count: int) -> None:
+        def there() -> bool:
+            self.read()
+            return len(self.seen) >= count
+
+        eventually(there, 30.0, lambda: f"{len(self.seen)} of {count} seen")
+
+
+@pytest.mark.conforms("A5")
+def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, orders: str, fleet: Fleet) -> None:
+    consumer = Consumer(orders)
+    with consumer.session:
+        consumer.until(200)
+        assert done(shell.run("groups", "pause", GROUP, "--reason", "repairs", "--json"))["changed"] is True
+        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        with Publisher(orders) as publisher:
+            publish(publisher, range(200, 250))
+        assert not consumer.read(1.0)
+        described = shell.run("groups", "describe", GROUP).out
+        assert "paused   repairs" in described
+        assert f"group    {GROUP} (id 1), paused" in described
+        assert done(shell.run("groups", "pause", GROUP, "--json"))["changed"] is False
+        assert done(shell.run("groups", "resume", GROUP, "--json"))["paused"] is None
+        consumer.until(250)
+    assert sorted(consumer.seen) == list(range(250))
+    assert [word in shell.run("groups", "history", GROUP).out for word in ("paused: repairs", "resumed")] == [True] * 2
+
+
+@pytest.mark.conforms("A5")
+def test_a_live_group_is_reset_when_its_member_has_handed_over_and_gives_nothing_of_before_afterwards(
+    shell: Shell, orders: str, fleet: Fleet
+) -> None:
+    consumer = Consumer(orders, batch_bytes=1)
+    with consumer.session:
+        eventually(consumer.read, 30.0)
+        resetting = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
+        resetting.says("waiting for members to hand over")
+        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        assert resetting.end().code == 0
+        before = list(consumer.seen)
+        assert len(before) < 200
+        with Publisher(orders) as publisher:
+            publish(publisher, range(200, 220))
+        consumer.until(len(before) + 20)
+        assert not consumer.read(1.0)
+    assert sorted(consumer.seen[len(before) :]) == list(range(200, 220))
+    described = shell.run("groups", "describe", GROUP).out
+    assert "paused   " not in described
+
+
+@pytest.mark.conforms("A4", "A5")
+def test_a_live_group_goes_back_to_the_beginning(shell: Shell, orders: str, fleet: Fleet) -> None:
+    consumer = Consumer(orders)
+    with consumer.session:
+        consumer.until(200)
+        resetting = shell.start("groups", "reset", GROUP, "--to-earliest", "--yes", "--json")
+        eventually(lambda: consumer.read() or resetting.process.poll() is not None, 60.0)
+        told = done(resetting.end())
+        assert (told["target"], told["done"]) == ("earliest", True)
+        consumer.until(400)
+    assert sorted(consumer.seen) == sorted([*range(200), *range(200)])
+
+
+@pytest.mark.conforms("A4")
+def test_a_dry_run_shows_the_plan_and_changes_nothing_and_what_was_exported_is_gone_back_to(
+    shell: Shell, orders: str, fleet: Fleet, tmp_path: Path
+) -> None:
+    consumer = Consumer(orders)
+    with consumer.session:
+        consumer.until(200)
+        assert not consumer.read(1.0), "the last batch is acknowledged by that"
+    exported = shell.run("groups", "export", GROUP)
+    (tmp_path / "before.json").write_text(exported.out)
+    planned = done(shell.run("groups", "reset", GROUP, "--to-earliest", "--dry-run", "--json"))
+    assert planned["done"] is False
+    assert sum(each["before"] - each["after"] for each in planned["streams"]) == 200
+    assert json.loads(shell.run("groups", "export", GROUP).out)["streams"] == exported.object["streams"]
+    (tmp_path / "plan.json").write_text(json.dumps(planned))
+    assert shell.run("groups", "reset", GROUP, "--from-file", str(tmp_path / "plan.json"), "--yes").code == 0
+    assert {each["position"] for each in shell.run("groups", "export", GROUP).object["streams"]} == {0}
+    answer = shell.run("groups", "reset", GROUP, "--from-file", str(tmp_path / "before.json"), "--yes")
+    assert "streams of $share/billing/orders/# go on from the offsets that were given" in answer.err
+    assert shell.run("groups", "export", GROUP).object["streams"] == exported.object["streams"]
+
+
+@pytest.mark.conforms("A4", "A9")
+def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.json").write_text('{"streams": [{"stream": 1}]}')
+    for options, told in (
+        ([], "0 places to go on from: give one of --to-earliest"),
+        (["--to-earliest", "--to-latest"], "2 places to go on from"),
+        (["--to-offset", "-1"], "offset -1: it is a number from 0"),
+        (["--to-time", "yesterday"], "yesterday"),
+        (["--to-time", "12"], "--to-time '12': give a time"),
+        (["--by-duration", "x"], "duration 'x'"),
+        (["--to-epoch", "a,b"], "--to-epoch 'a,b'"),
+        (["--from-file", str(tmp_path / "none.json")], "No such file"),
+        (["--from-file", str(tmp_path / "odd.json")], "Make one with `sublet groups export`"),
+        (["--to-earliest", "--stream", "999"], "stream 999 is none of"),
+        (["--to-earliest", "--timeout", "soon"], "duration 'soon'"),
+    ):
+        refused(shell.run("groups", "reset", GROUP, *options), 2, told)
+    refused(shell.run("groups", "reset", "$share/none/#", "--to-earliest"), 3, "there is no such group")
+    refused(shell.run("groups", "pause", "$share/none/#"), 3, "there is no such group")
+    refused(shell.run("groups", "weight", GROUP, "s", "much"), 2, "weight 'much': give a number")
+    refused(shell.run("groups", "weight", GROUP, "s", "0"), 2, "a finite number above 0")
+    answer = shell.run("groups", "reset", GROUP, "--to-latest", stdin="n\n")
+    assert answer.code == 1
+    assert "Nothing was changed" in answer.err
+    assert done(shell.run("groups", "weight", GROUP, "s", "2.5", "--json"))["weights"] == {"s": 2.5}
+    assert "weights  s 2.5" in shell.run("groups", "describe", GROUP).out
+    assert done(shell.run("groups", "weight", GROUP, "s", "own", "--json"))["weights"] == {}
+
+
+@pytest.mark.conforms("A5")
+def test_who_has_streams_and_is_not_there_is_waited_for_until_it_is_forced(
+    shell: Shell, orders: str, fleet: Fleet
+) -> None:
+    consumer = Consumer(orders)
+    with consumer.session:
+        eventually(consumer.read, 30.0)
+        fleet.close()
+        answer = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--timeout", "1s")
+        assert answer.code == 4
+        assert "are lent" in answer.err
+        assert "paused" not in shell.run("groups", "describe", GROUP).out, "it is as it was"
+        assert shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--force").code == 0
+        assert held(orders) == 0
+    assert "messages that may have been seen twice" in shell.run("groups", "history", GROUP).out or "seen twice" in (
+        shell.run("groups", "describe", GROUP).out
+    )
