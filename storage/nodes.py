@@ -49,6 +49,10 @@ select name, incarnation, address, http_address, protocol_version, started_at,
        extract(epoch from expires_at - clock_timestamp())::float8, notify
   from node order by name"""
 
+_LED = """
+select incarnation, count(*) from leadership
+ where leadership_id <> 0 and expires_at > clock_timestamp() group by incarnation"""
+
 _ENDPOINTS = """
 select distinct notify from node where expires_at > clock_timestamp() and notify is not null order by notify"""
 
@@ -115,3 +119,8 @@ def collect(conn: psycopg.Connection[Any]) -> list[str]:
     return sorted(
         row[0] for row in conn.execute("delete from node where expires_at <= clock_timestamp() returning name")
     )
+
+
+def led_groups(conn: psycopg.Connection[Any]) -> dict[str, int]:
+    """{incarnation: how many groups it leads}."""
+    return dict(conn.execute(_LED).fetchall())

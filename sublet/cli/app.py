@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sublet._version import __version__
-from sublet.cli import consume, demo, groups, leader, publish, spaces, tail
+from sublet.cli import consume, demo, doctor, groups, leader, nodes, publish, spaces, tail
 from sublet.cli.command import EXIT_CODES
 
 _HELP = """Durable shared subscriptions for Spark, on nothing but Postgres.
@@ -54,5 +54,5 @@ def _top(
         context.fail(f"--json belongs behind the command: sublet {context.invoked_subcommand} ... --json")
 
 
-for module in (leader, publish, consume, tail, groups, spaces, demo):
+for module in (leader, publish, consume, tail, groups, spaces, nodes, doctor, demo):
     module.add_to(app)

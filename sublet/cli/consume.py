@@ -145,8 +145,22 @@ def _way(cli: Cli, subscription: Subscription, nodes: list[str] | None) -> Itera
         return
     with cli.database() as database:
         _check(database.url, subscription)
-        start_one = "No leader node is listed in the database: start one with `sublet leader`."
-        yield _Way({"url": database.url}, lambda: None if _live(database.url) else start_one)
+        yield _Way({"url": database.url}, lambda: _lacking(database.url, subscription))
+
+
+def _lacking(url: str, subscription: Subscription) -> str | None:
+    """What the database says of why nothing is lent."""
+    from storage.connect import connect
+    from storage.groups import births
+
+    if not _live(url):
+        return "No leader node is listed in the database: start one with `sublet leader`."
+    with connect(url, application_name="sublet consume") as connection:
+        group = births.find_live(connection, subscription)
+    if group is None or group.orders.paused is None:
+        return None
+    why = f" ({group.orders.paused})" if group.orders.paused else ""
+    return f"The group is paused{why}: `sublet groups resume '{subscription}'` has its streams lent again."
 
 
 def _silence(nodes: list[str]) -> str | None:

@@ -110,11 +110,11 @@ def change_the_streams(stage: Stage) -> None:
     "trouble",
     [
         kill_a_consumer,
-        let_a_consumer_leave,
-        add_a_consumer,
+        pytest.param(let_a_consumer_leave, marks=pytest.mark.long),
+        pytest.param(add_a_consumer, marks=pytest.mark.long),
         freeze_a_consumer,
         kill_the_leader,
-        change_the_streams,
+        pytest.param(change_the_streams, marks=pytest.mark.long),
     ],
 )
 def test_epochs_stay_whole_and_each_is_announced_once(stage: Stage, trouble: Callable[[Stage], None]) -> None:

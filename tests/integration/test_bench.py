@@ -89,6 +89,7 @@ def test_epochs(page: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_spark(page: Path) -> None:
     small = ("--rows", "4000", "--batch-rows", "1500", "--table-rows", "200", "--streams", "2", "--blocks", "500")
     few = (

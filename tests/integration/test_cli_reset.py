@@ -100,6 +100,9 @@ def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, 
         assert "paused   repairs" in described
         assert f"group    {GROUP} (id 1), paused" in described
         assert done(shell.run("groups", "pause", GROUP, "--json"))["changed"] is False
+        waiting = shell.start("consume", GROUP, "--idle-exit", "8")
+        waiting.says("The group is paused (repairs): `sublet groups resume '$share/billing/orders/#'`")
+        assert waiting.end().code == 5
         assert done(shell.run("groups", "resume", GROUP, "--json"))["paused"] is None
         consumer.until(250)
     assert sorted(consumer.seen) == list(range(250))

@@ -12,39 +12,56 @@ from pathlib import Path
 
 from borrower.spark.java import java_home
 
-LONGEST_S = 120
 PROGRAM = """
+import os
 import sys
+
 from pyspark.sql import SparkSession
 
-options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:ArchiveClassesAtExit=" + sys.argv[1]
+draft, archive = sys.argv[1:]
+options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:ArchiveClassesAtExit=" + draft
 builder = SparkSession.builder.master("local[1]").config("spark.driver.extraJavaOptions", options)
 spark = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "1").getOrCreate()
 rows = spark.range(9).groupBy("id").count()
 assert rows.count() == len(rows.collect()) == 9
 assert spark.range(9).mapInArrow(lambda batches: batches, "id long").count() == 9
+java = spark.sparkContext._gateway.proc
+spark.stop()
+java.stdin.close()
+java.wait()
+os.rename(draft, archive)
 """
 
 
 def java_options(cache: Path) -> str:
-    """Options that make Java use the archive in that directory. It is made by whoever comes first; where that fails,
-    there is none, and Java starts as it would without."""
+    """Options that make Java use the archive in that directory. Who comes first has it made and does not wait for it:
+    until it is there, and where that fails, Java starts as it would without."""
     java, pyspark = java_home(cache), importlib.metadata.version("pyspark")
     release = (java / "release").read_bytes() if (java / "release").exists() else b""
     key = sha256(b"\0".join([str(java).encode(), release, pyspark.encode()])).hexdigest()[:16]
     archive = cache / f"spark-{key}.jsa"
     cache.mkdir(exist_ok=True)
-    with open(cache / "spark.jsa.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            _make(archive, java)
+    if not archive.exists():
+        _make(archive, java)
     return f"-Xlog:disable -XX:SharedArchiveFile={archive}"
 
 
 def _make(archive: Path, java: Path) -> None:
-    draft = archive.with_suffix(".draft")
+    """Beside what goes on; once, however many ask for it at the same time: the lock is its process's."""
+    lock = open(archive.with_suffix(".lock"), "w")  # noqa: SIM115 - the process that is started holds it on
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
     environment = {**os.environ, "JAVA_HOME": str(java), "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, "-c", PROGRAM, str(draft)]
-    subprocess.run(command, env=environment, check=False, capture_output=True, timeout=LONGEST_S)
-    if draft.exists():
-        draft.rename(archive)
+    command = [sys.executable, "-c", PROGRAM, str(archive.with_suffix(".draft")), str(archive)]
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(
+        command,
+        env=environment,
+        pass_fds=(lock.fileno(),),
+        start_new_session=True,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+    )

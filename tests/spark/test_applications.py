@@ -81,6 +81,7 @@ def test_of_two_applications_one_stops_or_loses_its_driver_and_the_other_takes_a
     stage.verdict()
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E10", "E26")
 def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any, stage: Stage) -> None:
     stage.serve("n1")

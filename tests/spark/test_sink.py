@@ -133,6 +133,7 @@ def is_in_doubt(conn: Connection, place: Path) -> bool:
     return newest(conn) > max(noted, default=-1)
 
 
+@pytest.mark.long
 @pytest.mark.conforms("W2")
 @pytest.mark.timeout(90 * (2 + MOST_KILLS))
 def test_a_query_that_is_killed_at_any_point_has_stored_each_batch_once(

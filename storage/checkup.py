@@ -1,0 +1,187 @@
+"""What can be wrong with a database that is used: looked up, and said together with the remedy. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import psycopg
+
+LEAST_VERSION = 150_000
+SKEW_S = 1.0
+"""So far a clock may be from the database's before it is worth a word."""
+CROWDED = 0.8
+"""Of all connections that the server allows."""
+LONG_S = 600.0
+"""A transaction that is open for so long keeps the server from clearing away what was changed since."""
+MOST_NAMED = 5
+
+Connection = psycopg.Connection[Any]
+
+
+class State(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"  # it works, and will not in some foreseeable case
+    ERROR = "error"  # something does not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what was found, and unless it is well, what helps."""
+
+    check: str
+    state: State
+    found: str
+    remedy: str | None = None
+
+
+def examine(connection: Connection, now_s: float, protocol_version: int) -> Iterator[Finding]:
+    """All checks, one after the other. `now_s`: this machine's time; `protocol_version`: what this release speaks."""
+    checks: tuple[Callable[[], Finding], ...] = (
+        lambda: _server(connection),
+        lambda: _durability(connection),
+        lambda: _clock(connection, now_s),
+        lambda: _connections(connection),
+        lambda: _transactions(connection),
+        lambda: _nodes(connection, protocol_version),
+        lambda: _housekeeping(connection),
+        lambda: _unled(connection),
+        lambda: _blocked(connection),
+        lambda: _paused(connection),
+    )
+    for check in checks:
+        yield check()
+
+
+def _server(connection: Connection) -> Finding:
+    version = connection.info.server_version
+    said = f"Postgres {version // 10_000}.{version % 10_000}"
+    if version < LEAST_VERSION:
+        return Finding("server", State.ERROR, said, f"Upgrade it to {LEAST_VERSION // 10_000} or later.")
+    return Finding("server", State.OK, said)
+
+
+def _durability(connection: Connection) -> Finding:
+    wanted = ("fsync", "full_page_writes", "synchronous_commit")
+    found = connection.execute(
+        "select name, setting from pg_settings where name = any(%s) order by name", (list(wanted),)
+    ).fetchall()
+    off = [name for name, setting in found if setting == "off"]
+    if off:
+        lost = "what was acknowledged may be lost when the server, or its machine, stops"
+        return Finding("durability", State.ERROR, f"{', '.join(off)} off: {lost}", "Set it to on in postgresql.conf.")
+    return Finding("durability", State.OK, ", ".join(f"{name} {setting}" for name, setting in found))
+
+
+def _clock(connection: Connection, now_s: float) -> Finding:
+    (row,) = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
+    ahead = now_s - row[0]
+    said = f"this machine's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
+    if abs(ahead) > SKEW_S:
+        hint = "Leases are not concerned; messages without a timestamp get this machine's. Run a time service here."
+        return Finding("clock", State.WARNING, said, hint)
+    return Finding("clock", State.OK, said)
+
+
+def _connections(connection: Connection) -> Finding:
+    (row,) = connection.execute(
+        "select count(*), current_setting('max_connections')::int from pg_stat_activity"
+        " where backend_type = 'client backend'"
+    ).fetchall()
+    used, most = row
+    if used > CROWDED * most:
+        hint = "Raise max_connections: each session, publisher and node has a few, and each Spark worker one."
+        return Finding("connections", State.WARNING, f"{used} of {most} are used", hint)
+    return Finding("connections", State.OK, f"{used} of {most} are used")
+
+
+def _transactions(connection: Connection) -> Finding:
+    rows = connection.execute(
+        "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
+        " where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()"
+        " and backend_type = 'client backend' order by xact_start",
+        (LONG_S,),
+    ).fetchall()
+    if rows:
+        pid, name, age_s = rows[0]
+        said = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
+        return Finding("transactions", State.WARNING, said, f"End it: select pg_terminate_backend({pid})")
+    return Finding("transactions", State.OK, "none is open for long")
+
+
+def _nodes(connection: Connection, protocol_version: int) -> Finding:
+    rows = connection.execute(
+        "select name, protocol_version from node where expires_at > clock_timestamp() order by name"
+    ).fetchall()
+    if not rows:
+        return Finding("nodes", State.ERROR, "no leader node is there", "Start one: sublet leader")
+    others = [f"{name} ({version})" for name, version in rows if version != protocol_version]
+    if others:
+        said = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
+        return Finding("nodes", State.ERROR, said, "Bring all to the same release of sublet.")
+    said = f"{len(rows)}: {_some([name for name, _ in rows])}"
+    if len(rows) == 1:
+        hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
+        return Finding("nodes", State.WARNING, f"{said}; nobody takes over from it", hint)
+    return Finding("nodes", State.OK, said)
+
+
+def _housekeeping(connection: Connection) -> Finding:
+    """Retention, rollover, the relay and leases of epochs are one node's business at a time."""
+    rows = connection.execute(
+        "select node from leadership where leadership_id = 0 and expires_at > clock_timestamp()"
+    ).fetchall()
+    if rows:
+        return Finding("housekeeping", State.OK, f"by {rows[0][0]}")
+    hint = "A node takes it within its lease. If it stays so, look into the log of the nodes."
+    return Finding("housekeeping", State.WARNING, "nobody does it at present", hint)
+
+
+def _unled(connection: Connection) -> Finding:
+    rows = connection.execute(
+        "select '$' || g.kind || '/' || g.name || '/' || g.filter from consumer_group g"
+        "  left join leadership l on l.leadership_id = g.group_id"
+        " where g.deleted_at is null and (l.expires_at is null or l.expires_at <= clock_timestamp())"
+        "   and exists (select from lending k where k.group_id = g.group_id and k.status = 'held') order by 1"
+    ).fetchall()
+    if rows:
+        said = f"{len(rows)} have consumers and no leader: {_some([name for (name,) in rows])}"
+        hint = "One is elected within its lease if a node is there, and as soon as a consumer asks."
+        return Finding("groups", State.WARNING, said, hint)
+    return Finding("groups", State.OK, "each that has consumers is led")
+
+
+def _blocked(connection: Connection) -> Finding:
+    rows = connection.execute(
+        "select '$' || g.kind || '/' || g.name || '/' || g.filter, l.stream_id"
+        "  from lending l join consumer_group g using (group_id)"
+        " where l.status = 'blocked' and g.deleted_at is null order by 1, 2"
+    ).fetchall()
+    if rows:
+        name, stream_id = rows[0]
+        said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream in rows])}"
+        hint = (
+            f"sublet groups describe '{name}' says why, sublet groups reset '{name}' --stream {stream_id} lets it go on"
+        )
+        return Finding("streams", State.ERROR, said, hint)
+    return Finding("streams", State.OK, "none is blocked")
+
+
+def _paused(connection: Connection) -> Finding:
+    rows = connection.execute(
+        "select '$' || kind || '/' || name || '/' || filter from consumer_group"
+        " where deleted_at is null and orders ? 'paused' order by 1"
+    ).fetchall()
+    if rows:
+        said = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
+        return Finding("pauses", State.WARNING, said, f"Where it is not meant: sublet groups resume '{rows[0][0]}'")
+    return Finding("pauses", State.OK, "no group is paused")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -1,0 +1,48 @@
+"""`sublet doctor`: what is wrong here, and what helps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+import typer
+
+from protocol.errors import SubletError
+from protocol.messages import PROTOCOL_VERSION
+from sublet.cli.command import Cli, register
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    register(app, "doctor")(doctor)
+
+
+def doctor(cli: Cli) -> int:
+    """Look at the database, the nodes and the groups, and say what is wrong and what helps.
+
+    Nothing is changed. It ends with 1 if there is an error; what works and might not one day is a warning.
+
+    Example:
+
+    \b
+      sublet doctor
+      sublet doctor --json | jq '.findings[] | select(.state != "ok")'
+    """
+    from storage.checkup import Finding, State, examine
+
+    findings: list[Finding] = []
+    try:
+        with cli.connection() as connection:
+            findings += [Finding("database", State.OK, "it answers, and its tables are this release's")]
+            findings += examine(connection, time.time(), PROTOCOL_VERSION)
+    except SubletError as error:
+        what, _, remedy = str(error).partition(". ")
+        findings.append(Finding("database", State.ERROR, what, remedy or None))
+    is_well = all(finding.state is not State.ERROR for finding in findings)
+    if cli.json:
+        cli.emit({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
+    else:
+        cli.table(("CHECK", "STATE", "FOUND"), [(each.check, each.state.value, each.found) for each in findings])
+        remedies = [f"{each.check}: {each.remedy}" for each in findings if each.remedy is not None]
+        cli.write(["", *remedies] if remedies else [])
+    return 0 if is_well else 1

@@ -1,0 +1,140 @@
+"""What is wrong with a database, its nodes and its groups is found, and told with what helps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Subscription
+from storage import checkup
+from storage.checkup import Finding, State, examine
+from storage.connect import connect
+from storage.groups.model import MAINTENANCE, NodeRef
+from storage.groups.orders import Pause
+from storage.groups.postgres import PostgresGroups
+from storage.nodes import register
+from tests.integration.cli_kit import a_shell
+from tests.kit import eventually
+
+GROUP = Subscription.parse("$share/g/#")
+N1, N2 = (NodeRef(name, f"a life of {name}", "127.0.0.1:1") for name in ("n1", "n2"))
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as conn:
+        yield conn
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[PostgresGroups]:
+    store = PostgresGroups(database)
+    yield store
+    store.close()
+
+
+def found(conn: psycopg.Connection[Any], check: str, now_s: float | None = None) -> Finding:
+    now_s = time.time() if now_s is None else now_s
+    (finding,) = [each for each in examine(conn, now_s, PROTOCOL_VERSION) if each.check == check]
+    return finding
+
+
+def is_well(finding: Finding) -> bool:
+    return finding.state is State.OK and finding.remedy is None
+
+
+def test_a_database_that_is_looked_after_is_well(conn: psycopg.Connection[Any], store: PostgresGroups) -> None:
+    for node in (N1, N2):
+        register(conn, node, 60, PROTOCOL_VERSION)
+    store.claim(MAINTENANCE, N1, 60)
+    assert [each for each in examine(conn, time.time(), PROTOCOL_VERSION) if not is_well(each)] == []
+
+
+def test_nodes_are_missed_counted_and_compared(conn: psycopg.Connection[Any]) -> None:
+    assert (found(conn, "nodes").state, found(conn, "nodes").remedy) == (State.ERROR, "Start one: sublet leader")
+    assert found(conn, "housekeeping").state is State.WARNING
+    register(conn, N1, 60, PROTOCOL_VERSION)
+    assert "nobody takes over from it" in found(conn, "nodes").found
+    register(conn, N2, 60, PROTOCOL_VERSION + 1)
+    assert f"n2 ({PROTOCOL_VERSION + 1})" in found(conn, "nodes").found
+    assert found(conn, "nodes").state is State.ERROR
+
+
+def test_groups_without_a_leader_blocked_streams_and_pauses_are_named(
+    conn: psycopg.Connection[Any], store: PostgresGroups
+) -> None:
+    store.open_group(GROUP)
+    assert is_well(found(conn, "groups")), "it has no consumer"
+    conn.execute("update lending set status = 'held', grant_id = 1")
+    assert found(conn, "groups").found == "1 have consumers and no leader: $share/g/#"
+    conn.execute("update lending set status = 'blocked' where stream_id = (select min(stream_id) from lending)")
+    blocked = found(conn, "streams")
+    assert (blocked.state, blocked.found) == (State.ERROR, "1 are blocked: 1 of $share/g/#")
+    assert blocked.remedy is not None
+    assert "sublet groups reset '$share/g/#' --stream 1" in blocked.remedy
+    store.instruct(GROUP, Pause("why"))
+    assert found(conn, "pauses").found == "1 groups are paused: $share/g/#"
+    store.delete_group(GROUP)
+    assert [is_well(found(conn, check)) for check in ("groups", "streams", "pauses")] == [True] * 3
+
+
+def test_a_server_that_may_lose_what_it_acknowledged_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
+    assert is_well(found(conn, "durability"))
+    conn.execute("set synchronous_commit = off")
+    assert found(conn, "durability").state is State.ERROR
+    assert "synchronous_commit off" in found(conn, "durability").found
+
+
+def test_clocks_connections_and_long_transactions_are_looked_at(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "60.0 s ahead" in found(conn, "clock", time.time() + 60).found
+    assert "60.0 s behind" in found(conn, "clock", time.time() - 60).found
+    assert is_well(found(conn, "connections"))
+    monkeypatch.setattr(checkup, "CROWDED", 0.0)
+    assert found(conn, "connections").state is State.WARNING
+    monkeypatch.setattr(checkup, "LONG_S", 0.01)
+    with connect(database, application_name="a forgotten one") as other, other.transaction():
+        other.execute("select 1")
+        finding = eventually(lambda: next(iter([f for f in [found(conn, "transactions")] if not is_well(f)]), None))
+        assert "'a forgotten one'" in finding.found
+        assert finding.remedy == f"End it: select pg_terminate_backend({other.info.backend_pid})"
+    monkeypatch.setattr(checkup, "LEAST_VERSION", 990_000)
+    assert found(conn, "server").state is State.ERROR
+
+
+@pytest.mark.conforms("A8", "A9")
+def test_the_command_says_it_in_words_and_in_json_and_by_its_exit_code(database: str, empty_database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        answer = shell.run("doctor")
+        assert answer.code == 1
+        assert "no leader node is there" in answer.out
+        assert "nodes: Start one: sublet leader" in answer.out
+        shell.leader("n1")
+        eventually(lambda: shell.run("doctor", "--json").object["ok"], 30.0)
+        listed = shell.run("nodes", "list", "--json").object["nodes"]
+        assert [(each["name"], each["lives"], each["leads"]) for each in listed] == [("n1", True, 0)]
+        assert "n1" in shell.run("nodes", "list").out
+    with a_shell(SUBLET_DATABASE_URL=empty_database) as shell:
+        answer = shell.run("doctor")
+        assert answer.code == 1
+        assert "sublet migrate" in answer.out
+    with a_shell(SUBLET_DATABASE_URL="postgresql://nobody@127.0.0.1:1/none") as shell:
+        answer = shell.run("doctor", "--json")
+        assert answer.code == 1
+        (finding,) = answer.object["findings"]
+        assert (finding["check"], finding["state"]) == ("database", "error")
+
+
+@pytest.mark.conforms("A7")
+def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Connection[Any]) -> None:
+    register(conn, N1, 0, PROTOCOL_VERSION)
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        (line,) = shell.run("nodes", "list", "--json").object["nodes"]
+        assert (line["name"], line["lives"], line["address"]) == ("n1", False, "127.0.0.1:1")
+        assert "gone" in shell.run("nodes", "list").out
