@@ -32,10 +32,10 @@ BUSY = 5.0
 """Under load, pauses grow to so many times the shortest: who is told looks for himself by then."""
 
 GROWTH = 1.2
-"""From one pause to the next, while there is something to tell at the end of each."""
+"""From one pause to the next, while objects change more often than is told of them."""
 
-SOON = 0.2
-"""What is told so early after a pause, as a part of it, belongs to a load."""
+LIGHT = 0.6
+"""Of the most sends per second: where an object changes less often than so, the load is over."""
 
 
 class Status(Enum):
@@ -94,6 +94,7 @@ class Announcer:
         """Before this, nothing that is told is sent, for the sake of the rate."""
         self._publisher, self._incarnation, self._settings = publisher, incarnation, settings
         self._pause_s = 1 / settings.sends_per_s
+        self._sent_at, self._replaced = -math.inf, 0
         self._most_waiting = most_waiting
         self._limit = LONGEST_MESSAGE
         self._sequences: dict[str, int] = {}
@@ -146,6 +147,7 @@ class Announcer:
                 self._skip(self._waiting.popitem(last=False)[1].kind)
         elif change.rank > before.rank:
             self._waiting[place] = change
+            self._replaced += 1
 
     def _skip(self, channel: str) -> None:
         """A number without a message: whoever listens will notice that something is missing."""
@@ -161,13 +163,21 @@ class Announcer:
 
     def _due(self, now: float) -> list[bytes]:
         if self._waiting and now >= self.ready_at:
-            shortest_s = 1 / self._settings.sends_per_s
-            is_load = now <= self.ready_at + SOON * self._pause_s
-            self._pause_s = min(self._pause_s * GROWTH, BUSY * shortest_s) if is_load else shortest_s
+            self._pause_s = self._next_pause_s(now)
             sends = list(self._messages())
             self.ready_at = now + len(sends) * self._pause_s
+            self._sent_at, self._replaced = now, 0
             return sends
         return [self._hello()] if now >= self._spoke_at + self._settings.max_idle_s else []
+
+    def _next_pause_s(self, now: float) -> float:
+        """Longer, where an object has changed more often since the last send than may be sent, and the shortest again
+        where it has changed seldom: what comes once in a while is told at once, however regularly."""
+        most = self._settings.sends_per_s * (now - self._sent_at)
+        told = self._replaced + 1
+        if told >= most:
+            return min(self._pause_s * GROWTH, BUSY / self._settings.sends_per_s)
+        return self._pause_s if told > LIGHT * most else 1 / self._settings.sends_per_s
 
     def _wake_at(self) -> float | None:
         if self.status is not Status.OPEN:
