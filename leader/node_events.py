@@ -129,11 +129,13 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answer to `Load`: None if the term is over, the group is `deleted`, or the database did not answer."""
+    """Answer to `Load`: None if the term is over, the group is `deleted`, or the database did not answer. `group` is as
+    it is now, with what is ordered."""
 
     request: Load
     rows: tuple[Lending, ...] | None
     deleted: bool = False
+    group: Group | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,7 +306,7 @@ class Node:
                 problem = f"group {group.group_id} is deleted"
                 self._refuse(self.registry.forget(group), group.group_id, EndReason.DELETED, problem, now)
             return
-        leader = GroupLeader(group, term, answer.rows, self.settings, now)
+        leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now)
         self.leaders[group.group_id] = leader
         self._tell(group.group_id, [unrecorded(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
         self._give(leader, group_events.Tick(), now)

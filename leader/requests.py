@@ -89,10 +89,11 @@ def _open(request: Open, store: GroupStore) -> Opened:
 
 
 def _load(request: Load, store: GroupStore) -> Loaded:
-    if store.find_group(request.group.group_id) is None:
+    group = store.find_group(request.group.group_id)
+    if group is None:
         return Loaded(request, None, deleted=True)
     try:
-        return Loaded(request, store.load(request.group.group_id, request.term))
+        return Loaded(request, store.load(request.group.group_id, request.term), group=group)
     except LostLeadership:
         return Loaded(request, None)
 

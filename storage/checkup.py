@@ -164,9 +164,8 @@ def _blocked(connection: Connection) -> Finding:
     if rows:
         name, stream_id = rows[0]
         said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream in rows])}"
-        hint = (
-            f"sublet groups describe '{name}' says why, sublet groups reset '{name}' --stream {stream_id} lets it go on"
-        )
+        again = f"sublet groups reset '{name}' --stream {stream_id} --to-current"
+        hint = f"sublet groups describe '{name}' says why, {again} tries once more."
         return Finding("streams", State.ERROR, said, hint)
     return Finding("streams", State.OK, "none is blocked")
 

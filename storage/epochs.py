@@ -24,7 +24,7 @@ from protocol.epochs import (
     shown_epoch,
 )
 from protocol.errors import CapabilityExpired, EpochCompleted, SubletError, UnknownSpace
-from storage.log import Append, Appended, Producer, answers_to, fenced, outcome_in_doubt, send
+from storage.log import STORED, Append, Appended, Producer, answers_to, fenced, outcome_in_doubt, send
 from storage.notify.model import Change, epochs_change
 from storage.turnover import Guard
 
@@ -74,11 +74,14 @@ def append_and_hold(
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
     raises: then nothing has happened, or nobody knows, and it may be repeated."""
     wanted = LowerFrontier.of(least)
-    with outcome_in_doubt(conn), conn.pipeline(), conn.transaction():
-        conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
-        sent = send(conn, appends)
+    with outcome_in_doubt(conn), conn.transaction():
+        with conn.pipeline():
+            conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
+            sent = send(conn, appends)
+        answers = answers_to(sent)
+        if any(answer.outcome not in STORED for answer in answers):
+            return Moved(answers)
         asked = _hold(conn, space_id, who, wanted, lease_s, appends)
-    answers = answers_to(sent)
     try:
         return Moved(answers, _held(asked, space_id, who, wanted)[1])
     except _NotYet:

@@ -90,6 +90,9 @@ class Outcome(StrEnum):
     EXPIRED = "expired"  # it has epochs, and its producer may publish none (any more)
 
 
+STORED = frozenset({Outcome.APPENDED, Outcome.DUPLICATE})
+
+
 @dataclass(frozen=True, slots=True)
 class Producer:
     """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""

@@ -12,20 +12,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.epochs import LowerFrontier, lower_of_json
+from protocol.epochs import LowerFrontier, check_epoch, lower_of_json
 from protocol.errors import Conflict, UsageError
 from storage.catalogue import filled
 from storage.groups import frontiers, leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Group, LendingStatus, Start
 from storage.groups.pen import Pen
+from storage.groups.refusals import no_such_group
 from storage.groups.rules import reset
 from storage.groups.sql import NOW, in_microseconds
 from storage.groups.targets import Target
 
 _PLAN = """
 select s.stream_id, s.state = 'closed', l.status, l.position, s.head,
-       case when n.state = 'gone' then s.head else case %(kind)s
+       case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
          when 'earliest' then 0
          when 'latest' then s.head
          when 'current' then l.position
@@ -41,8 +42,7 @@ select s.stream_id, s.state = 'closed', l.status, l.position, s.head,
             where b.generation_id = s.generation_id and b.stream_id = s.stream_id and exists (
               select from jsonb_array_elements(b.epochs -> 'greatest') as e(epoch)
                where epoch_at_or_before(%(epoch)s::jsonb, e.epoch))
-            order by b.end_offset limit 1), s.head)
-         when 'given' then g.place end end
+            order by b.end_offset limit 1), s.head) end end, n.state = 'gone'
   from stream s join generation n using (generation_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
@@ -67,7 +67,15 @@ select %(group)s, u.stream_id, 0, %(consumed)s::jsonb, {NOW} from unnest(%(strea
 
 _FORGET_FRONTIERS = "delete from consumed_frontier where group_id = %(group)s"
 
-_FRONTIERS = "select space_id, least from consumed_frontier where group_id = %(group)s"
+_FRONTIERS = """
+select f.space_id, f.least from consumed_frontier f join space p using (space_id)
+ where f.group_id = %(group)s and p.epoch_numbers is not null"""
+
+_NUMBERS = """
+select distinct p.epoch_numbers from space p join stream s using (space_id)
+ where s.stream_id = any(%(streams)s::bigint[]) and p.epoch_numbers is not null"""
+
+_LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at is null for share"
 
 _BEGIN_AT = """
 with begun as (
@@ -110,6 +118,7 @@ def plan(connection: Connection, group: Group, target: Target, streams: Collecti
         "open": [filter.text for filter, matching in wanted.items() if matching],
         "closed": [filter.text for filter in wanted],
     }
+    _check_wholeness(group, target, streams)
     found = connection.execute(_PLAN, parameters).fetchall()
     named = set(streams) | {stream_id for stream_id, _ in target.given}
     if unknown := named - {row[0] for row in found}:
@@ -117,15 +126,35 @@ def plan(connection: Connection, group: Group, target: Target, streams: Collecti
             f"stream {min(unknown)} is none of {group.subscription}, or retention has taken it. "
             f"`sublet groups describe '{group.subscription}'` lists its streams."
         )
-    if beyond := next((row for row in found if row[5] is not None and row[5] > row[4]), None):
+    found = [row for row in found if row[5] is not None and (not streams or row[0] in streams)]
+    if beyond := next((row for row in found if row[5] > row[4]), None):
         raise UsageError(f"stream {beyond[0]}: offset {beyond[5]} is beyond its end, {beyond[4]}. Give one up to that.")
+    if gone := next((row for row in found if row[6] and row[5] < row[4]), None):
+        raise UsageError(
+            f"stream {gone[0]}: retention has taken offset {gone[5]}. Leave the stream out, or reset by time."
+        )
+    _check_numbers(connection, target, [row[0] for row in found])
     return tuple(
         Move(stream_id, status, before, after, head)
-        for stream_id, closed, status, before, head, after in found
-        if after is not None
-        and (not streams or stream_id in streams)
-        and not (status is None and closed and after == head)
+        for stream_id, closed, status, before, head, after, _ in found
+        if not (status is None and closed and after == head)
     )
+
+
+def _check_wholeness(group: Group, target: Target, streams: Collection[int]) -> None:
+    """Which epochs a group is given follows from where all its streams begin: it is set for all together."""
+    if group.options.atomic and (streams or target.kind in ("current", "shift", "given")):
+        raise UsageError(
+            f"{group.subscription} is atomic: single streams, a shift, the current places or those of a file would "
+            "leave parts of epochs out. Reset all of it, to the earliest, the latest, a time, an offset or an epoch."
+        )
+
+
+def _check_numbers(connection: Connection, target: Target, stream_ids: Sequence[int]) -> None:
+    if target.kind != "epoch":
+        return
+    for (numbers,) in connection.execute(_NUMBERS, {"streams": list(stream_ids)}).fetchall():
+        check_epoch(target.epoch, numbers)
 
 
 def carry_out(
@@ -141,6 +170,8 @@ def carry_out(
     something in them is in doubt, unless by `force`: then these grants end without their holders' word."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
     leader = leadership.locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
+    if connection.execute(_LIVES, {"group": group.group_id}).fetchone() is None:
+        raise no_such_group(group.subscription)
     moves = plan(connection, group, target, streams)
     new = [move.stream_id for move in moves if move.status is None]
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None

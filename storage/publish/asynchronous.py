@@ -150,6 +150,7 @@ class AsyncAtEpoch:
         timestamp: datetime | int | None = None,
     ) -> Delivery:
         """As `AsyncPublisher.publish`."""
+        self._at.check()
         return await self._publisher._publish(topic, value, key, headers, timestamp, self._at.epoch)
 
     async def publish_batch(self, data: Columns) -> BatchDelivery:

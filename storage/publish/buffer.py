@@ -98,10 +98,13 @@ class Buffer:
                     start += chunk.num_rows
         except SubletError as error:
             ticket.failed(total - start, error)
+            with self._lock:
+                self._unsettled.pop(ticket, None)
+                self._work.notify()  # an advance may have waited for it alone
             raise
         return BatchDelivery(ticket)
 
-    def advance(self, least: Sequence[Epoch]) -> None:
+    def advance(self, least: Sequence[Epoch]) -> Ticket:
         """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
         something has failed and nobody was told, that is raised."""
         with self._lock:
@@ -113,6 +116,7 @@ class Buffer:
             self._advances.append((ticket, least))
             if not self._queued:
                 self._work.notify()
+            return ticket
 
     def when_room(self, callback: Callable[[], None]) -> None:
         """Call back once, soon, when there may be room; for callers that must not block."""

@@ -175,12 +175,14 @@ class Publisher:
         capability = self._epochs()
         capability.promise(least)
         try:
-            self._buffer.advance(least)
+            made = self._buffer.advance(least)
         except Exception:
             capability.forget_promises()
             raise
         if wait:
             self.flush()
+            if made.error is not None:
+                raise made.error  # somebody else was told of it first
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published, and advanced, so far is durable. Raises the first delivery error since the last
@@ -277,6 +279,10 @@ class AtEpoch:
 
     def __init__(self, publisher: Publisher, epoch: Epoch) -> None:
         self._publisher, self.epoch = publisher, epoch
+
+    def check(self) -> None:
+        """Raise `EpochCompleted` if it may be published no more."""
+        self._publisher._epochs().check([self.epoch])
 
     def publish(
         self,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from protocol.epochs import Epoch
-from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
+from protocol.errors import DatabaseUnreachable, PublisherClosed, SubletError, Unavailable
 from storage import epochs
 from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
@@ -82,6 +82,8 @@ class Sender(threading.Thread):
         except Exception as error:  # noqa: BLE001 - the thread's last words belong to those who wait
             self._buffer.abandon(error)
         finally:
+            # Whoever was in the middle of a batch when it was closed, and who waits behind him, is told.
+            self._buffer.abandon(PublisherClosed("this publisher was closed before it was stored."))
             self._disconnect()
 
     def give_up(self) -> None:

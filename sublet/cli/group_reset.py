@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protocol.errors import UsageError
+from protocol.errors import NotFound, UsageError
 from protocol.words import Subscription
 from storage.groups.orders import Pause, Resume
 from storage.groups.targets import Target
@@ -131,7 +131,7 @@ def _target(
         *([Target.current()] if current else []),
         *([] if offset is None else [Target.offset(offset)]),
         *([] if moment is None else [Target.time(_moment(moment))]),
-        *([] if duration is None else [Target.time(datetime.now(UTC) - timedelta(seconds=values.seconds(duration)))]),
+        *([] if duration is None else [Target.time(_ago(duration))]),
         *([] if shift is None else [Target.shift(shift)]),
         *([] if epoch is None else [Target.at_epoch(_epoch(epoch))]),
         *([] if file is None else [_offsets(file)]),
@@ -142,6 +142,13 @@ def _target(
             "--to-time, --by-duration, --shift-by, --to-epoch and --from-file."
         )
     return given[0]
+
+
+def _ago(duration: str) -> datetime:
+    try:
+        return datetime.now(UTC) - timedelta(seconds=values.seconds(duration))
+    except OverflowError:
+        raise UsageError(f"--by-duration {duration!r}: it is longer than time is. Use --to-earliest.") from None
 
 
 def _moment(text: str) -> datetime:
@@ -196,15 +203,15 @@ def _show(cli: Cli, moves: tuple[Move, ...]) -> None:
 
 @contextlib.contextmanager
 def _paused(url: str, wanted: Subscription, group: Group, target: Target) -> Iterator[None]:
-    """The group is paused meanwhile; whatever happens, it is resumed afterwards unless it was paused before."""
-    if group.orders.paused is not None:
-        yield
-        return
-    instruct(url, wanted, Pause(f"to be reset to {target}"))
+    """The group is paused meanwhile; whatever happens, it is resumed afterwards unless somebody else has paused it."""
+    found, is_ours = instruct(url, wanted, Pause(f"to be reset to {target}"))
     try:
+        if found.group_id != group.group_id:
+            raise NotFound(f"group {str(wanted)!r} was deleted and made anew meanwhile. Look at it, and try again.")
         yield
     finally:
-        instruct(url, wanted, Resume())
+        if is_ours:
+            instruct(url, wanted, Resume())
 
 
 def _wait(cli: Cli, connection: psycopg.Connection[Any], group: Group, patience_s: float) -> None:

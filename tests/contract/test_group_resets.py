@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from protocol.epochs import ConsumedFrontier, LowerFrontier
-from protocol.errors import Conflict, InvalidEpoch, UsageError
+from protocol.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from protocol.words import Subscription
 from storage.groups import resets
 from storage.groups.model import Advance, Group, LendingStatus, Seize, Start
@@ -192,6 +192,7 @@ def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic
     world.complete(5)
     assert resets.plan(world.connection, plain, Target.at_epoch(3))[0].after == 20
     assert resets.plan(world.connection, plain, Target.at_epoch(9))[0].after == 40
+    world.connection.execute("update space set epoch_numbers = 1")
     reset(world, atomic, Target.at_epoch(2))
     term = world.lead(atomic)
     assert world.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
@@ -199,6 +200,57 @@ def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic
     term = world.lead(atomic)
     assert world.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
     assert world.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
+
+
+@pytest.mark.conforms("A4", "S5")
+def test_of_an_atomic_group_nothing_is_reset_that_would_leave_epochs_out(postgres: PostgresWorld) -> None:
+    world = postgres
+    (stream,) = world.add_space()
+    world.complete(1)
+    group = world.declare(atomic=True, start=Start.EARLIEST)
+    world.append(stream, 10, 1)
+    for target, streams in (
+        (Target.current(), ()),
+        (Target.shift(1), ()),
+        (Target.offsets({stream: 3}), ()),
+        (Target.earliest(), (stream,)),
+    ):
+        with pytest.raises(UsageError, match="is atomic"):
+            reset(world, group, target, *streams)
+    world.connection.execute("update space set epoch_numbers = 1")
+    with pytest.raises(InvalidEpoch, match="have 1 number, and this one has 2"):
+        reset(world, group, Target.at_epoch((3, 1)))
+    assert places(world, group) == {stream: (FREE, 0)}
+
+
+@pytest.mark.conforms("A4")
+def test_what_is_given_concerns_no_other_stream_not_even_one_that_is_gone(postgres: PostgresWorld) -> None:
+    world = postgres
+    (gone,) = world.add_space()
+    group = world.declare()
+    world.append(gone, 5)
+    (child,) = world.rollover(1)
+    world.lead(group)
+    world.connection.execute("insert into lending (group_id, stream_id, position) values (1, %s, 0)", (child,))
+    world.append(child, 4)
+    world.retire(1)
+    world.connection.execute("update lending set status = 'blocked', position = 7 where stream_id = %s", (gone,))
+    assert reset(world, group, Target.offsets({child: 2})) == {child: (0, 2)}
+    assert reset(world, group, Target.current(), child) == {child: (2, 2)}, "another is beyond its end"
+    with pytest.raises(UsageError, match=f"stream {gone}: retention has taken offset 3"):
+        reset(world, group, Target.offsets({gone: 3}))
+    assert places(world, group)[gone] == (BLOCKED, 7)
+
+
+@pytest.mark.conforms("A4")
+def test_a_group_that_was_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld) -> None:
+    world = postgres
+    world.add_space()
+    group = world.declare()
+    world.store.delete_group(group.subscription)
+    with pytest.raises(NotFound):
+        reset(world, group, Target.earliest())
+    assert places(world, group) == {}
 
 
 def test_targets_that_are_none_are_refused() -> None:

@@ -76,7 +76,7 @@ def test_groups_without_a_leader_blocked_streams_and_pauses_are_named(
     blocked = found(conn, "streams")
     assert (blocked.state, blocked.found) == (State.ERROR, "1 are blocked: 1 of $share/g/#")
     assert blocked.remedy is not None
-    assert "sublet groups reset '$share/g/#' --stream 1" in blocked.remedy
+    assert "sublet groups reset '$share/g/#' --stream 1 --to-current" in blocked.remedy
     store.instruct(GROUP, Pause("why"))
     assert found(conn, "pauses").found == "1 groups are paused: $share/g/#"
     store.delete_group(GROUP)

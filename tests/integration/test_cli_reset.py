@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,17 @@ def test_a_live_group_goes_back_to_the_beginning(shell: Shell, orders: str, flee
     assert sorted(consumer.seen) == sorted([*range(200), *range(200)])
 
 
+@pytest.mark.conforms("A5")
+def test_a_pause_of_somebody_else_meanwhile_outlives_the_reset(shell: Shell, orders: str) -> None:
+    resetting = shell.start("groups", "reset", GROUP, "--to-latest", stdin=subprocess.PIPE)
+    resetting.says("[y/N]")
+    assert done(shell.run("groups", "pause", GROUP, "--reason", "mine", "--json"))["changed"] is True
+    resetting.stdin.write(b"y\n")
+    resetting.stdin.close()
+    assert resetting.end().code == 0
+    assert "paused   mine" in shell.run("groups", "describe", GROUP).out
+
+
 @pytest.mark.conforms("A4")
 def test_a_dry_run_shows_the_plan_and_changes_nothing_and_what_was_exported_is_gone_back_to(
     shell: Shell, orders: str, fleet: Fleet, tmp_path: Path
@@ -176,6 +188,7 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
         (["--to-time", "yesterday"], "yesterday"),
         (["--to-time", "12"], "--to-time '12': give a time"),
         (["--by-duration", "x"], "duration 'x'"),
+        (["--by-duration", "9999999d"], "longer than time is"),
         (["--to-epoch", "a,b"], "--to-epoch 'a,b'"),
         (["--from-file", str(tmp_path / "none.json")], "No such file"),
         (["--from-file", str(tmp_path / "odd.json")], "Make one with `sublet groups export`"),

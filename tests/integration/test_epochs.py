@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -17,6 +18,7 @@ from protocol.errors import (
     EpochCompleted,
     InvalidEpoch,
     ProducerFenced,
+    PublisherClosed,
     SubletError,
     UsageError,
 )
@@ -26,6 +28,8 @@ from storage.connect import connect
 from storage.epochs import hold, lower_frontier, release, renew
 from storage.log import Append, Outcome, Producer, Stamp, append
 from storage.publish import Publisher
+from storage.publish.buffer import Buffer
+from storage.publish.pieces import Piece
 from storage.spaces import create_space, drop_space, rollover
 from tests.integration.log_kit import everything, in_epochs
 from tests.kit import eventually
@@ -462,6 +466,34 @@ def test_an_advance_behind_something_that_failed_raises_why(
     publisher.advance(4)
     publisher.close()
     assert least(lower_frontier(conn, space)) == [(4,)]
+
+
+def test_nobody_waits_for_an_advance_behind_a_batch_that_closing_broke_off(
+    database: str, space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    between, go_on = threading.Event(), threading.Event()
+    add_chunk = Buffer._add_chunk
+
+    def halting(self: Buffer, chunk: Piece) -> None:
+        add_chunk(self, chunk)
+        between.set()
+        go_on.wait(20)
+
+    publisher = Publisher(database, space="default")
+    publisher.advance(3)
+    monkeypatch.setattr(Buffer, "_add_chunk", halting)
+    monkeypatch.setattr("storage.publish.buffer.ROUTED_AT_ONCE", 1)
+    with ThreadPoolExecutor(2) as pool:
+        batch = pool.submit(publisher.publish_batch, {"topic": "t", "value": [b"1", b"2"]})
+        assert between.wait(20)
+        advance = pool.submit(publisher.advance, 4)
+        eventually(lambda: len(publisher._buffer._advances) == 1)
+        with contextlib.suppress(SubletError):
+            publisher.close()
+        go_on.set()
+        for each in (batch, advance):
+            with pytest.raises(PublisherClosed):
+                each.result(20)
 
 
 @pytest.mark.conforms("S9")
