@@ -34,7 +34,7 @@ LEASE_S = 30.0
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
 """What a publisher may wish for."""
 
-_HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s, %s::bigint[], %s::bigint[])"
+_HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s)"
 
 KEPT_S = 7 * 86400.0
 """For so long it is remembered whose epochs were closed."""
@@ -81,11 +81,9 @@ def append_and_hold(
         answers = answers_to(sent)
         if any(answer.outcome not in STORED for answer in answers):
             return Moved(answers)
-        asked = _hold(conn, space_id, who, wanted, lease_s, appends)
+        asked = _hold(conn, space_id, who, wanted, lease_s)
     try:
         return Moved(answers, _held(asked, space_id, who, wanted)[1])
-    except _NotYet:
-        return Moved(answers)
     except SubletError as error:
         return Moved(answers, refusal=error)
 
@@ -212,29 +210,17 @@ def completed(producer_id: str) -> EpochCompleted:
     )
 
 
-class _NotYet(Exception):
-    """Not all is stored that comes before an advance."""
-
-
 def _hold(
-    conn: psycopg.Connection[Any],
-    space_id: int,
-    who: Producer,
-    least: LowerFrontier,
-    lease_s: float,
-    appends: Sequence[Append] = (),
+    conn: psycopg.Connection[Any], space_id: int, who: Producer, least: LowerFrontier, lease_s: float
 ) -> psycopg.Cursor[Any]:
-    """Ask for it, once these appends are stored: within a pipeline `_held` is for when that has ended."""
-    last = {append.stream_id: append.stamp.sequence for append in appends if append.stamp is not None}
-    behind = list(last), list(last.values())
-    parameters = space_id, who.producer_id, who.incarnation, _json(least), lease_s, *behind
-    return conn.execute(_HOLD, parameters, prepare=True)
+    """Ask for it; `_held` has the answer."""
+    return conn.execute(_HOLD, (space_id, who.producer_id, who.incarnation, _json(least), lease_s), prepare=True)
 
 
 def _held(
     asked: psycopg.Cursor[Any], space_id: int, who: Producer, wanted: LowerFrontier
 ) -> tuple[LowerFrontier, Change]:
-    """The frontier that is left, and the news of it. Raises what `hold` raises, and `_NotYet`."""
+    """The frontier that is left, and the news of it. Raises what `hold` raises."""
     found = asked.fetchone()
     assert found is not None
     outcome, stored, name, moves = found
@@ -242,8 +228,6 @@ def _held(
     match outcome:
         case "held":
             return lower, epochs_change(name, moves)
-        case "behind":
-            raise _NotYet
         case "unknown":
             raise UnknownSpace(f"space {space_id} does not exist any more.")
         case "fenced":

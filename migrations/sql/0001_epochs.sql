@@ -49,10 +49,8 @@ create function least_epochs(p_epochs jsonb) returns jsonb language sql immutabl
    where not exists (select from every other where other.epoch <> every.epoch and epoch_at_or_before(other.epoch, every.epoch))
 $$;
 
--- From now on the producer publishes only at or after one of p_least, once all that it has appended to these streams up to
--- these sequences is stored. `outcome` is exactly one of
---   held       it does, for the lease; `lower` is the space's frontier that is left, and p_moves counts its moves
---   behind     not all of that is stored
+-- From now on the producer publishes only at or after one of p_least. `outcome` is exactly one of
+--   held       it does, for the lease; `lower` is the space's frontier that is left, and `moves` counts its moves
 --   unknown    there is no such space (any more)
 --   fenced     a later life of the producer holds epochs
 --   expired    what it held in this life is closed
@@ -61,20 +59,12 @@ $$;
 --   completed  one of p_least is completed: what may still come is at or after `lower`
 create function hold_epochs(
   p_space bigint, p_producer text, p_incarnation bigint, p_least jsonb, p_lease_s double precision,
-  p_streams bigint[], p_sequences bigint[], out outcome text, out lower jsonb, out space_name text, out moves bigint
+  out outcome text, out lower jsonb, out space_name text, out moves bigint
 ) language plpgsql as $$
 declare
   place record;
   own jsonb;
 begin
-  if exists (
-    select from unnest(p_streams, p_sequences) as u(stream_id, sequence)
-      left join producer p on p.producer_id = p_producer and p.stream_id = u.stream_id
-     where p.incarnation is distinct from p_incarnation or p.sequence < u.sequence
-  ) then
-    outcome := 'behind';
-    return;
-  end if;
   perform pg_advisory_xact_lock(producer_lock(p_producer));
   select name, epoch_numbers, lower_frontier, frontier_moves into place from space
    where space_id = p_space and dropped_at is null for no key update;
