@@ -24,7 +24,7 @@ from protocol.epochs import (
     shown_epoch,
 )
 from protocol.errors import CapabilityExpired, EpochCompleted, SubletError, UnknownSpace
-from storage.log import STORED, Append, Appended, Producer, answers_to, fenced, outcome_in_doubt, send
+from storage.log import STORED, Append, Appended, Producer, append, fenced, outcome_in_doubt
 from storage.notify.model import Change, epochs_change
 from storage.turnover import Guard
 
@@ -50,7 +50,7 @@ def hold(
     `CapabilityExpired`, `UnknownSpace`.
     """
     wanted = LowerFrontier.of(map(check_epoch, least))
-    return _held(_hold(conn, space_id, who, wanted, lease_s), space_id, who, wanted)[0]
+    return _hold(conn, space_id, who, wanted, lease_s)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,13 @@ def append_and_hold(
     with outcome_in_doubt(conn), conn.transaction():
         with conn.pipeline():
             conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
-            sent = send(conn, appends)
-        answers = answers_to(sent)
+            answers = append(conn, appends)
         if any(answer.outcome not in STORED for answer in answers):
             return Moved(answers)
-        asked = _hold(conn, space_id, who, wanted, lease_s)
-    try:
-        return Moved(answers, _held(asked, space_id, who, wanted)[1])
-    except SubletError as error:
-        return Moved(answers, refusal=error)
+        try:
+            return Moved(answers, _hold(conn, space_id, who, wanted, lease_s)[1])
+        except SubletError as error:
+            return Moved(answers, refusal=error)
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None:
@@ -211,17 +209,11 @@ def completed(producer_id: str) -> EpochCompleted:
 
 
 def _hold(
-    conn: psycopg.Connection[Any], space_id: int, who: Producer, least: LowerFrontier, lease_s: float
-) -> psycopg.Cursor[Any]:
-    """Ask for it; `_held` has the answer."""
-    return conn.execute(_HOLD, (space_id, who.producer_id, who.incarnation, _json(least), lease_s), prepare=True)
-
-
-def _held(
-    asked: psycopg.Cursor[Any], space_id: int, who: Producer, wanted: LowerFrontier
+    conn: psycopg.Connection[Any], space_id: int, who: Producer, wanted: LowerFrontier, lease_s: float
 ) -> tuple[LowerFrontier, Change]:
     """The frontier that is left, and the news of it. Raises what `hold` raises."""
-    found = asked.fetchone()
+    parameters = space_id, who.producer_id, who.incarnation, _json(wanted), lease_s
+    found = conn.execute(_HOLD, parameters, prepare=True).fetchone()
     assert found is not None
     outcome, stored, name, moves = found
     lower = lower_of_json(stored) or LowerFrontier()

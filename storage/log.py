@@ -168,28 +168,11 @@ def append(conn: psycopg.Connection[Any], appends: Sequence[Append]) -> list[App
     Raises `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
     and then nothing was written.
     """
-    with outcome_in_doubt(conn):
-        if len(appends) == 1:
-            return [_answer(_execute(conn, appends[0]))]
-        if conn.info.transaction_status != TransactionStatus.IDLE:
-            with conn.pipeline():
-                sent = send(conn, appends)
-        else:
-            with conn.pipeline(), conn.transaction():
-                sent = send(conn, appends)
-        return answers_to(sent)
-
-
-def send(conn: psycopg.Connection[Any], appends: Sequence[Append]) -> list[psycopg.Cursor[Any]]:
-    """Within a pipeline, ask for the blocks to be appended, by stream id. `answers_to` is for when that has ended."""
     order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
-    sent = {index: _execute(conn, appends[index]) for index in order}
-    return [sent[index] for index in range(len(appends))]
-
-
-def answers_to(sent: Iterable[psycopg.Cursor[Any]]) -> list[Appended]:
-    """What became of the appends, in the order in which they were given."""
-    return [_answer(cursor) for cursor in sent]
+    with outcome_in_doubt(conn):
+        answers = _send(conn, [appends[index] for index in order])
+    by_index = dict(zip(order, answers, strict=True))
+    return [by_index[index] for index in range(len(appends))]
 
 
 @contextmanager
@@ -336,6 +319,18 @@ def fenced(producer_id: str, incarnation: int) -> ProducerFenced:
         f"producer {producer_id!r}: a newer incarnation of it has begun, and this one ({incarnation}) may write no "
         "more. Give each process a name of its own."
     )
+
+
+def _send(conn: psycopg.Connection[Any], appends: list[Append]) -> list[Appended]:
+    if len(appends) == 1:
+        return [_answer(_execute(conn, appends[0]))]
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        with conn.pipeline():
+            cursors = [_execute(conn, each) for each in appends]
+    else:
+        with conn.pipeline(), conn.transaction():
+            cursors = [_execute(conn, each) for each in appends]
+    return [_answer(cursor) for cursor in cursors]
 
 
 def _execute(conn: psycopg.Connection[Any], append: Append) -> psycopg.Cursor[Any]:

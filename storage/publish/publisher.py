@@ -293,14 +293,14 @@ class AtEpoch:
         timestamp: datetime | int | None = None,
     ) -> Delivery:
         """As `Publisher.publish`."""
-        self._publisher._epochs().check([self.epoch])
+        self.check()
         delivery = self._publisher._offer(topic, value, key, headers, timestamp, self.epoch, wait=True)
         assert delivery is not None
         return delivery
 
     def publish_batch(self, data: Columns) -> BatchDelivery:
         """As `Publisher.publish_batch`; all messages are in this epoch."""
-        self._publisher._epochs().check([self.epoch])
+        self.check()
         return self._publisher._publish_batch(data, self.epoch)
 
 
