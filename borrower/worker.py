@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
+
+NOTICE_S = 1.0
+"""So often at least an event loop turns where somebody waits: a signal that comes when the loop has just looked for one
+and goes to sleep, or that another thread was given, does not wake it."""
 
 _T = TypeVar("_T")
 _Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
@@ -60,7 +65,9 @@ async def settled(work: Future[Any], timeout_s: float | None = None) -> bool:
             loop.call_soon_threadsafe(bell.cancel)
 
     work.add_done_callback(ring)
-    await asyncio.wait({bell}, timeout=timeout_s)
+    deadline = math.inf if timeout_s is None else loop.time() + timeout_s
+    while not bell.done() and (remaining_s := deadline - loop.time()) > 0:
+        await asyncio.wait({bell}, timeout=min(remaining_s, NOTICE_S))
     return work.done()
 
 

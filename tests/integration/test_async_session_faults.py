@@ -257,12 +257,18 @@ FORGOTTEN = "if session := await AsyncSession(sys.argv[1], sys.argv[2], start='e
 
 
 @contextlib.contextmanager
-def consumer(scene: Scene, entering: str) -> Iterator[subprocess.Popen[str]]:
+def consumer(scene: Scene, entering: str, before: str = "") -> Iterator[subprocess.Popen[str]]:
     """A program of a user's."""
-    code = textwrap.dedent(CONSUMER).format(entering=entering)
+    code = "import sys\n" + textwrap.dedent(before) + textwrap.dedent(CONSUMER).format(entering=entering)
     argv = [sys.executable, "-c", code, "$share/g/#", scene.url]
     with subprocess.Popen(
-        argv, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv,
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as program:
         try:
             yield program
@@ -286,6 +292,32 @@ def test_ctrl_c_hands_over_and_ends_as_python_does(scene: Scene) -> None:
     assert error.rstrip().endswith("KeyboardInterrupt")
     assert "never retrieved" not in error
     assert "was destroyed" not in error
+    assert scene.is_handed_over()
+
+
+AT_ANOTHER_THREAD = """
+    import signal, threading
+
+    def interrupt():
+        sys.stdin.readline()
+        for thread in threading.enumerate():
+            if thread.name == "sublet-session":
+                signal.pthread_kill(thread.ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+"""
+
+
+def test_ctrl_c_that_wakes_no_event_loop_is_noticed(scene: Scene) -> None:
+    """The kernel gives it to any thread, and to one that waits already it says nothing."""
+    run(partial(scene.node, "n1"))
+    scene.publish(1)
+    with consumer(scene, ENTERED, AT_ANOTHER_THREAD) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        _, error = program.communicate("now\n", timeout=WAIT_S)
+    assert program.returncode == -signal.SIGINT
+    assert error.rstrip().endswith("KeyboardInterrupt")
     assert scene.is_handed_over()
 
 
