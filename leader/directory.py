@@ -1,4 +1,5 @@
-"""Keeps a node listed in the database, where borrowers look for it, and strikes off those that have stopped."""
+"""Keeps a node listed in the database, where borrowers look for it, and strikes off those that have stopped. What an
+operator wants of the node is read on the way."""
 
 from __future__ import annotations
 
@@ -13,21 +14,33 @@ import psycopg
 
 from protocol.errors import NodeNameTaken, SubletError
 from protocol.messages import PROTOCOL_VERSION
-from storage import nodes
+from storage import node_orders, nodes
 from storage.connect import connect
 from storage.groups.model import NodeRef
+from storage.node_orders import NodeOrders
 from storage.notify import snapshot
 from storage.notify.teller import shared
 
 log = logging.getLogger(__name__)
 
 
+LOOK_S = 1.0
+"""So often at least a node looks for orders."""
+
+
 class Listing:
     """One node's line in the directory. `lease_s`: how long borrowers go on seeing a node that died. `notify`: where
-    publishers' notifications reach it."""
+    publishers' notifications reach it. `ordered` is told, on a thread of its own, what is wanted of the node."""
 
-    def __init__(self, url: str, ref: NodeRef, lease_s: float, notify: str | None = None) -> None:
-        self._url, self._ref, self._lease_s, self._notify = url, ref, lease_s, notify
+    def __init__(
+        self,
+        url: str,
+        ref: NodeRef,
+        lease_s: float,
+        notify: str | None = None,
+        ordered: Callable[[NodeOrders], None] = lambda orders: None,
+    ) -> None:
+        self._url, self._ref, self._lease_s, self._notify, self._ordered = url, ref, lease_s, notify, ordered
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
         self._connection: psycopg.Connection[Any] | None = None
@@ -64,18 +77,26 @@ class Listing:
         nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION, notify=self._notify)
 
     def _keep(self) -> None:
-        while not self._stop.wait(self._lease_s / 3):
+        renew_at = time.monotonic() + self._lease_s / 3
+        while not self._stop.wait(min(LOOK_S, self._lease_s / 3)):
             try:
-                self._renew()
+                connection = self._connected()
+                if time.monotonic() >= renew_at:
+                    renew_at = time.monotonic() + self._lease_s / 3
+                    self._renew(connection)
+                self._ordered(node_orders.read(connection, self._ref))
             except (SubletError, psycopg.Error) as error:
                 log.warning("this node's line in the directory could not be renewed: %s", error)
                 self._connection = None
         if self._connection is not None:
             self._connection.close()
 
-    def _renew(self) -> None:
+    def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._url, application_name="sublet node")
-        if not nodes.renew(self._connection, self._ref, self._lease_s):
-            self._register(self._connection)
-        nodes.collect(self._connection)
+        return self._connection
+
+    def _renew(self, connection: psycopg.Connection[Any]) -> None:
+        if not nodes.renew(connection, self._ref, self._lease_s):
+            self._register(connection)
+        nodes.collect(connection)

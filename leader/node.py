@@ -23,7 +23,7 @@ from leader.feed import FeedServer
 from leader.hub import Hub
 from leader.listen import Listen
 from leader.maintenance import Housekeeper
-from leader.node_events import Asked, Begin, Heard, NodeEvent, Opened, Shutdown, StreamsChanged, Tick
+from leader.node_events import Asked, Begin, Heard, NodeEvent, Opened, Ordered, Shutdown, StreamsChanged, Tick
 from leader.node_machine import Node
 from leader.node_state import NodeState
 from leader.relay import Relay
@@ -37,6 +37,7 @@ from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
 from protocol.session.values import Channel
 from storage.groups.model import MAINTENANCE, NodeRef
 from storage.groups.postgres import PostgresGroups
+from storage.node_orders import NodeOrders
 from storage.notify import drivers
 from storage.notify.model import NotifySettings, group_change
 from storage.notify.teller import shared
@@ -100,7 +101,7 @@ class NodeServer:
                 news,
             )
         endpoint = None if self._hub is None else self._hub.endpoint
-        listing = Listing(self._url, ref, self.settings.lease_s, endpoint)
+        listing = Listing(self._url, ref, self.settings.lease_s, endpoint, self._orders_come(loop))
         await loop.run_in_executor(None, listing.begin, self._announce)
         store = PostgresGroups(
             self._url,
@@ -195,6 +196,13 @@ class NodeServer:
                 shared(self._url).tell([group_change(str(event.group.subscription), event.group.group_id)])
 
         return answer
+
+    def _orders_come(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeOrders], None]:
+        def come(orders: NodeOrders) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
+                loop.call_soon_threadsafe(self._handle, Ordered(orders.draining, orders.step_down))
+
+        return come
 
     def _heard(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
         if isinstance(message, GroupEvent):

@@ -191,6 +191,14 @@ class StreamsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordered:
+    """What an operator wants now, said again and again: lead nothing, or no longer under those terms {group: term}."""
+
+    draining: bool
+    step_down: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Hand over what is led and stop; wait no longer than `by` for what is being written."""
 
@@ -205,7 +213,7 @@ class Tick:
 DatabaseAnswer = Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten | Looked
 
 
-NodeEvent = Begin | Heard | Asked | RevokeWanted | StreamsChanged | Shutdown | Tick | DatabaseAnswer
+NodeEvent = Begin | Heard | Asked | RevokeWanted | StreamsChanged | Ordered | Shutdown | Tick | DatabaseAnswer
 
 
 # --- out ------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from leader.node_events import (
     NotWritten,
     Open,
     Opened,
+    Ordered,
     Released,
     ReleaseLeaderships,
     Renewed,
@@ -43,6 +44,7 @@ from leader.node_events import (
     Tick,
     Written,
 )
+from leader.obedience import Obedience
 from leader.registry import Registry
 from leader.settings import LeaderSettings
 from leader.watching import STEP_DOWN, Happened, Inquiries, Whereabouts, unrecorded
@@ -98,6 +100,7 @@ class Node:
         self._committing = False
         self._stop_by: float | None = None
         self._releasing_all = False
+        self._orders = Obedience(settings.lease_s)
         self._inquiries = Inquiries()
         self._out = _Out()
 
@@ -119,6 +122,8 @@ class Node:
                     self._give(leader, group_events.RevokeWanted(event.stream_ids, event.reason), now)
             case StreamsChanged():
                 self._look_anew(event, now)
+            case Ordered():
+                self._ordered(event, now)
             case Shutdown():
                 self._stop_by = event.by
             case Tick():
@@ -174,10 +179,13 @@ class Node:
 
     def _looked(self, answer: Looked) -> None:
         wanted = answer.request.subscription
-        if answer.answered:
-            self._out.answers.extend(self._inquiries.answered(wanted, answer.group, answer.claim))
-        else:
+        if not answer.answered:
             self._inquiries.unanswered(wanted)
+            return
+        self._out.answers.extend(self._inquiries.answered(wanted, answer.group, answer.claim))
+        claim = answer.claim
+        if claim is not None and claim.remaining_s > 0 and claim.node.incarnation != self.ref.incarnation:
+            self._send_elsewhere(wanted, claim.leadership_id, claim.node.address)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +229,10 @@ class Node:
             return
         group = self.registry.group(subscription)
         self.registry.wait(subscription, heard, wanted.borrower_id, now)
-        if group is None:
+        if self._orders.forbid(group, now):
+            if self._inquiries.ask(subscription, None):
+                self._out.requests.append(Look(subscription))
+        elif group is None:
             if self.registry.begin_opening(subscription):
                 self._out.requests.append(Open(subscription, start, wanted.group_id))
         elif group.group_id in self.leaders:
@@ -234,7 +245,7 @@ class Node:
         stranger = group is not None and group.subscription != request.subscription
         self.registry.opened(request.subscription, None if stranger else group)
         if group is not None and not stranger:
-            if self._stop_by is None:
+            if self._stop_by is None and not self._orders.forbid(group, now):
                 self._elect(el.Want(group.group_id), now)
         elif answer.final or stranger:
             reason = EndReason.DENIED if request.group_id is None else EndReason.DELETED
@@ -288,13 +299,30 @@ class Node:
                 if group is not None:
                     self._out.requests.append(Load(group, notice.term))
             case el.LedElsewhere():
-                for heard, borrower_id in self.registry.take_waiting(group.subscription) if group else ():
-                    answer = LeaderConnectResponse(borrower_id, 0, notice.leadership_id, notice.address)
-                    self._send(heard.agent, answer)
+                if group is not None:
+                    self._send_elsewhere(group.subscription, notice.leadership_id, notice.address)
             case el.Lost():
                 self._step_down(notice.leadership_id, "lost the leadership")
             case _:
                 assert_never(notice)
+
+    def _send_elsewhere(self, subscription: Subscription, group_id: int, address: str) -> None:
+        """Everyone who waits for that group's leader, to the node that leads it."""
+        for heard, borrower_id in self.registry.take_waiting(subscription):
+            self._send(heard.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
+
+    def _ordered(self, orders: Ordered, now: float) -> None:
+        """Let go what is not to be led any more; whoever asks for it is sent to its leader, or asks another node."""
+        if self._stop_by is not None:
+            return
+        before = self._orders.draining
+        for group_id in self._orders.obey(orders, self.election.led(), now):
+            self._step_down(group_id, "an operator wants another node to lead")
+            self._elect(el.Unwant(group_id), now)
+        if orders.draining:
+            self._elect(el.UnwantAll(), now)
+        elif before:
+            self._elect(el.Want(MAINTENANCE), now)
 
     def _loaded(self, answer: Loaded, now: float) -> None:
         group, term = answer.request.group, answer.request.term

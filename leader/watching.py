@@ -66,12 +66,14 @@ class Inquiries:
     def __init__(self) -> None:
         self._askers: dict[Subscription, dict[str, None]] = {}
 
-    def ask(self, subscription: Subscription, subscriber_id: str) -> bool:
-        """True where it is to be looked up now."""
+    def ask(self, subscription: Subscription, subscriber_id: str | None) -> bool:
+        """True where it is to be looked up now. None: the node itself asks."""
         first = subscription not in self._askers
         if first and len(self._askers) >= MAX_ASKED:
             return False
-        self._askers.setdefault(subscription, {})[subscriber_id] = None
+        askers = self._askers.setdefault(subscription, {})
+        if subscriber_id is not None:
+            askers[subscriber_id] = None
         return first
 
     def answered(self, subscription: Subscription, group: Group | None, claim: Claim | None) -> list[Whereabouts]:

@@ -115,10 +115,10 @@ def _transactions(connection: Connection) -> Finding:
 
 def _nodes(connection: Connection, protocol_version: int) -> Finding:
     rows = connection.execute(
-        "select name, protocol_version from node where expires_at > clock_timestamp() order by name"
+        "select name, protocol_version from node where expires_at > clock_timestamp() and not draining order by name"
     ).fetchall()
     if not rows:
-        return Finding("nodes", State.ERROR, "no leader node is there", "Start one: sublet leader")
+        return Finding("nodes", State.ERROR, "no leader node is there that does not drain", "Start one: sublet leader")
     others = [f"{name} ({version})" for name, version in rows if version != protocol_version]
     if others:
         said = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"

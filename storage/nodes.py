@@ -1,7 +1,7 @@
 """The directory of leader nodes: how borrowers find them, and what keeps two of them from having one name.
 
 A node is listed under a lease, by the database's clock. A name belongs to one incarnation at a time: when that one's
-lease has run out, the next may take it.
+lease has run out, the next may take it. What an operator wants of a live node stands here too (`storage.node_orders`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from storage.groups.model import NodeRef
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify`: where notifications reach it."""
+    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify`: where notifications reach it.
+    `draining`: it is to lead nothing any more."""
 
     node: NodeRef
     http_address: str | None
@@ -26,6 +27,7 @@ class NodeEntry:
     started_at: datetime
     remaining_s: float
     notify: str | None = None
+    draining: bool = False
 
 
 _REGISTER = """
@@ -35,6 +37,7 @@ values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify)
 on conflict (name) do update
    set incarnation = excluded.incarnation, address = excluded.address, http_address = excluded.http_address,
        protocol_version = excluded.protocol_version, notify = excluded.notify, expires_at = excluded.expires_at,
+       draining = n.draining and n.incarnation = excluded.incarnation,
        started_at = case when n.incarnation = excluded.incarnation then n.started_at else excluded.started_at end
  where n.incarnation = excluded.incarnation or n.expires_at <= clock_timestamp()
 returning name"""
@@ -42,11 +45,12 @@ returning name"""
 _RENEW = """
 update node set expires_at = clock_timestamp() + make_interval(secs => %s) where name = %s and incarnation = %s"""
 
-_LIVE = "select name, incarnation, address from node where expires_at > clock_timestamp() order by name"
+_LIVE = """
+select name, incarnation, address from node where expires_at > clock_timestamp() and not draining order by name"""
 
 _ALL = """
 select name, incarnation, address, http_address, protocol_version, started_at,
-       extract(epoch from expires_at - clock_timestamp())::float8, notify
+       extract(epoch from expires_at - clock_timestamp())::float8, notify, draining
   from node order by name"""
 
 _LED = """
@@ -97,7 +101,7 @@ def remove(conn: psycopg.Connection[Any], node: NodeRef) -> None:
 
 
 def live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
-    """The nodes whose leases live, by name."""
+    """The nodes to go to, by name: their leases live, and they are not draining."""
     return [NodeRef(*row) for row in conn.execute(_LIVE)]
 
 

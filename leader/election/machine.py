@@ -59,6 +59,10 @@ class Election:
         term = self._led.get(leadership_id)
         return term if term is not None and now < self._entries[leadership_id].trusted_until else None
 
+    def led(self) -> dict[int, int]:
+        """{leadership: term} of all that this node leads, to be trusted or not."""
+        return dict(self._led)
+
     def busy(self) -> bool:
         """True while anything is led, wanted or under way."""
         return bool(self._entries)

@@ -26,6 +26,7 @@ create table leadership (
   address text not null,
   term bigint not null,
   expires_at timestamptz not null,
+  step_down bigint,                                    -- an operator's: the term whose leader is to let go
   before_node text,                                    -- who led before this term; null: nobody
   before_incarnation text
 ) with (fillfactor = 50);

@@ -116,7 +116,8 @@ create table node (
   protocol_version integer not null,
   started_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null,
-  notify text                                          -- where publishers' notifications reach it; null: it looks by itself
+  notify text,                                         -- where publishers' notifications reach it; null: it looks by itself
+  draining boolean not null default false              -- an operator's: lead nothing any more
 ) with (fillfactor = 50);
 
 -- The advisory lock of a producer; negative, which is not so of our others. Who registers it holds the lock alone, and who

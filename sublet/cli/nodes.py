@@ -1,18 +1,25 @@
-"""`sublet nodes`: the leader nodes, and what each leads."""
+"""`sublet nodes`: the leader nodes, what each leads, and how that moves to others."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
+from sublet.cli import node_orders
 from sublet.cli.command import Cli, command_group, register
+
+if TYPE_CHECKING:
+    from storage.nodes import NodeEntry
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    nodes = command_group(app, "nodes", "Nodes: the leaders, where they are, and what each leads.")
+    nodes = command_group(app, "nodes", "Nodes: the leaders, what each leads, and moving that.")
     register(nodes, "list")(list_)
+    register(nodes, "drain")(node_orders.drain)
+    register(nodes, "step-down")(node_orders.step_down)
 
 
 def list_(cli: Cli) -> None:
@@ -43,7 +50,7 @@ def list_(cli: Cli) -> None:
             (
                 entry.node.name,
                 entry.node.address,
-                "lives" if entry.remaining_s > 0 else "gone",
+                _state(entry),
                 led.get(entry.node.incarnation, 0),
                 entry.protocol_version,
                 entry.notify or "poll",
@@ -52,3 +59,9 @@ def list_(cli: Cli) -> None:
             for entry in entries
         ],
     )
+
+
+def _state(entry: NodeEntry) -> str:
+    if entry.remaining_s <= 0:
+        return "gone"
+    return "drains" if entry.draining else "lives"

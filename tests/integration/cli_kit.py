@@ -164,6 +164,20 @@ def a_shell(**settings: str) -> Iterator[Shell]:
         shell.stop()
 
 
+def done(answer: Answer) -> Any:
+    """What a command said that ended well."""
+    assert answer.code == 0, answer.err
+    return answer.object
+
+
+def refused(answer: Answer, code: int, *told: str) -> None:
+    """One sentence that names everything it should."""
+    assert (answer.code, answer.out) == (code, ""), answer.err
+    assert "Traceback" not in answer.err
+    for text in told:
+        assert text in answer.err, answer.err
+
+
 def _text(file: IO[str]) -> str:
     """From the beginning, without moving the end at which the process writes."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()

@@ -11,6 +11,7 @@ import pytest
 
 from storage.connect import connect
 from storage.spaces import reshard
+from tests.integration.cli_kit import Shell, a_shell
 from tests.kit_nodes import Fleet
 
 
@@ -29,3 +30,10 @@ def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
     fleet.node("n1")
     yield fleet
     fleet.close()
+
+
+@pytest.fixture
+def shell(database: str) -> Iterator[Shell]:
+    """The command line on a database."""
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        yield shell

@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ from tests.integration.cli_kit import Shell, a_shell
 from tests.kit import eventually
 
 GROUP = "$share/billing/#"
-
-
-@pytest.fixture
-def shell(database: str) -> Iterator[Shell]:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        yield shell
 
 
 def described(shell: Shell, group: str = GROUP) -> Any:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,26 +15,11 @@ from protocol.messages import PROTOCOL_VERSION
 from storage.connect import connect
 from storage.groups.model import NodeRef
 from storage.nodes import register
-from tests.integration.cli_kit import Answer, Shell, a_shell
+from tests.integration.cli_kit import Shell, a_shell, refused
 from tests.kit import eventually
 from tests.readme import environment
 
 USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
-
-
-@pytest.fixture
-def shell(database: str) -> Iterator[Shell]:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        yield shell
-
-
-def refused(answer: Answer, code: int, *told: str) -> None:
-    """One sentence that names everything it should."""
-    assert answer.code == code, answer.err
-    assert "Traceback" not in answer.err
-    for text in told:
-        assert text in answer.err, answer.err
-    assert answer.out == ""
 
 
 @pytest.mark.conforms("A9")

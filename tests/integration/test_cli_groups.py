@@ -29,29 +29,11 @@ from storage.groups.model import (
 from storage.groups.postgres import PostgresGroups
 from storage.history import LATELY
 from storage.publish import Publisher
-from tests.integration.cli_kit import Answer, Shell, a_shell
+from tests.integration.cli_kit import Shell, done, refused
 from tests.kit import eventually
 
 QUEUE, GROUP = "$queue/mails/mail/#", "$share/billing/#"
 NODE = NodeRef("n9", "a life of n9", "127.0.0.1:1")
-
-
-@pytest.fixture
-def shell(database: str) -> Iterator[Shell]:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        yield shell
-
-
-def done(answer: Answer) -> Any:
-    assert answer.code == 0, answer.err
-    return answer.object
-
-
-def refused(answer: Answer, code: int, *told: str) -> None:
-    assert (answer.code, answer.out) == (code, ""), answer.err
-    assert "Traceback" not in answer.err
-    for text in told:
-        assert text in answer.err, answer.err
 
 
 def listed(shell: Shell) -> list[str]:

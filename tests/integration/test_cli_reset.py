@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,12 @@ from storage.connect import connect
 from storage.groups.model import GroupOptions, Start
 from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher
-from tests.integration.cli_kit import Answer, Shell, a_shell
+from tests.integration.cli_kit import Shell, done, refused
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
 GROUP = "$share/billing/orders/#"
 FAST = BorrowerSettings().scaled(SPEED)
-
-
-@pytest.fixture
-def shell(database: str) -> Iterator[Shell]:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        yield shell
 
 
 @pytest.fixture
@@ -46,18 +39,6 @@ def publish(publisher: Publisher, numbers: range) -> None:
     for number in numbers:
         publisher.publish("orders/eu", b"%d" % number, key=b"%d" % (number % 20))
     publisher.flush()
-
-
-def done(answer: Answer) -> Any:
-    assert answer.code == 0, answer.err
-    return answer.object
-
-
-def refused(answer: Answer, code: int, *told: str) -> None:
-    assert (answer.code, answer.out) == (code, ""), answer.err
-    assert "Traceback" not in answer.err
-    for text in told:
-        assert text in answer.err, answer.err
 
 
 def held(url: str) -> int:

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from protocol.messages import PROTOCOL_VERSION
-from tests.integration.cli_kit import Answer, Running, Shell, a_shell
+from tests.integration.cli_kit import Running, Shell, a_shell, refused
 from tests.kit import eventually
 
 GROUP = "$share/g/#"
@@ -46,13 +46,6 @@ def address(node: Running) -> str:
 
 def values(text: str) -> list[str]:
     return [line.rpartition("\t")[2] for line in text.splitlines()]
-
-
-def refused(answer: Answer, code: int, *told: str) -> None:
-    assert answer.code == code, answer.err
-    assert "Traceback" not in answer.err
-    for text in told:
-        assert text in answer.err, answer.err
 
 
 @pytest.mark.conforms("A9")

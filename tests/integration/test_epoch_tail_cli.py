@@ -7,13 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from storage.publish import Publisher
-from tests.integration.cli_kit import Shell, a_shell
-
-
-@pytest.fixture
-def shell(database: str) -> Iterator[Shell]:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        yield shell
+from tests.integration.cli_kit import Shell
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from leader.node_events import Begin, Heard, NodeEvent, RevokeWanted, Shutdown, StreamsChanged, Tick
+from leader.node_events import Begin, Heard, NodeEvent, Ordered, RevokeWanted, Shutdown, StreamsChanged, Tick
 from leader.node_machine import Node
 from leader.settings import LeaderSettings
 from protocol.messages import ToLeader
@@ -66,6 +66,10 @@ class SimulatedNode(Process):
     def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
         """An operator takes streams back."""
         self._in_this_life(lambda: self.handle(RevokeWanted(group_id, streams, "operator")))()
+
+    def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
+        """An operator wants it to lead nothing any more, or no longer under these terms."""
+        self._in_this_life(lambda: self.handle(Ordered(draining, step_down)))()
 
     def hear_of_streams(self) -> None:
         """Somebody announced that streams were opened or closed."""

@@ -27,6 +27,7 @@ _MOST_STREAMS = 16
 _MOST_BACK_S = 4.0
 """How far the database's clock is set back at once."""
 _BACK_EVERY_S = 8.0
+_ORDER_EVERY_S = 6.0
 _MOST_AGENTS = 5
 
 
@@ -50,6 +51,24 @@ class Troubles:
         clock = Random(f"the clock of {self._simulation.seed}")
         if clock.random() < 0.3:
             self._world.after(clock.expovariate(1 / _BACK_EVERY_S), lambda: self._set_clock_back(clock))
+        operator = Random(f"the operator of {self._simulation.seed}")
+        if operator.random() < 0.3:
+            self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
+
+    def _order(self, operator: Random) -> None:
+        """Nodes are drained, and others asked to step down; by chances of its own. In the end none drains."""
+        nodes = self._simulation.nodes
+        if self._world.now >= self._until:
+            for node in nodes:
+                node.order(draining=False, step_down={})
+            return
+        node = operator.choice(nodes)
+        led = node.machine.election.led()
+        draining = operator.random() < 0.4
+        some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5}
+        self._world.say("operator", f"{'drains' if draining else 'orders'} {node.name}, which leads {led}: {some}")
+        node.order(draining=draining, step_down=some)
+        self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
 
     def _set_clock_back(self, clock: Random) -> None:
         """By chances of its own, so that all else befalls a run as if its clock was right."""

@@ -1,0 +1,138 @@
+"""Nodes are drained and asked to step down from the command line, while a consumer works: real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.messages import PROTOCOL_VERSION
+from storage import node_orders
+from storage.connect import connect
+from storage.groups.model import NodeRef
+from storage.nodes import live_nodes, register, renew
+from storage.publish import Publisher
+from tests.integration.cli_kit import Running, Shell, done, refused
+from tests.kit import eventually
+
+pytestmark = pytest.mark.conforms("A6")
+GROUPS = ("$share/a/#", "$share/b/#", "$share/c/#")
+N1, N2 = (NodeRef(name, f"a life of {name}", "127.0.0.1:1") for name in ("n1", "n2"))
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as conn:
+        yield conn
+
+
+def leaders(shell: Shell) -> dict[str, str]:
+    """{group: name of its leader}."""
+    groups = done(shell.run("groups", "list", "--json"))["groups"]
+    return {group["subscription"]: group["leader"]["node"] for group in groups if group["leader"]}
+
+
+def publish(url: str, count: int) -> None:
+    with Publisher(url) as publisher:
+        for number in range(count):
+            publisher.publish("t", b"", key=str(number).encode())
+
+
+def consumed(consumers: dict[str, Running], count: int) -> None:
+    """Each group has had so many, none of them twice."""
+    eventually(
+        lambda: all(consumer.out.count("\n") >= count for consumer in consumers.values()),
+        60.0,
+        lambda: "".join(consumer.err for consumer in consumers.values()),
+    )
+    assert {consumer.out.count("\n") for consumer in consumers.values()} == {count}
+
+
+def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_nothing(
+    database: str, shell: Shell
+) -> None:
+    nodes = {name: shell.leader(name) for name in ("n1", "n2")}
+    consumers = {group: shell.start("consume", group, "--start", "earliest", "--json") for group in GROUPS}
+    publish(database, 100)
+    consumed(consumers, 100)
+    eventually(lambda: len(leaders(shell)) == len(GROUPS), 60.0)
+
+    before = leaders(shell)
+    told = done(shell.run("nodes", "drain", "n1", "--json"))
+    assert (told["draining"], told["changed"]) == (True, True)
+    assert {each["subscription"] for each in told["groups"]} == {g for g, node in before.items() if node == "n1"}
+    eventually(lambda: leaders(shell) == dict.fromkeys(GROUPS, "n2"), 60.0)
+    states = {node["name"]: node["draining"] for node in done(shell.run("nodes", "list", "--json"))["nodes"]}
+    assert states == {"n1": True, "n2": False}
+    assert "drains" in shell.run("nodes", "list").out
+    publish(database, 100)
+    consumed(consumers, 200)
+
+    refused(shell.run("nodes", "drain", "n2"), 4, "no other node is there to take over from n2", "--force")
+    assert done(shell.run("nodes", "drain", "n1", "--undo", "--json"))["draining"] is False
+    told = done(shell.run("nodes", "step-down", "n2", "--group", GROUPS[0], "--json"))
+    assert [each["subscription"] for each in told["groups"]] == [GROUPS[0]]
+    eventually(lambda: leaders(shell) == {**dict.fromkeys(GROUPS, "n2"), GROUPS[0]: "n1"}, 60.0)
+    publish(database, 100)
+    consumed(consumers, 300)
+    assert all(node.process.poll() is None for node in nodes.values())
+    history = done(shell.run("groups", "history", GROUPS[0], "--json"))["history"]
+    assert [line for line in history if line["forced"]] == []
+
+
+def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connection[Any], shell: Shell) -> None:
+    refused(shell.run("nodes", "drain", "n1"), 3, "no node 'n1' is there")
+    register(conn, N1, 60, PROTOCOL_VERSION)
+    refused(shell.run("nodes", "step-down", "n1"), 4, "no other node is there to take over from n1")
+    register(conn, N2, 60, PROTOCOL_VERSION)
+    refused(shell.run("nodes", "step-down", "n1", "--group", "$share/a/#"), 3, "node n1 does not lead $share/a/#")
+    refused(shell.run("nodes", "step-down", "n1", "--group", "a"), 2, "'a'")
+    conn.execute(
+        "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
+        " select 7, 'n1', %s, '', 1, clock_timestamp() + interval '1 hour'",
+        (N1.incarnation,),
+    )
+    conn.execute(
+        "insert into consumer_group (group_id, kind, name, filter) overriding system value"
+        " values (7, 'share', 'a', '#')"
+    )
+    refused(shell.run("nodes", "drain", "n1", "--wait", "1s"), 5, "node n1 still leads groups after 1 s")
+    answer = shell.run("nodes", "drain", "n1", "--undo")
+    assert (answer.code, answer.err) == (0, "n1 may lead again.\n")
+    answer = shell.run("nodes", "drain", "n1", "--undo")
+    assert (answer.code, answer.err) == (0, "n1 does not drain: nothing was changed.\n")
+    answer = shell.run("nodes", "step-down", "n1", "--wait", "0")
+    assert (answer.code, answer.err) == (0, "n1 steps down from 1 groups.\n")
+    assert node_orders.read(conn, N1) == node_orders.NodeOrders(False, {7: 1})
+
+
+def test_orders_are_for_one_life_of_a_node_and_for_one_term(conn: psycopg.Connection[Any]) -> None:
+    for node in (N1, N2):
+        register(conn, node, 60, PROTOCOL_VERSION)
+    assert node_orders.set_draining(conn, N1, True)
+    assert node_orders.read(conn, N1).draining
+    assert live_nodes(conn) == [N2], "consumers do not go to it any more"
+    assert renew(conn, N1, 60)
+    register(conn, N1, 60, PROTOCOL_VERSION)
+    assert node_orders.read(conn, N1).draining, "the same life, after its line was lost"
+    again = NodeRef("n1", "another life of n1", "127.0.0.1:1")
+    conn.execute("update node set expires_at = clock_timestamp() where name = 'n1'")
+    register(conn, again, 60, PROTOCOL_VERSION)
+    assert not node_orders.read(conn, again).draining
+    assert not node_orders.set_draining(conn, N1, True), "that life is over"
+    assert not node_orders.read(conn, N1).draining
+
+    conn.execute(
+        "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
+        " values (7, 'n2', %s, '', 5, clock_timestamp() + interval '1 hour')",
+        (N2.incarnation,),
+    )
+    node_orders.step_down(conn, [node_orders.LedGroup(7, 4, "")])
+    assert node_orders.read(conn, N2).step_down == {}, "the term has passed"
+    node_orders.step_down(conn, [node_orders.LedGroup(7, 5, "")])
+    assert node_orders.read(conn, N2).step_down == {7: 5}
+    assert node_orders.read(conn, again).step_down == {}
+    conn.execute("update leadership set term = 6")
+    assert node_orders.read(conn, N2).step_down == {}
