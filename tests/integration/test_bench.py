@@ -58,6 +58,7 @@ def test_handover(page: Path) -> None:
     assert "## Graceful hand-over\n" in page.read_text()
 
 
+@pytest.mark.long
 def test_takeover(page: Path) -> None:
     takeover.main(arguments(page, "--kills", "1", "--speed", "4"))
     found = figures(page)
@@ -74,6 +75,7 @@ def test_node(page: Path) -> None:
     assert "## A node that holds many borrowers\n" in page.read_text()
 
 
+@pytest.mark.long
 def test_epochs(page: Path) -> None:
     small = ("--messages", "4000", "--paces", "1000", "--batch-bytes", "150000", "--streams", "20")
     epochs.main(arguments(page, *small, "--rounds", "1", "--statement-rounds", "1"))

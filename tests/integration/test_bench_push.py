@@ -31,6 +31,7 @@ def test_latency_of_polling_beside_redis(files: tuple[str, ...]) -> None:
     assert "## From publish to consume, beside peers\n" in Path(files[3]).read_text()
 
 
+@pytest.mark.long
 def test_latency_of_nats(files: tuple[str, ...]) -> None:
     check_latency(("nats-always", "nats-default-pull"), files)
 
@@ -44,6 +45,7 @@ def check_latency(systems: tuple[str, ...], files: tuple[str, ...]) -> None:
     assert all(0 < one["p50_ms"] <= one["p99_ms"] for one in figures)
 
 
+@pytest.mark.long
 def test_cost_of_push(files: tuple[str, ...]) -> None:
     push_cost.main(["--driver", "poll", "--messages", "2000", "--calls", "100", "--rounds", "1", *files])
     assert all(claim["ratio"] > 0 for claim in result(files)["claims"])

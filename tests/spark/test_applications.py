@@ -61,6 +61,7 @@ def kill_everything(process: Process) -> None:
 
 
 @pytest.mark.conforms("E26")
+@pytest.mark.long
 def test_of_two_applications_one_stops_or_loses_its_driver_and_the_other_takes_all_at_once(
     spark: Any, stage: Stage
 ) -> None:
