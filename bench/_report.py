@@ -31,6 +31,7 @@ SECTIONS = {
     "epochs": "What epochs cost",
     "spark": "Spark",
     "subscriptions": "Memory of subscriptions and idle agents",
+    "operate": "What an operator waits for",
 }
 """What each bench calls its part of the page, in the order of the page."""
 

@@ -72,7 +72,7 @@ class Watch:
         for stream in found.streams:
             who = f"reserved for {stream.session}" if stream.status == "reserved" else stream.session or "nobody"
             holders[who] = holders.get(who, 0) + 1
-        lag = sum(counts.lag for counts in found.counts)
+        lag = found.known_lag
         self.samples.append((time.monotonic() - self.begun, lag, holders))
 
     def changes(self) -> list[tuple[float, dict[str, int]]]:

@@ -9,7 +9,8 @@ Members that hold nothing are in their leader's memory only, and so not here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -105,37 +106,38 @@ class EpochsLine:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A group's streams in numbers. `lag` is of the streams whose lag is known, `unknown` counts the others."""
+    """A group's streams in numbers: {status: how many}; the lag of those whose lag is known, and how many others."""
 
-    group_id: int
-    status: str
-    streams: int
-    lag: int
+    statuses: dict[str, int]
+    known_lag: int
     unknown: int
+
+
+NO_STREAMS = Counts({}, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLine:
-    """A group that is not deleted."""
+    """A group that is not deleted. Its options and orders stay JSON until somebody looks: lists of groups are long."""
 
     group_id: int
     kind: str
     name: str
     filter: str
     start: str
-    stored: Mapping[str, Any]
-    ordered: Mapping[str, Any]
+    stored: str
+    ordered: str
     created_at: datetime
 
     @property
     def options(self) -> GroupOptions:
         """What it was created with."""
-        return GroupOptions.stored(self.start, self.stored)
+        return GroupOptions.stored(self.start, json.loads(self.stored))
 
     @property
     def orders(self) -> Orders:
         """What an operator wants of it."""
-        return Orders.stored(self.ordered)
+        return Orders.stored(json.loads(self.ordered))
 
     @property
     def subscription(self) -> str:
@@ -153,7 +155,7 @@ class Overview:
 
     group: GroupLine
     leader: Leader | None
-    counts: tuple[Counts, ...]
+    counts: Counts
     streams: tuple[StreamLine, ...] = ()
     forced: Newest = field(default_factory=Newest)
     epochs: tuple[EpochsLine, ...] = ()
@@ -166,12 +168,12 @@ class Overview:
     @property
     def known_lag(self) -> int:
         """The lag of all streams whose lag is known."""
-        return sum(count.lag for count in self.counts)
+        return self.counts.known_lag
 
     @property
     def unknown(self) -> int:
         """How many streams' lag is unknown."""
-        return sum(count.unknown for count in self.counts)
+        return self.counts.unknown
 
     @property
     def lag(self) -> int | None:
@@ -181,7 +183,7 @@ class Overview:
     @property
     def statuses(self) -> dict[str, int]:
         """{status: number of streams}."""
-        return {count.status: count.streams for count in self.counts}
+        return self.counts.statuses
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -209,8 +211,8 @@ class Overview:
 
 
 _GROUPS = """
-select group_id, kind, name, filter, start, options as stored, orders as ordered, created_at
-  from consumer_group where deleted_at is null
+select group_id, kind, name, filter, start, options::text, orders::text, created_at
+  from consumer_group where deleted_at is null and (%(one)s::bigint is null or group_id = %(one)s)
  order by name, filter, kind"""
 
 _LEADERS = """
@@ -247,9 +249,12 @@ with line as (
 _COUNTS = (
     _LINES
     + """
-select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0)::bigint as lag,
-       count(*) filter (where lag is null)::bigint as unknown
-  from seen group by group_id, status order by group_id, status"""
+select group_id, array_agg(status order by status), array_agg(streams order by status),
+       sum(known_lag)::bigint, sum(unknown)::bigint
+  from (select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0) as known_lag,
+               count(*) filter (where lag is null) as unknown
+          from seen group by group_id, status) as counted
+ group by group_id"""
 )
 
 _STREAMS = (
@@ -291,7 +296,7 @@ def describe(connection: Connection, subscription: Subscription) -> Overview:
         found = births.find_live(connection, subscription)
         if found is None:
             raise no_such_group(subscription)
-        (overview,) = _overviews(connection, [g for g in _groups(connection) if g.group_id == found.group_id])
+        (overview,) = _overviews(connection, _groups(connection, found.group_id))
         with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
             streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group])).fetchall()
         forced = forced_lately(connection, found.group_id)
@@ -309,21 +314,19 @@ def _one_instant(connection: Connection) -> Iterator[None]:
         yield
 
 
-def _groups(connection: Connection) -> list[GroupLine]:
-    with connection.cursor(row_factory=class_row(GroupLine)) as cursor:
-        return cursor.execute(_GROUPS).fetchall()
+def _groups(connection: Connection, one: int | None = None) -> list[GroupLine]:
+    return [GroupLine(*row) for row in connection.execute(_GROUPS, {"one": one}).fetchall()]
 
 
 def _overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview, ...]:
     parameters = _parameters(connection, groups)
-    with connection.cursor(row_factory=class_row(Leader)) as cursor:
-        leaders = {leader.group_id: leader for leader in cursor.execute(_LEADERS, parameters)}
-    with connection.cursor(row_factory=class_row(Counts)) as cursor:
-        counts: dict[int, list[Counts]] = {}
-        for count in cursor.execute(_COUNTS, parameters):
-            counts.setdefault(count.group_id, []).append(count)
+    leaders = {row[0]: Leader(*row) for row in connection.execute(_LEADERS, parameters).fetchall()}
+    counts = {
+        group_id: Counts(dict(zip(statuses, streams, strict=True)), lag, unknown)
+        for group_id, statuses, streams, lag, unknown in connection.execute(_COUNTS, parameters).fetchall()
+    }
     return tuple(
-        Overview(group, leaders.get(group.group_id), tuple(counts.get(group.group_id, ()))) for group in groups
+        Overview(group, leaders.get(group.group_id), counts.get(group.group_id, NO_STREAMS)) for group in groups
     )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+MOST_DRESSED = 500
+"""Rows of a table that a terminal's width is looked at for: of more, the time it takes is felt."""
 
 
 class Output:
@@ -43,20 +47,34 @@ class Output:
         sys.stdout.flush()
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table on stdout; columns whose name ends with `>` are numbers, set to the right."""
+        """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
+        as it needs to be elsewhere."""
+        cells = [[shown(cell) for cell in row] for row in rows]
+        if not Console().is_terminal or len(cells) > MOST_DRESSED:
+            self.write(_aligned(columns, cells))
+            return
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(escape(shown(cell)) for cell in row))
-        width = None if Console().is_terminal else 400
-        Console(highlight=False, width=width).print(table)
+        for row in cells:
+            table.add_row(*map(escape, row))
+        Console(highlight=False).print(table)
         sys.stdout.flush()
 
 
 def dumps(thing: Any) -> str:
     """Compact JSON, in the characters it is about."""
     return json.dumps(thing, ensure_ascii=False, separators=(",", ":"))
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The header and the rows, as plain lines."""
+    header = [column.rstrip(">") for column in columns]
+    widths = [max(map(cell_len, found)) for found in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        places = zip(columns, widths, row, strict=True)
+        padded = [(" " * (width - cell_len(cell)), cell, column) for column, width, cell in places]
+        yield " ".join(gap + cell if column.endswith(">") else cell + gap for gap, cell, column in padded).rstrip()
 
 
 def shown(cell: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import allocation, epochs, handover, node, takeover
+from bench import allocation, epochs, handover, node, operate, takeover
 from tests.kit_nodes import ROOT
 from tests.spark.java_archive import java_options
 from tests.spark.session import CACHE
@@ -115,3 +115,9 @@ def test_spark(page: Path) -> None:
     assert found["figures"][0]["what"] == "a micro-batch"
     assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in found["figures"][:2])
     assert "## Spark\n" in page.read_text()
+
+
+def test_operate(page: Path) -> None:
+    operate.main(arguments(page, "--groups", "20", "--streams", "10", "--rounds", "1"))
+    assert len(figures(page)["figures"]) == 6
+    assert "## What an operator waits for\n" in page.read_text()
