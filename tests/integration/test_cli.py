@@ -297,6 +297,7 @@ def test_ctrl_c_at_a_terminal_ends_leader_consumer_and_tail_and_leaves_nothing_r
     eventually(lambda: not processes_about(server_home), 20, lambda: "\n".join(processes_about(server_home)))
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_all_three_at_once_too(server_home: Path) -> None:
     """As where a terminal runs them in one job: none finds the others alive."""
     with a_shell(SUBLET_DATA_DIR=str(server_home / "data")) as shell:

@@ -125,6 +125,7 @@ def test_a_bad_topic_in_a_record_names_its_line_and_what_came_before_is_durable(
 
 
 @pytest.mark.conforms("X3")
+@pytest.mark.long
 def test_a_wrong_database_url_is_explained_and_its_password_never_shown() -> None:
     with a_shell() as shell:
         for url, code, told in (
@@ -138,6 +139,7 @@ def test_a_wrong_database_url_is_explained_and_its_password_never_shown() -> Non
                 assert "s3cret-pw" not in answer.err + answer.out
 
 
+@pytest.mark.long
 def test_a_given_database_is_not_migrated_unasked_and_a_newer_one_is_refused(empty_database: str) -> None:
     with a_shell(SUBLET_DATABASE_URL=empty_database) as shell:
         for command in (["publish", "a"], ["leader", "--listen", "127.0.0.1:0"], ["groups", "list"]):

@@ -71,6 +71,7 @@ def test_ctrl_c_ends_both_with_its_exit_code(node: Running, away: Shell) -> None
 
 
 @pytest.mark.conforms("A9")
+@pytest.mark.long
 def test_a_node_that_is_not_there_is_an_error_of_its_own(away: Shell) -> None:
     publish = away.run("publish", "a", "--node", "127.0.0.1:1", stdin="1\n")
     tail = away.run("tail", "#", "--node", "127.0.0.1:1")

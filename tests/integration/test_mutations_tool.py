@@ -93,6 +93,7 @@ def test_a_fault_that_no_test_notices_is_reported_and_fails(tree: Path, capsys: 
     assert "1 of 2 mutants killed" in out
 
 
+@pytest.mark.long
 def test_one_fault_does_not_outlive_its_turn(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tree, {}, {"name": "harmless", "find": "Two numbers", "replace": "2 numbers"})
     assert run(tree) == 1
@@ -112,6 +113,7 @@ def test_one_fault_does_not_outlive_its_turn(tree: Path, capsys: pytest.CaptureF
     ],
     ids=["import error", "name error", "syntax error", "fixture"],
 )
+@pytest.mark.long
 def test_a_fault_that_only_breaks_the_run_proves_nothing(
     tree: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], why: str
 ) -> None:
@@ -146,6 +148,7 @@ def test_an_entry_that_cannot_be_planted_is_an_error(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_test_that_is_red_anyway_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / "leader/numbers.py").write_text(CODE.replace("number / 2", "number / 4 * 1"))
     plant(tree, {"find": "/ 4", "replace": "/ 3"})
@@ -153,6 +156,7 @@ def test_a_test_that_is_red_anyway_is_an_error(tree: Path, capsys: pytest.Captur
     assert "is not green as it is: test_half" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_only_runs_what_was_asked_for(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tree, {}, {"name": "another limit", "ids": ["E2"], "find": "LIMIT = 10", "replace": "LIMIT = 11"})
     assert run(tree, "--only", "E1") == 0
