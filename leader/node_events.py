@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from leader import election as el
 from leader.watching import Happened, Whereabouts
 from protocol.messages import ToBorrower, ToLeader
 from protocol.words import Subscription
@@ -110,6 +111,11 @@ class Claimed:
     claim: Claim | None
     jitter_s: float = 0.0
 
+    def heard(self) -> el.Event:
+        """What the election hears of it."""
+        asked = self.request
+        return el.ClaimAnswered(asked.leadership_id, asked.attempt_started, self.claim, self.jitter_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
@@ -118,6 +124,10 @@ class Renewed:
     request: RenewLeaderships
     renewed: frozenset[int] | None
 
+    def heard(self) -> el.Event:
+        """What the election hears of it."""
+        return el.RenewAnswered(self.request.attempt_started, self.renewed)
+
 
 @dataclass(frozen=True, slots=True)
 class Released:
@@ -125,6 +135,10 @@ class Released:
 
     request: ReleaseLeaderships
     released: frozenset[int] | None
+
+    def heard(self) -> el.Event:
+        """What the election hears of it."""
+        return el.ReleaseAnswered(self.request.terms, self.released is not None)
 
 
 @dataclass(frozen=True, slots=True)

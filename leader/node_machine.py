@@ -148,7 +148,7 @@ class Node:
             case Opened():
                 self._opened(event, now)
             case Claimed() | Renewed() | Released():
-                self._elect(_election_event(event), now)
+                self._elect(event.heard(), now)
             case Loaded():
                 self._loaded(event, now)
             case Written() | NotWritten():
@@ -440,14 +440,3 @@ class Node:
             for group_id in tuple(self.leaders):
                 self._step_down(group_id, "the node is shutting down")
         return self._releasing_all and (not self.election.busy() or now >= self._stop_by + self.settings.margin_s)
-
-
-def _election_event(answer: Claimed | Renewed | Released) -> el.Event:
-    match answer:
-        case Claimed():
-            asked = answer.request
-            return el.ClaimAnswered(asked.leadership_id, asked.attempt_started, answer.claim, answer.jitter_s)
-        case Renewed():
-            return el.RenewAnswered(answer.request.attempt_started, answer.renewed)
-        case Released():
-            return el.ReleaseAnswered(answer.request.terms, answer.released is not None)
