@@ -21,7 +21,7 @@ from protocol.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch,
 from storage.bounded import BoundedConnection
 
 SCHEMA_VERSION = "0001"
-"""The alembic revision this program works with."""
+"""The alembic revision this program is made for. It works with later ones that say so: see `check_schema`."""
 
 DEFAULT_SCHEMA = "sublet"
 CONNECT_TIMEOUT_S = 5
@@ -115,25 +115,50 @@ def schema_name(explicit: str | None = None) -> str:
     return name
 
 
-def check_schema(conn: psycopg.Connection[Any]) -> None:
-    """Raise `SchemaMismatch` unless the tables are of the version this program knows. Two cheap reads."""
+def check_schema(conn: psycopg.Connection[Any]) -> str:
+    """Raise `SchemaMismatch` unless this program works with the tables that are there. Two cheap reads.
+
+    Their version: this program's, or a newer one that declares itself compatible with this program's. So a schema is
+    migrated first, and the programs that use it are replaced one by one afterwards.
+    """
     place = f"schema {_schema_of(conn)!r} of database {conn.info.dbname!r}"
-    row = conn.execute("select to_regclass('alembic_version')").fetchone()
-    found = None
-    if row is not None and row[0] is not None:
-        row = conn.execute("select version_num from alembic_version").fetchone()
-        found = None if row is None else str(row[0])
+    found, compatible_from = schema_version(conn)
     if found is None:
         raise SchemaMismatch(
             f"{place} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
             "on it (or correct SUBLET_SCHEMA, or grant this user the right to read it)."
         )
-    if found != SCHEMA_VERSION:
-        older = found < SCHEMA_VERSION
+    if found < SCHEMA_VERSION:
         raise SchemaMismatch(
-            f"{place} is at version {found}, {'older' if older else 'newer'} than this program's "
-            f"{SCHEMA_VERSION}. {'Run `sublet migrate` on it' if older else 'Upgrade sublet here'}."
+            f"{place} is at version {found}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on it."
         )
+    if not works_with(found, compatible_from):
+        raise SchemaMismatch(
+            f"{place} is at version {found}, newer than this program's {SCHEMA_VERSION}. Upgrade sublet here: that "
+            f"schema works with programs of version {compatible_from or found} and later."
+        )
+    return found
+
+
+def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | None]:
+    """(version, oldest version whose programs work with it) as the tables say; (None, None) where there are none.
+
+    A schema of which no migration ever said the second works with the programs of its own version alone.
+    """
+    row = conn.execute("select to_regclass('alembic_version')").fetchone()
+    if row is None or row[0] is None:
+        return None, None
+    row = conn.execute(
+        "select version_num, to_jsonb(v) ->> 'compatible_from' from alembic_version v"  # the column may not be there
+    ).fetchone()
+    return (None, None) if row is None else (str(row[0]), row[1])
+
+
+def works_with(version: str, compatible_from: str | None) -> bool:
+    """Whether this program works with a schema of that version, which works with programs from another one on."""
+    if compatible_from is None or version < SCHEMA_VERSION:
+        return version == SCHEMA_VERSION
+    return compatible_from <= SCHEMA_VERSION
 
 
 def _schema_of(conn: psycopg.Connection[Any]) -> str:

@@ -1,11 +1,15 @@
 """Bringing a schema to this program's version. The only module of the house that knows SQLAlchemy and alembic.
 
 Import it where it is used, not at the top: a borrower's process does not have these libraries.
+
+A script may declare `compatible_from = VERSION`: programs of that version and later work with the schema it makes. So
+the schema is migrated while they run, and they are replaced one by one; back, it is the other way round.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,49 +21,82 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from psycopg import sql
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-from protocol.errors import SchemaMismatch, Unavailable
-from storage.connect import connect, schema_name
+from protocol.errors import InvalidSetting, SchemaMismatch, Unavailable
+from storage.connect import connect, schema_name, schema_version, works_with
+from storage.nodes import live_nodes
 from storage.spaces import ensure_default
 
 LOCK_TIMEOUT_S = 60.0
+TABLE_TIMEOUT_S = 1.0
+"""How long a migration waits for a table that somebody uses, and everybody behind it; less than a lease allows for."""
+ATTEMPTS = 30
 _alembic = threading.Lock()  # its `op` and `context` are one per process
 
 
-def migrate(url: str, schema: str | None = None) -> str:
-    """Bring the schema to the newest version, creating it if need be, with the space `default`; that version.
+def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
+    """Bring the schema to a version, the newest if none is given, creating it if need be, with the space `default`.
 
-    Callers at the same time wait for each other. Raises `SchemaMismatch` if the database is newer than this program.
+    That version; of a schema that is newer than this program and works with it, which stays as it is, its own. Callers
+    at the same time wait for each other. Raises `SchemaMismatch` where it is newer and does not work with this
+    program, where `to` is older than it, and where nodes are at work that do not work with that version;
+    `InvalidSetting` for a version of which nothing is known here.
     """
-    schema = schema_name(schema)
+    schema, target = schema_name(schema), _known(to or head())
     with connect(url, schema=schema, application_name="sublet migrate") as conn, _alone(conn, schema):
         _create_schema(conn, schema)
-        _refuse_newer(_version(conn), schema)
-        _alembic_command(url, schema, command.upgrade, "head")
+        found, compatible_from = schema_version(conn)
+        if found is not None and to is None and found > target and works_with(found, compatible_from):
+            return found
+        _refuse_newer(found, schema)
+        if found is not None and found > target:
+            raise SchemaMismatch(
+                f"schema {schema!r} is at version {found}, newer than {target}. To go back, bring every node, "
+                f"publisher and consumer to the release of {target} first, and then add --downgrade."
+            )
+        if found != target:
+            if found is not None:
+                _refuse_under_nodes(conn, found, target, _compatible_from(target))
+            _alembic_command(url, schema, command.upgrade, target)
         ensure_default(conn)
-        return str(_version(conn))
+        return target
 
 
-def downgrade(url: str, schema: str | None = None) -> None:
-    """Drop every table and function of the schema, and with them all messages and progress."""
+def downgrade(url: str, schema: str | None = None, to: str | None = None) -> None:
+    """Bring the schema back to an older version. Without one: drop every table and function, and so all messages and
+    progress.
+
+    Raises `SchemaMismatch` where it is newer than all that this program knows, where `to` is newer than it, and where
+    nodes are at work though programs of that version do not work with the schema as it is.
+    """
     schema = schema_name(schema)
+    target = None if to is None else _known(to)
     with connect(url, schema=schema, application_name="sublet migrate") as conn, _alone(conn, schema):
-        if (version := _version(conn)) is not None:
-            _refuse_newer(version, schema)
-            _alembic_command(url, schema, command.downgrade, "base")
+        found, compatible_from = schema_version(conn)
+        if found is None:
+            return
+        _refuse_newer(found, schema)
+        if target is not None and target >= found:
+            raise SchemaMismatch(
+                f"schema {schema!r} is at version {found}, and {target} is not older. Leave out --downgrade."
+            )
+        if target is not None:
+            _refuse_under_nodes(conn, found, target, compatible_from)
+        _alembic_command(url, schema, command.downgrade, target or "base")
 
 
 def current(url: str, schema: str | None = None) -> str | None:
     """The version the database is at; None if it has none of our tables."""
     with connect(url, schema=schema) as conn:
-        return _version(conn)
+        return schema_version(conn)[0]
 
 
 def head() -> str:
     """The newest version this program has scripts for."""
-    return str(ScriptDirectory.from_config(_config()).get_current_head())
+    return str(_directory().get_current_head())
 
 
 def scripts() -> Path:
@@ -79,17 +116,71 @@ def _config() -> Config:
     return config
 
 
+def _directory() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
+def _versions() -> list[str]:
+    """All that this program has scripts for, oldest first."""
+    return sorted(script.revision for script in _directory().walk_revisions())
+
+
+def _known(version: str) -> str:
+    versions = _versions()
+    if version not in versions:
+        raise InvalidSetting(
+            f"version {version!r}: this program knows {', '.join(versions)}. Give one of these, or install the release "
+            "that has it."
+        )
+    return version
+
+
+def _compatible_from(version: str) -> str | None:
+    """The oldest version whose programs work with the schema of that one, as its script says; None: only its own."""
+    script = _directory().get_revision(version)
+    return getattr(script.module, "compatible_from", None)
+
+
 def _alembic_command(url: str, schema: str, run: Any, revision: str) -> None:
+    """Try until the tables are free: whoever waits for one in a transaction makes all others wait behind it."""
+    for _ in range(ATTEMPTS):
+        try:
+            _alembic_attempt(url, schema, run, revision)
+        except (psycopg.errors.LockNotAvailable, OperationalError) as error:
+            if not isinstance(getattr(error, "orig", error), psycopg.errors.LockNotAvailable):
+                raise
+            time.sleep(TABLE_TIMEOUT_S)  # those who had to wait go first
+        else:
+            return
+    raise Unavailable(
+        f"schema {schema!r}: a table was in use for all of {ATTEMPTS} tries of {TABLE_TIMEOUT_S:g} s, and nothing was "
+        "changed. End what uses it for long, a dump or an open transaction (`sublet doctor` names it), and try again."
+    )
+
+
+def _alembic_attempt(url: str, schema: str, run: Any, revision: str) -> None:
     engine = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: connect(url, schema=schema, application_name="sublet migrate", autocommit=False),
+        creator=lambda: connect(
+            url, schema=schema, application_name="sublet migrate", autocommit=False, lock_timeout_s=TABLE_TIMEOUT_S
+        ),
         poolclass=NullPool,
     )
     with _alembic, engine.connect() as connection:
         config = _config()
         config.attributes["connection"] = connection
+        config.attributes["mark"] = lambda: _mark(connection)
         run(config, revision)
     engine.dispose()
+
+
+def _mark(connection: Connection) -> None:
+    """Write beside the version from which one on programs work with it; in the transaction of the migration."""
+    version = connection.exec_driver_sql("select version_num from alembic_version").scalar()
+    connection.exec_driver_sql("alter table alembic_version add column if not exists compatible_from text")
+    if version is not None:
+        declared = _compatible_from(str(version))
+        connection.exec_driver_sql("update alembic_version set compatible_from = %s", (declared,))
 
 
 @contextmanager
@@ -118,18 +209,21 @@ def _create_schema(conn: psycopg.Connection[Any], schema: str) -> None:
         conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
 
 
-def _version(conn: psycopg.Connection[Any]) -> str | None:
-    row = conn.execute("select to_regclass('alembic_version')").fetchone()
-    if row is None or row[0] is None:
-        return None
-    row = conn.execute("select version_num from alembic_version").fetchone()
-    return None if row is None else str(row[0])
-
-
 def _refuse_newer(version: str | None, schema: str) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if version is not None and version not in known:
+    versions = _versions()
+    if version is not None and version not in versions:
         raise SchemaMismatch(
-            f"schema {schema!r} is at version {version}, newer than the {max(known)} this program knows. "
+            f"schema {schema!r} is at version {version}, newer than the {versions[-1]} this program knows. "
             "Upgrade sublet here."
+        )
+
+
+def _refuse_under_nodes(conn: psycopg.Connection[Any], found: str, target: str, compatible_from: str | None) -> None:
+    """Raise where nodes live and programs of the older version do not work with the schema of the newer."""
+    if compatible_from is not None and compatible_from <= min(found, target):
+        return
+    if names := [node.name for node in live_nodes(conn)]:
+        raise SchemaMismatch(
+            f"version {target}: between it and the present {found} not all programs work with both, and nodes are at "
+            f"work: {', '.join(names)}. Stop all nodes, publishers and consumers first, or go by a version between."
         )

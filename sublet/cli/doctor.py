@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
 from protocol.errors import SubletError
 from protocol.messages import PROTOCOL_VERSION
 from sublet.cli.command import Cli, register
+
+if TYPE_CHECKING:
+    from storage.checkup import Finding
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,11 +33,12 @@ def doctor(cli: Cli) -> int:
       sublet doctor --json | jq '.findings[] | select(.state != "ok")'
     """
     from storage.checkup import Finding, State, examine
+    from storage.connect import check_schema
 
     findings: list[Finding] = []
     try:
         with cli.connection() as connection:
-            findings += [Finding("database", State.OK, "it answers, and its tables are this release's")]
+            findings.append(_schema(check_schema(connection)))
             findings += examine(connection, time.time(), PROTOCOL_VERSION)
     except SubletError as error:
         what, _, remedy = str(error).partition(". ")
@@ -46,3 +51,13 @@ def doctor(cli: Cli) -> int:
         remedies = [f"{each.check}: {each.remedy}" for each in findings if each.remedy is not None]
         cli.write(["", *remedies] if remedies else [])
     return 0 if is_well else 1
+
+
+def _schema(version: str) -> Finding:
+    from storage.checkup import Finding, State
+    from storage.connect import SCHEMA_VERSION
+
+    if version == SCHEMA_VERSION:
+        return Finding("database", State.OK, "it answers, and its tables are this release's")
+    said = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
+    return Finding("database", State.WARNING, said, "Finish the upgrade: bring every program to the newer release.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import InvalidSetting
+from protocol.errors import InvalidSetting, UsageError
 from sublet.cli.command import Cli, register
 
 if TYPE_CHECKING:
@@ -75,17 +75,32 @@ def leader(
         return _serve(NodeServer(database.url, called, where, settings, _announcer(cli, called), notify))
 
 
-def migrate(cli: Cli) -> None:
+def migrate(
+    cli: Cli,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="VERSION", help="To this version of the schema. Default: the newest.")
+    ] = None,
+    back: Annotated[
+        bool,
+        typer.Option(
+            "--downgrade", help="Go back to an older one, given by --to, with the newer release's program: nodes first."
+        ),
+    ] = False,
+) -> None:
     """Create a database's tables, or bring them up to date.
 
-    An embedded database does that by itself. Nothing is lost, and running it again changes nothing.
+    An embedded database does that by itself. Nothing is lost, and running it again changes nothing. Programs may be at
+    work meanwhile, unless it says otherwise: migrate first, then replace them one by one (docs/deploy.md).
 
     Example:
 
     \b
       sublet migrate --database-url postgresql://me@db/app
+      sublet migrate --to 0001 --downgrade
     """
-    before, now, schema = _bring_up_to_date(cli)
+    if back and to is None:
+        raise UsageError("--downgrade: it has to be said how far. Give the version, --to VERSION.")
+    before, now, schema = _bring_up_to_date(cli, to, back)
     if cli.json:
         cli.emit({"schema": schema, "from": before, "to": now})
     elif before == now:
@@ -94,17 +109,22 @@ def migrate(cli: Cli) -> None:
         cli.say(f"The schema {schema} is at version {now} (before: {before or 'no tables'}).")
 
 
-def _bring_up_to_date(cli: Cli) -> tuple[str | None, str, str]:
+def _bring_up_to_date(cli: Cli, to: str | None = None, back: bool = False) -> tuple[str | None, str | None, str]:
     """(version before, version now, schema). A database that was given is not checked first: it may be empty."""
     from storage.connect import database_url, schema_name
-    from storage.migrate import current
+    from storage.migrate import current, downgrade
     from storage.migrate import migrate as upgrade
+
+    def change(url: str) -> tuple[str | None, str | None, str]:
+        before = current(url)
+        (downgrade if back else upgrade)(url, to=to)
+        return before, current(url), schema_name()
 
     given = cli.database_url if cli.data_dir is not None else database_url(cli.database_url)
     if given and cli.data_dir is None:
-        return current(given), upgrade(given), schema_name()
+        return change(given)
     with cli.database(migrate_embedded=False) as database:
-        return current(database.url), upgrade(database.url), schema_name()
+        return change(database.url)
 
 
 def _announcer(cli: Cli, name: str) -> Callable[[str], None]:

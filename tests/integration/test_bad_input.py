@@ -321,7 +321,9 @@ def test_a_database_of_another_version_is_refused_and_not_changed(
 ) -> None:
     with connect(database) as conn:
         conn.execute(
-            "drop table alembic_version" if version is None else f"update alembic_version set version_num = '{version}'"
+            "drop table alembic_version"
+            if version is None
+            else f"update alembic_version set version_num = '{version}', compatible_from = null"
         )
     with refused(SchemaMismatch, told.replace("0001", SCHEMA_VERSION)):
         opens(database)

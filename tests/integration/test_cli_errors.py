@@ -148,7 +148,7 @@ def test_a_given_database_is_not_migrated_unasked_and_a_newer_one_is_refused(emp
         assert shell.run("publish", "a", stdin="x").code == 0
         for version, told in (("0000", "older than this program"), ("9999", "newer than this program")):
             with connect(empty_database) as conn:
-                conn.execute("update alembic_version set version_num = %s", (version,))
+                conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))
             refused(shell.run("tail", "#"), CONFLICT, f"is at version {version}", told)
         refused(shell.run("migrate"), CONFLICT, "Upgrade sublet here")
 

@@ -1,0 +1,196 @@
+"""From one version of the schema to the next and back, while nodes, a publisher and consumers are at work."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from protocol.errors import InvalidSetting, SchemaMismatch, Unavailable
+from storage import connect as module
+from storage import migrate as migrations
+from storage.connect import SCHEMA_VERSION, check_schema, connect
+from storage.groups.model import NodeRef
+from storage.migrate import current, downgrade, migrate
+from storage.nodes import register
+from tests.integration.sharing_kit import WAIT_S, Stage
+from tests.kit import eventually
+from tests.kit_nodes import ROOT, Process
+
+NEXT, LATER = (f"{int(SCHEMA_VERSION) + more:04}" for more in (1, 2))
+
+ADDITIVE = """
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "{revision}", "{before}", None, None
+{declared}
+
+
+def upgrade() -> None:
+    for table in ("lending", "stream", "consumer_group", "node", "leadership"):
+        op.execute(f"alter table {{table}} add column from_{revision} int not null default 7")
+
+
+def downgrade() -> None:
+    for table in ("lending", "stream", "consumer_group", "node", "leadership"):
+        op.execute(f"alter table {{table}} drop column from_{revision}")
+"""
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Path:
+    """Scripts of a release that adds columns, and declares that programs of this one work with them, and of one after
+    it that declares nothing."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(ROOT / "migrations", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for revision, before, declared in (
+        (NEXT, SCHEMA_VERSION, f'compatible_from = "{SCHEMA_VERSION}"'),
+        (LATER, NEXT, ""),
+    ):
+        text = ADDITIVE.format(revision=revision, before=before, declared=declared)
+        (folder / "versions" / f"{revision}_more.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def knows_more(newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has the newer releases' scripts."""
+    monkeypatch.setattr(migrations, "scripts", lambda: newer)
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    """A database of the test's own."""
+    stage = Stage(database, tmp_path)
+    yield stage
+    stage.close()
+
+
+class Releases:
+    """Two releases on one stage: each may run nodes and commands."""
+
+    def __init__(self, stage: Stage, newer: Path, directory: Path) -> None:
+        self.stage, self._directory = stage, directory
+        self._ways = {SCHEMA_VERSION: ROOT / "migrations", NEXT: newer}
+        self._count = 0
+
+    def run(self, version: str, *arguments: str) -> Process:
+        """A command of a release's."""
+        self._count += 1
+        log = self._directory / f"command-{self._count}.log"
+        url = ("--database-url", self.stage.scene.url)
+        return Process("tests.processes.release", str(self._ways[version]), version, *arguments, *url, log=log)
+
+    def does(self, version: str, *arguments: str) -> str:
+        """What a command that ends well has said."""
+        process = self.run(version, *arguments)
+        eventually(lambda: not process.alive, WAIT_S, process.output)
+        assert process.stop() == 0, process.output()
+        return process.output()
+
+    def serve(self, version: str, *names: str) -> None:
+        """Nodes of a release's, each in place of the one of its name that may be there."""
+        for name in names:
+            if name in self.stage.fleet.nodes:
+                assert self.stage.fleet.nodes[name].stop() == 0
+            node = self.run(version, "leader", "--name", name, "--listen", "127.0.0.1:0")
+            self.stage.fleet.nodes[name] = node
+            eventually(partial(_serves, node), WAIT_S, node.output)
+
+
+def _serves(node: Process) -> bool:
+    assert node.alive, node.output()
+    return "serves on" in node.output()
+
+
+@pytest.mark.conforms("E8", "E16")
+def test_up_and_down_under_load_loses_and_repeats_nothing(stage: Stage, newer: Path, tmp_path: Path) -> None:
+    releases = Releases(stage, newer, tmp_path)
+    releases.serve(SCHEMA_VERSION, "n1", "n2")
+    stage.share("a")
+    with stage.scene.load():
+        stage.more()
+        assert f"version {NEXT} (before: {SCHEMA_VERSION})" in releases.does(NEXT, "migrate", "--to", NEXT)
+        stage.more()
+        releases.serve(SCHEMA_VERSION, "n1")  # an old one that is restarted meanwhile does as well
+        stage.share("b")
+        releases.serve(NEXT, "n1", "n2")
+        stage.more(of="b")
+        releases.serve(SCHEMA_VERSION, "n2", "n1")
+        stage.more()
+        told = releases.does(NEXT, "migrate", "--to", SCHEMA_VERSION, "--downgrade")
+        assert f"version {SCHEMA_VERSION} (before: {NEXT})" in told
+        stage.more(40)
+    assert stage.verdict().explained == []
+    assert not any(line.forced for line in stage.scene.history())
+    assert current(stage.scene.url) == SCHEMA_VERSION
+
+
+@pytest.mark.usefixtures("knows_more")
+def test_a_schema_says_which_programs_work_with_it(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(database) as conn:
+        assert migrate(database, to=NEXT) == NEXT == check_schema(conn)
+        assert migrate(database, to=LATER) == LATER
+        with pytest.raises(SchemaMismatch, match=rf"{LATER}, newer than.*programs of version {LATER} and later"):
+            check_schema(conn)
+        downgrade(database, to=NEXT)
+        assert check_schema(conn) == NEXT
+        monkeypatch.setattr(module, "SCHEMA_VERSION", LATER)
+        with pytest.raises(SchemaMismatch, match=f"{NEXT}, older than this program's {LATER}. Run `sublet migrate`"):
+            check_schema(conn)
+
+
+def test_a_release_leaves_a_newer_schema_alone_that_works_with_it(database: str, newer: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "scripts", lambda: newer)
+        migrate(database, to=NEXT)
+    assert migrate(database) == NEXT, "as `sublet leader --migrate` of a node that is restarted"
+    with pytest.raises(SchemaMismatch, match=f"{NEXT}, newer than the {SCHEMA_VERSION} this program knows"):
+        migrate(database, to=SCHEMA_VERSION)
+
+
+@pytest.mark.usefixtures("knows_more")
+def test_what_would_break_programs_at_work_is_refused(database: str) -> None:
+    with connect(database) as conn:
+        register(conn, NodeRef("n1", "a life", "127.0.0.1:1"), 60, 1)
+        with pytest.raises(SchemaMismatch, match=f"version {LATER}: .*present {SCHEMA_VERSION}.*n1. Stop all nodes"):
+            migrate(database)
+        assert migrate(database, to=NEXT) == NEXT
+        conn.execute("delete from node")
+        assert migrate(database) == LATER
+        register(conn, NodeRef("n1", "a life", "127.0.0.1:1"), 60, 1)
+        with pytest.raises(SchemaMismatch, match=f"version {NEXT}: .*present {LATER}.*Stop all nodes"):
+            downgrade(database, to=NEXT)
+        assert current(database) == LATER
+
+
+@pytest.mark.usefixtures("knows_more")
+def test_the_wrong_direction_and_an_unknown_version_are_refused(database: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"version '0999': this program knows .*{SCHEMA_VERSION}, {NEXT}, {LATER}"):
+        migrate(database, to="0999")
+    with pytest.raises(SchemaMismatch, match=f"{SCHEMA_VERSION}, and {NEXT} is not older. Leave out --downgrade"):
+        downgrade(database, to=NEXT)
+    migrate(database, to=NEXT)
+    with pytest.raises(SchemaMismatch, match=r"To go back, bring every node.*add --downgrade"):
+        migrate(database, to=SCHEMA_VERSION)
+    assert current(database) == NEXT
+
+
+@pytest.mark.usefixtures("knows_more")
+def test_a_migration_does_not_hold_up_everybody_behind_a_long_transaction(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "TABLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(migrations, "ATTEMPTS", 2)
+    with psycopg.connect(database) as reader, connect(database, lock_timeout_s=5) as other:
+        reader.execute("select count(*) from sublet.stream")  # as a dump does: the lock stays
+        with pytest.raises(Unavailable, match=r"in use for all of 2 tries.*nothing was changed"):
+            migrate(database, to=NEXT)
+        assert current(database) == SCHEMA_VERSION
+        other.execute("update stream set head = head")
+        reader.rollback()
+        assert migrate(database, to=NEXT) == NEXT
