@@ -1,0 +1,165 @@
+"""The files below deploy/ and the recipes about them: they parse, and every command, option and setting in them exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from kubernetes_validate import validate
+
+from leader.node import SHUTDOWN_S
+from leader.settings import LeaderSettings
+from sublet.cli.app import app
+from tools.settings_doc import page
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+UNIT = DEPLOY / "systemd" / "sublet-leader@.service"
+KUBERNETES = "1.31"
+PAGES = [ROOT / "docs" / name for name in ("deploy.md", "backup.md", "operations.md", "growing.md")]
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def pods() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(pod spec, its container) of each manifest that has one."""
+    for path in MANIFESTS:
+        for document in documents(path):
+            if document["kind"] in ("Deployment", "Job"):
+                pod = document["spec"]["template"]["spec"]
+                for container in pod["containers"]:
+                    yield pod, container
+
+
+def services() -> dict[str, dict[str, Any]]:
+    return dict(documents(DEPLOY / "compose.yaml")[0]["services"])
+
+
+def shell_commands(text: str) -> Iterator[list[str]]:
+    """The commands of sublet in lines of a shell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for part in re.split(r"\||&&|;|\bdo\b", line):
+            words = shlex.split(part, comments=True)
+            while words and ("=" in words[0] or words[0] in ("sudo", "$")):
+                words = words[1:]
+            if words and Path(words[0]).name == "sublet":
+                yield [word for word in words[1:] if word != "&" and not word.startswith((">", "2>"))]
+
+
+def commands() -> Iterator[list[str]]:
+    """Every command line, as the arguments of `sublet`."""
+    for _, container in pods():
+        yield container["args"]
+    for service in services().values():
+        if service["image"] == "sublet" and "entrypoint" in service:
+            for text in service["command"]:
+                yield from shell_commands(text)
+        elif service["image"] == "sublet":
+            yield service["command"]
+    found = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
+    options = re.findall(r"^OPTIONS=(.*)$|: OPTIONS=(.*)$", (DEPLOY / "systemd" / "n1.env").read_text(), re.MULTILINE)
+    for either in options:
+        for text in found:
+            yield from shell_commands(text.replace("$OPTIONS", "".join(either)))
+    for name in PAGES:
+        for block in re.findall(r"^```(?:bash)?\n(.*?)^```", name.read_text(), re.DOTALL | re.MULTILINE):
+            yield from shell_commands(block)
+
+
+def parsed(arguments: list[str]) -> None:
+    """Raises what the command line would say of it; nothing runs."""
+    command: Any = typer.main.get_command(app)
+    context: Any = None
+    while hasattr(command, "resolve_command"):
+        context = command.make_context(command.name, list(arguments), parent=context)
+        name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None, name
+    command.make_context(command.name, list(arguments), parent=context)
+
+
+@pytest.mark.parametrize("arguments", list(commands()), ids=" ".join)
+def test_every_command_line_is_one_of_ours(arguments: list[str]) -> None:
+    parsed(arguments)
+
+
+def test_a_command_line_that_is_not_is_noticed() -> None:
+    for wrong in (["leader", "--lisen", "n1:7411"], ["groups", "lists"], ["consume"]):
+        with pytest.raises(Exception, match=r"No such|Missing"):
+            parsed(wrong)
+
+
+@pytest.mark.parametrize("path", [*FILES, *PAGES], ids=lambda path: path.name)
+def test_every_setting_exists(path: Path) -> None:
+    known = set(re.findall(r"SUBLET_[A-Z_]+", page() + (ROOT / "sublet" / "cli" / "leader.py").read_text()))
+    assert set(re.findall(r"\bSUBLET_[A-Z_]+\b", path.read_text())) <= known
+
+
+@pytest.mark.parametrize(
+    "path", [each for each in MANIFESTS if each.stem != "kustomization"], ids=lambda path: path.name
+)
+def test_manifests_are_what_kubernetes_takes(path: Path) -> None:
+    for document in documents(path):
+        validate(document, KUBERNETES, strict=True)
+        assert "namespace" not in document["metadata"]
+
+
+def test_the_kustomization_names_what_is_there() -> None:
+    (kustomization,) = documents(DEPLOY / "kubernetes" / "kustomization.yaml")
+    assert {*kustomization["resources"], "secret.yaml", "kustomization.yaml"} == {path.name for path in MANIFESTS}
+
+
+def test_whoever_stops_a_node_gives_it_time_to_hand_over() -> None:
+    needed_s = SHUTDOWN_S + LeaderSettings().margin_s + 5
+    (leader,) = [pod for pod, container in pods() if container["name"] == "leader"]
+    assert leader["terminationGracePeriodSeconds"] >= needed_s
+    (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)
+    assert int(stop) >= needed_s
+    for name in ("n1", "n2"):
+        assert int(services()[name]["stop_grace_period"].removesuffix("s")) >= needed_s
+
+
+def test_nobody_runs_as_root_and_no_secret_is_an_argument() -> None:
+    for pod, container in pods():
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    for stage in re.split(r"^FROM ", dockerfile, flags=re.MULTILINE):
+        assert "ENTRYPOINT" not in stage or stage.index("USER 10001") < stage.index("ENTRYPOINT")
+    assert not any("postgresql://" in word for arguments in commands() for word in arguments if "@" in word)
+
+
+def test_the_image_is_built_of_what_is_there() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied: set[str] = set()
+    for line in re.findall(r"^COPY (?!--from)(.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE):
+        copied.update(line.split()[:-1])
+    assert copied == allowed
+    assert all((ROOT / path).exists() for path in copied)
+    packages = re.search(r"^packages = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert packages is not None
+    assert set(re.findall(r'"(\w+)"', packages[1])) <= copied
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/sublet/bin/sublet", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", tmp_path / "sublet-leader@n1.service"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
