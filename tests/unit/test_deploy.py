@@ -1,4 +1,4 @@
-"""The files below deploy/ and the recipes about them: they parse, and every command, option and setting in them exists."""
+"""The files below deploy/ and the recipes about them: they parse; commands, options and settings in them exist."""
 
 from __future__ import annotations
 

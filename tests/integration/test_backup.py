@@ -1,0 +1,76 @@
+"""A dump that is taken under load and restored elsewhere: who goes on there loses nothing, and no number repeats."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from storage.connect import check_schema, connect
+from storage.embedded.binaries import find_binaries
+from tests.deliveries import judge
+from tests.integration.sharing_kit import WAIT_S, Stage
+from tests.kit import eventually
+
+DRAW = "select sublet.draw_session_epoch()"
+
+
+def program(name: str) -> str:
+    """One of the server's own version, as docs/backup.md says."""
+    return str(find_binaries(Path("none"), None) / name)
+
+
+def dumped(url: str, file: Path) -> None:
+    subprocess.run([program("pg_dump"), "--schema=sublet", "--format=custom", f"--file={file}", url], check=True)
+
+
+def restored(file: Path, url: str) -> None:
+    subprocess.run(
+        [program("pg_restore"), "--no-owner", "--exit-on-error", "--single-transaction", f"--dbname={url}", file],
+        check=True,
+    )
+
+
+@pytest.mark.conforms("E13", "E29")
+def test_a_group_goes_on_from_a_dump_taken_under_load(database: str, empty_database: str, tmp_path: Path) -> None:
+    file = tmp_path / "backup.dump"
+    for place in ("old", "new"):
+        (tmp_path / place).mkdir()
+    old = Stage(database, tmp_path / "old")
+    try:
+        old.serve("n1")
+        old.share("a")
+        with old.scene.load(every_s=0.1):
+            old.more()
+            dumped(database, file)
+            old.more()  # what is published and consumed from here on is in no backup
+        before, last_draw = old.scene.claim(), old.scene.ask(DRAW)[0][0]
+        seen, ahead = old.fleet.delivered(), old.scene.heads()
+    finally:
+        old.close()
+
+    restored(file, empty_database)
+    new = Stage(empty_database, tmp_path / "new")
+    try:
+        with connect(empty_database) as conn:
+            check_schema(conn)
+        heads, positions = new.scene.heads(), {stream: position for stream, _, position, _ in new.scene.rows()}
+        assert sum(heads.values()) < sum(ahead.values()), "the dump was taken too late to show anything"
+        assert all(positions[stream] <= heads[stream] for stream in heads), "one instant"
+        new.scene.publish(200)
+        new.serve("n1")
+        new.share("b")
+        eventually(new.scene.consumed, WAIT_S, new.said)
+        after = new.scene.claim()
+        assert after.term > before.term, "a leader's term was used twice"
+        assert new.scene.ask(DRAW)[0][0] > last_draw
+        delivered = new.fleet.delivered()
+        assert {each.grant for each in delivered}.isdisjoint({each.grant for each in seen}), "a grant was given twice"
+        first = {stream: positions[stream] for stream in heads}
+        begun = [offset for each in delivered for offset in each.offsets if offset < first[each.stream]]
+        assert begun == [], "consumed before the backup was taken"
+        published = new.scene.heads()
+        assert judge(published, [*delivered, *(d for d in seen if d.offsets[0] < first[d.stream])], ()).lost == []
+    finally:
+        new.close()
