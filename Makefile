@@ -6,10 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 NAME ?= hourly_closing
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo example test check format bench mutations clean
+.PHONY: help venv demo example test check docs format bench mutations clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
@@ -25,14 +26,19 @@ example: $(READY) ## run a program of examples/ (NAME says which: make example N
 test: $(READY) ## run the tests, four at a time (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(READY) ## ruff, mypy --strict, the import contracts, and whether the generated pages are current
+check: $(READY) ## ruff, mypy --strict, the import contracts, the generated pages, and every link of the site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.settings_doc --check
+	$(BIN)/python -m tools.cli_doc --check
 	$(BIN)/python -m tools.protocol_doc --check
 	$(BIN)/python -m tools.conformance --check
+	$(MKDOCS) build --strict
+
+docs: $(READY) ## make the site of the pages below docs/, in build/site
+	$(MKDOCS) build --strict
 
 format: $(READY) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

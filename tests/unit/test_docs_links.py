@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import protocol_doc, settings_doc
+from tools import cli_doc, protocol_doc, settings_doc
 from tools.conformance import marks
 
 ROOT = Path(__file__).parents[2]
@@ -80,5 +80,6 @@ def test_every_promise_names_a_checker_that_exists(promise: str, checkers: list[
 
 def test_the_generated_pages_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert settings_doc.main(["--check"]) == 0, capsys.readouterr().out
+    assert cli_doc.main(["--check"]) == 0, capsys.readouterr().out
     page = protocol_doc.PAGE.read_text()
     assert protocol_doc.render(page) == page
