@@ -32,6 +32,7 @@ SECTIONS = {
     "spark": "Spark",
     "subscriptions": "Memory of subscriptions and idle agents",
     "operate": "What an operator waits for",
+    "volume": "What the server is asked for",
 }
 """What each bench calls its part of the page, in the order of the page."""
 
