@@ -35,9 +35,10 @@ IDLE_S = 10.0
 PROSE = """*WAL* and *disk* are of one message of {value} random bytes without a key, {messages:,} of them (a tenth for
 blocks of 1 and 10) in blocks of so many, each a commit: the WAL written, and the growth of the table with its index and
 what is stored out of line, beside the message's own bytes. *JSON* are values of {json:,} bytes that differ in their
-numbers, in blocks of 1,000. *Consuming* is what the
-progress of one session over them writes, and all else that its node writes meanwhile. *Idle* is a node with one consumer that waits on 16 streams, for {idle:g} s,
-beside the server without them. *Connections* are counted while each is at work, beside one process of the kind."""
+numbers, in blocks of 1,000. *Consuming* is what the progress of one session over them writes, and all else that its
+node writes meanwhile. *Idle* is a node with one consumer that waits on 16 streams, for {idle:g} s, beside the server
+without them. *Connections* are counted while a node, a publisher and a session are at work, by the name that they go
+by in pg_stat_activity."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -121,9 +122,7 @@ def _json(url: str, conn: psycopg.Connection[Any], messages: int) -> list[Beside
     return found
 
 
-def _at_work(
-    url: str, conn: psycopg.Connection[Any], directory: Path, messages: int, idle_s: float
-) -> list[Beside]:
+def _at_work(url: str, conn: psycopg.Connection[Any], directory: Path, messages: int, idle_s: float) -> list[Beside]:
     quiet = _idle(conn, idle_s)
     with node(url, POLL, directory / "node.log") as process, Session("$share/g/t", url, start="latest") as session:
         while not session.held():

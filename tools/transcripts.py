@@ -1,9 +1,9 @@
 """`python -m tools.transcripts`: runs the commands of docs/operations.md, and puts what they print behind them.
 
-In a `console` block a line `$ sublet ...` is run, on a Postgres of the page's own; what it answers follows, and its exit
-code if that is not 0. A comment `<!-- scene: NAME -->` makes something happen first: see `SCENES`. `--check` writes
-nothing: it fails where a command ends otherwise than the page says, or where the columns of a table or the fields of an
-object are others. Numbers, ids and times are not compared.
+In a `console` block a line `$ sublet ...` is run, on a Postgres of the page's own; what it answers follows, and its
+exit code if that is not 0. A comment `<!-- scene: NAME -->` makes something happen first: see `SCENES`. `--check`
+writes nothing: it fails where a command ends otherwise than the page says, or where the columns of a table or the
+fields of an object are others. Numbers, ids and times are not compared.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ SETTINGS = {
 }
 """Short times, for a page is not to take long; the prose tells those that are the defaults."""
 GROUP, AUDIT = "$share/billing/orders/#", "$share/audit/orders/#"
-_PART = re.compile(
-    r"^<!-- scene: (?P<scene>[^>]*?) -->$|^```console\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
-)
+_PART = re.compile(r"^<!-- scene: (?P<scene>[^>]*?) -->$|^```console\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXIT = re.compile(r"\[exit code (\d+)\]")
 
 

@@ -68,14 +68,23 @@ def commands() -> Iterator[list[str]]:
                 yield from shell_commands(text)
         elif service["image"] == "sublet":
             yield service["command"]
-    found = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
-    options = re.findall(r"^OPTIONS=(.*)$|: OPTIONS=(.*)$", (DEPLOY / "systemd" / "n1.env").read_text(), re.MULTILINE)
-    for either in options:
-        for text in found:
-            yield from shell_commands(text.replace("$OPTIONS", "".join(either)))
-    for name in PAGES:
-        for block in re.findall(r"^```(?:bash)?\n(.*?)^```", name.read_text(), re.DOTALL | re.MULTILINE):
-            yield from shell_commands(block)
+    yield from unit_commands()
+    for page in PAGES:
+        yield from page_commands(page.read_text())
+
+
+def unit_commands() -> Iterator[list[str]]:
+    """Those of the unit, with each of the options that its settings show."""
+    (start,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
+    for options in re.findall(r"\bOPTIONS=(.*)$", (DEPLOY / "systemd" / "n1.env").read_text(), re.MULTILINE):
+        yield from shell_commands(start.replace("$OPTIONS", options))
+
+
+def page_commands(page: str) -> Iterator[list[str]]:
+    """Those in blocks of a page; of a transcript what was typed."""
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        typed = [line for line in block.splitlines() if kind != "console" or line.startswith("$ ")]
+        yield from shell_commands("\n".join(typed))
 
 
 def parsed(arguments: list[str]) -> None:
