@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import latency, push_cost, subscriptions
+from bench import latency, push_cost, subscriptions, volume
 from bench.peers.known import SYSTEMS
 
 
@@ -60,3 +60,11 @@ def test_memory_of_subscriptions(files: tuple[str, ...]) -> None:
     assert large["session"]["idle_agent_bytes"] > 0
     assert "call" not in large
     assert "## Memory of subscriptions and idle agents\n" in Path(files[3]).read_text()
+
+
+def test_what_the_server_is_asked_for(files: tuple[str, ...]) -> None:
+    volume.main(["--messages", "2000", "--idle", "0.2", *files])
+    found = {one["what"]: one for one in result(files)["figures"]}
+    assert found["WAL of a message, blocks of 1"]["ratio"] > found["WAL of a message, blocks of 1,000"]["ratio"] > 1
+    assert found["connections named 'sublet reader'"]["value"] == 1
+    assert "## What the server is asked for\n" in Path(files[3]).read_text()

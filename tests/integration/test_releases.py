@@ -107,7 +107,7 @@ def _serves(node: Process) -> bool:
     return "serves on" in node.output()
 
 
-@pytest.mark.conforms("E8", "E16")
+@pytest.mark.conforms("A10", "E8", "E16")
 def test_up_and_down_under_load_loses_and_repeats_nothing(stage: Stage, newer: Path, tmp_path: Path) -> None:
     releases = Releases(stage, newer, tmp_path)
     releases.serve(SCHEMA_VERSION, "n1", "n2")
@@ -130,6 +130,7 @@ def test_up_and_down_under_load_loses_and_repeats_nothing(stage: Stage, newer: P
     assert current(stage.scene.url) == SCHEMA_VERSION
 
 
+@pytest.mark.conforms("A10")
 @pytest.mark.usefixtures("knows_more")
 def test_a_schema_says_which_programs_work_with_it(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(database) as conn:
@@ -144,6 +145,7 @@ def test_a_schema_says_which_programs_work_with_it(database: str, monkeypatch: p
             check_schema(conn)
 
 
+@pytest.mark.conforms("A10")
 def test_a_release_leaves_a_newer_schema_alone_that_works_with_it(database: str, newer: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrations, "scripts", lambda: newer)
@@ -153,6 +155,7 @@ def test_a_release_leaves_a_newer_schema_alone_that_works_with_it(database: str,
         migrate(database, to=SCHEMA_VERSION)
 
 
+@pytest.mark.conforms("A10")
 @pytest.mark.usefixtures("knows_more")
 def test_what_would_break_programs_at_work_is_refused(database: str) -> None:
     with connect(database) as conn:
@@ -180,6 +183,7 @@ def test_the_wrong_direction_and_an_unknown_version_are_refused(database: str) -
     assert current(database) == NEXT
 
 
+@pytest.mark.conforms("A10")
 @pytest.mark.usefixtures("knows_more")
 def test_a_migration_does_not_hold_up_everybody_behind_a_long_transaction(
     database: str, monkeypatch: pytest.MonkeyPatch

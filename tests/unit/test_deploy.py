@@ -69,8 +69,8 @@ def commands() -> Iterator[list[str]]:
         elif service["image"] == "sublet":
             yield service["command"]
     yield from unit_commands()
-    for page in PAGES:
-        yield from page_commands(page.read_text())
+    for path in PAGES:
+        yield from page_commands(path.read_text())
 
 
 def unit_commands() -> Iterator[list[str]]:
