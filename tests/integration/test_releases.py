@@ -27,7 +27,7 @@ ADDITIVE = """
 from alembic import op
 
 revision, down_revision, branch_labels, depends_on = "{revision}", "{before}", None, None
-{declared}
+compatible_from = "{before}"
 
 
 def upgrade() -> None:
@@ -43,15 +43,12 @@ def downgrade() -> None:
 
 @pytest.fixture
 def newer(tmp_path: Path) -> Path:
-    """Scripts of a release that adds columns, and declares that programs of this one work with them, and of one after
-    it that declares nothing."""
+    """Scripts of a release that adds columns, and of one after it that does too: programs of the release before each
+    work with them, says each."""
     folder = tmp_path / "migrations"
     shutil.copytree(ROOT / "migrations", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for revision, before, declared in (
-        (NEXT, SCHEMA_VERSION, f'compatible_from = "{SCHEMA_VERSION}"'),
-        (LATER, NEXT, ""),
-    ):
-        text = ADDITIVE.format(revision=revision, before=before, declared=declared)
+    for revision, before in ((NEXT, SCHEMA_VERSION), (LATER, NEXT)):
+        text = ADDITIVE.format(revision=revision, before=before)
         (folder / "versions" / f"{revision}_more.py").write_text(text)
     return folder
 
@@ -136,7 +133,7 @@ def test_a_schema_says_which_programs_work_with_it(database: str, monkeypatch: p
     with connect(database) as conn:
         assert migrate(database, to=NEXT) == NEXT == check_schema(conn)
         assert migrate(database, to=LATER) == LATER
-        with pytest.raises(SchemaMismatch, match=rf"{LATER}, newer than.*programs of version {LATER} and later"):
+        with pytest.raises(SchemaMismatch, match=rf"{LATER}, newer than.*programs of version {NEXT} and later"):
             check_schema(conn)
         downgrade(database, to=NEXT)
         assert check_schema(conn) == NEXT
@@ -166,9 +163,12 @@ def test_what_would_break_programs_at_work_is_refused(database: str) -> None:
         conn.execute("delete from node")
         assert migrate(database) == LATER
         register(conn, NodeRef("n1", "a life", "127.0.0.1:1"), 60, 1)
-        with pytest.raises(SchemaMismatch, match=f"version {NEXT}: .*present {LATER}.*Stop all nodes"):
-            downgrade(database, to=NEXT)
+        with pytest.raises(SchemaMismatch, match=f"version {SCHEMA_VERSION}: .*present {LATER}.*Stop all nodes"):
+            downgrade(database, to=SCHEMA_VERSION)
         assert current(database) == LATER
+        downgrade(database, to=NEXT)
+        downgrade(database, to=SCHEMA_VERSION)
+        assert current(database) == SCHEMA_VERSION
 
 
 @pytest.mark.usefixtures("knows_more")
