@@ -17,6 +17,7 @@ from storage.connect import SCHEMA_VERSION, check_schema, connect
 from storage.groups.model import NodeRef
 from storage.migrate import current, downgrade, migrate
 from storage.nodes import register
+from tests.integration.cli_kit import a_shell
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, Process
@@ -150,6 +151,20 @@ def test_a_release_leaves_a_newer_schema_alone_that_works_with_it(database: str,
     assert migrate(database) == NEXT, "as `sublet leader --migrate` of a node that is restarted"
     with pytest.raises(SchemaMismatch, match=f"{NEXT}, newer than the {SCHEMA_VERSION} this program knows"):
         migrate(database, to=SCHEMA_VERSION)
+
+
+def test_the_command_line_says_where_an_upgrade_is(database: str, newer: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, a_shell(SUBLET_DATABASE_URL=database) as shell:
+        patch.setattr(migrations, "scripts", lambda: newer)
+        migrate(database, to=NEXT)
+        found = shell.run("doctor", "--json").object["findings"][0]
+        assert (found["check"], found["state"]) == ("database", "warning")
+        assert f"at {NEXT}, newer than this release's {SCHEMA_VERSION}" in found["found"]
+        assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": NEXT, "to": NEXT}
+        answer = shell.run("migrate", "--downgrade")
+        assert (answer.code, "it has to be said how far" in answer.err) == (2, True)
+        answer = shell.run("migrate", "--to", "77")
+        assert (answer.code, "version '77': this program knows" in answer.err) == (2, True)
 
 
 @pytest.mark.conforms("A10")
