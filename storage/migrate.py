@@ -27,7 +27,7 @@ from sqlalchemy.pool import NullPool
 
 from protocol.errors import InvalidSetting, SchemaMismatch, Unavailable
 from storage.connect import connect, schema_name, schema_version, works_with
-from storage.nodes import live_nodes
+from storage.nodes import list_nodes
 from storage.spaces import ensure_default
 
 LOCK_TIMEOUT_S = 60.0
@@ -222,7 +222,7 @@ def _refuse_under_nodes(conn: psycopg.Connection[Any], found: str, target: str, 
     """Raise where nodes live and programs of the older version do not work with the schema of the newer."""
     if compatible_from is not None and compatible_from <= min(found, target):
         return
-    if names := [node.name for node in live_nodes(conn)]:
+    if names := [entry.node.name for entry in list_nodes(conn) if entry.remaining_s > 0]:
         raise SchemaMismatch(
             f"version {target}: between it and the present {found} not all programs work with both, and nodes are at "
             f"work: {', '.join(names)}. Stop all nodes, publishers and consumers first, or go by a version between."
