@@ -10,7 +10,7 @@ import typer
 
 from protocol.epochs import lower_of_json, shown
 from protocol.words import Subscription
-from sublet.cli import group_export, group_history, group_lives, group_orders, group_reset, group_watch
+from sublet.cli import group_export, group_history, group_lives, group_orders, group_reset, group_watch, group_why
 from sublet.cli.command import Cli, command_group, register
 from sublet.cli.values import GroupName, options_as_json, utc
 
@@ -24,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
     groups = command_group(app, "groups", "Groups: who consumes what, and how far behind.")
     register(groups, "list")(list_)
     register(groups, "describe")(describe)
+    register(groups, "why")(group_why.why)
     register(groups, "create")(group_lives.create)
     register(groups, "delete")(group_lives.delete)
     register(groups, "pause")(group_orders.pause)

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,6 +128,17 @@ def options_as_json(options: GroupOptions) -> dict[str, Any]:
 def utc(at_us: int) -> str:
     """A time in microseconds since 1970, spelled as a start is."""
     return str(Start.at(at_us))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in as few words as they need: 1-3, 7."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def whole(what: str, text: str, least: int = 0) -> int:
