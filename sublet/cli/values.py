@@ -167,6 +167,15 @@ def number(what: str, text: str) -> float:
         raise UsageError(f"{what} {text!r}: give a number, such as 2 or 0.5.") from None
 
 
+def moment(option: str, text: str) -> datetime:
+    """A time. Raises `UsageError`, which names the option."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z.") from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
 def begin(text: str) -> str | int | datetime:
     """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
     if text in ("earliest", "latest"):

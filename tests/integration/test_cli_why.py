@@ -10,17 +10,11 @@ import pytest
 
 from protocol.in_doubt import InDoubt
 from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Subscription
 from storage.groups import idle
 from storage.groups.model import (
     Advance,
-    Entry,
-    Grant,
     GroupOptions,
-    GroupWrites,
-    Lending,
     Mark,
-    NodeRef,
     Release,
     Seize,
 )
@@ -31,61 +25,18 @@ from storage.nodes import register
 from storage.publish import Publisher
 from storage.spaces import rollover
 from tests.integration.cli_kit import Shell, done, refused
-
-GROUP = "$share/billing/orders/#"
-SUBSCRIPTION = Subscription.parse(GROUP)
-NODE = NodeRef("n1", "a life of n1", "127.0.0.1:1")
-
-
-class World:
-    """A group with two streams and ten messages, led by hand."""
-
-    def __init__(self, url: str, conn: psycopg.Connection[Any], **options: Any) -> None:
-        self.store, self.conn = PostgresGroups(url), conn
-        self.group = self.store.declare_group(SUBSCRIPTION, GroupOptions(**options)).group_id
-        self.publish(url)
-        self.term = 0
-
-    def publish(self, url: str, count: int = 10) -> None:
-        with Publisher(url) as publisher:
-            for number in range(count):
-                publisher.publish("orders/eu", b"x", key=b"%d" % number).result(10)
-
-    def lead(self) -> None:
-        register(self.conn, NODE, 60, PROTOCOL_VERSION)
-        self.term = self.store.claim(self.group, NODE, 60).term
-
-    def write(self, entry: Entry) -> Lending:
-        (result,) = self.store.commit([GroupWrites(self.group, self.term, (entry,))])[0].results
-        assert result.lending is not None
-        return result.lending
-
-    def lend(self, stream_id: int, session: str | None = "etl", epoch: int | None = None) -> Lending:
-        return self.write(Grant(stream_id, "b1", "host:1:x", session, "allocated", epoch))
-
-    def rest(self) -> None:
-        """As if all had been so for a minute."""
-        self.conn.execute("update lending set updated_at = updated_at - interval '1 minute'")
-        self.conn.execute("update block set appended_at = appended_at - interval '1 minute'")
-
-    def why(self) -> dict[int, Reason]:
-        return {answer.line.stream_id: answer.ruling.reason for answer in idle.why(self.conn, SUBSCRIPTION)[1]}
-
-    def because(self, stream_id: int) -> str:
-        (answer,) = idle.why(self.conn, SUBSCRIPTION, stream_id)[1]
-        return answer.ruling.because
+from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world, open_streams
 
 
 @pytest.fixture
 def streams(conn: psycopg.Connection[Any]) -> tuple[int, ...]:
-    return tuple(row[0] for row in conn.execute("select stream_id from stream where state = 'open' order by 1"))
+    return open_streams(conn)
 
 
 @pytest.fixture
 def world(database: str, conn: psycopg.Connection[Any], streams: tuple[int, ...]) -> Iterator[World]:
-    world = World(database, conn)
-    yield world
-    world.store.close()
+    with a_world(database, conn) as world:
+        yield world
 
 
 @pytest.mark.conforms("A7")
