@@ -10,7 +10,16 @@ import typer
 
 from protocol.epochs import lower_of_json, shown
 from protocol.words import Subscription
-from sublet.cli import group_export, group_history, group_lives, group_orders, group_reset, group_watch, group_why
+from sublet.cli import (
+    group_copies,
+    group_export,
+    group_history,
+    group_lives,
+    group_orders,
+    group_reset,
+    group_watch,
+    group_why,
+)
 from sublet.cli.command import Cli, command_group, register
 from sublet.cli.values import GroupName, options_as_json, utc
 
@@ -32,6 +41,8 @@ def add_to(app: typer.Typer) -> None:
     register(groups, "weight")(group_orders.weight)
     register(groups, "reset")(group_reset.reset)
     register(groups, "export")(group_export.export)
+    register(groups, "import")(group_copies.import_)
+    register(groups, "clone")(group_copies.clone)
     register(groups, "history")(group_history.history)
     register(groups, "watch")(group_watch.watch)
 

@@ -36,8 +36,9 @@ class World:
             for number in range(count):
                 publisher.publish("orders/eu", b"x", key=b"%d" % number).result(10)
 
-    def lead(self) -> None:
-        register(self.conn, NODE, 60, PROTOCOL_VERSION)
+    def lead(self, listed: bool = True) -> None:
+        if listed:
+            register(self.conn, NODE, 60, PROTOCOL_VERSION)
         self.term = self.store.claim(self.group, NODE, 60).term
 
     def write(self, entry: Entry) -> Lending:
