@@ -45,7 +45,7 @@ def why(
         told = {"subscription": str(wanted), "group_id": group.group_id, "consuming": len(at_work)}
         cli.emit({**told, "streams": [_as_json(answer) for answer in answers]})
         return
-    cli.write([f"Of {len(answers)} streams of {wanted}, {len(at_work)} are being consumed right now."])
+    cli.write([f"Being consumed right now: {len(at_work)} of {len(answers)} streams of {wanted}."])
     for found in _alike(answers if stream_id is not None else [each for each in answers if each not in at_work]):
         cli.write(_prose(found))
 
@@ -67,7 +67,7 @@ def _alike(answers: Iterable[Answer]) -> Iterator[Sequence[Answer]]:
 def _prose(answers: Sequence[Answer]) -> list[str]:
     ruling = answers[0].ruling
     ids = values.ranges(answer.line.stream_id for answer in answers)
-    lines = ["", f"{ruling.reason}: stream {ids}", f"  {ruling.because}"]
+    lines = ["", f"{ruling.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {ruling.because}"]
     return lines if ruling.remedy is None else [*lines, f"  -> {ruling.remedy}"]
 
 

@@ -56,17 +56,9 @@ def list_(cli: Cli) -> None:
     if cli.json:
         cli.emit({"groups": [_summary(overview) for overview in found]})
         return
-    rows = [
-        (
-            overview.group.subscription,
-            overview.leader.node if overview.leader and overview.led else None,
-            sum(overview.statuses.values()),
-            overview.statuses.get("held", 0),
-            _lag(overview),
-        )
-        for overview in found
-    ]
-    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>"), rows)
+    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>"), map(_row, found))
+    if not found:
+        cli.say("There are no groups yet: a $share group comes with its first consumer, or by `sublet groups create`.")
 
 
 def describe(cli: Cli, subscription: GroupName) -> None:
@@ -124,6 +116,12 @@ def describe(cli: Cli, subscription: GroupName) -> None:
             f"{len(overview.forced.lines)} newest of {overview.forced.total} forced moves: "
             f"`sublet groups history {shlex.quote(str(wanted))} --limit M` shows more, among all that happened."
         )
+
+
+def _row(overview: Overview) -> tuple[object, ...]:
+    leader = overview.leader.node if overview.leader and overview.led else None
+    held, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
+    return overview.group.subscription, leader, streams, held, _lag(overview)
 
 
 def _summary(overview: Overview) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_the_command_tells_streams_with_one_reason_together_and_names_them_for_p
     first, second = streams
     answer = shell.run("groups", "why", GROUP)
     assert answer.out == (
-        f"Of 2 streams of {GROUP}, 0 are being consumed right now.\n\nno_node: stream {first}-{second}\n"
+        f"Being consumed right now: 0 of 2 streams of {GROUP}.\n\nno_node: streams {first}-{second}\n"
         "  nobody leads the group, and no node is there\n  -> Start one: sublet leader\n"
     )
     world.lead()
@@ -142,7 +142,7 @@ def test_the_command_tells_streams_with_one_reason_together_and_names_them_for_p
         (first, "consuming", "etl"), (second, "to_be_lent", None),
     ]  # fmt: skip
     prose = shell.run("groups", "why", GROUP).out
-    assert "1 are being consumed" in prose
+    assert "right now: 1 of 2 streams" in prose
     assert f"stream {second}" in prose
     assert "consuming" not in prose
     assert f"consuming: stream {first}" in shell.run("groups", "why", GROUP, "--stream", str(first)).out
