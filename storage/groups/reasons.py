@@ -52,6 +52,8 @@ def _reset(group: GroupState, stream: StreamState, how: str) -> str:
 def _unblock(group: GroupState, stream: StreamState) -> str:
     if group.atomic:
         return f"Remove the cause. Then reset the group as a whole: sublet groups reset {_quoted(group)} --to-earliest"
+    if stream.gone and stream.position < stream.head:
+        return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
     again = _reset(group, stream, "--to-current")
     return f"Remove the cause. Then try once more: {again}, or leave the message there out, with --shift-by 1."
 

@@ -48,7 +48,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_(cli: Cli) -> None:
-    """List the groups: their leaders, streams and lag."""
+    """List the groups: their leaders, streams and lag.
+
+    Example:
+
+    \b
+      sublet groups list
+    """
     from storage.groups.overview import list_groups
 
     with cli.connection() as connection:
@@ -166,13 +172,8 @@ def _leader(overview: Overview) -> dict[str, Any] | None:
     leader = overview.leader
     if leader is None:
         return None
-    return {
-        "node": leader.node,
-        "address": leader.address,
-        "term": leader.term,
-        "alive": overview.led,
-        "lease_remaining_s": round(leader.remaining_s, 3),
-    }
+    told = {"node": leader.node, "address": leader.address, "term": leader.term, "alive": overview.led}
+    return {**told, "lease_remaining_s": round(leader.remaining_s, 3)}
 
 
 def _state(overview: Overview) -> str:

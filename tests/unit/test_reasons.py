@@ -38,6 +38,10 @@ PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
             "it is blocked: lost 5 times", f"groups reset {QUOTED} --stream 12 --to-current",
         ),
         (
+            Reason.BLOCKED, LED, replace(FREE, status="blocked", lag=None, gone=True),
+            "it is blocked", f"groups reset {QUOTED} --stream 12 --to-earliest",
+        ),
+        (
             Reason.BLOCKED, replace(LED, atomic=True), replace(FREE, status="blocked", lag=None),
             "no reason is recorded", f"groups reset {QUOTED} --to-earliest",
         ),
