@@ -28,10 +28,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would b
 
 
 def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = False) -> None:
-    """Make a new group with the options of another, and with its progress of this moment.
+    """Make a group that begins where another is.
 
-    The other goes on undisturbed. What its members have in hand is given out by the new group too; its pauses, weights
-    and history are its own, and streams that are blocked there are tried once more here.
+    It has its options, and its progress of this moment. The other goes on undisturbed. What its members have in
+    hand is given out by the new group too; its pauses, weights and history are its own, and streams that are
+    blocked there are tried once more here.
 
     Example:
 
@@ -61,10 +62,11 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `sublet groups export` wrote.")],
     dry_run: DryRun = False,
 ) -> None:
-    """Make the group that was exported to a file, with its options and its progress.
+    """Make a group again from what was exported.
 
-    Where the group is there already, with the same options and at the same positions, nothing is changed; otherwise it
-    is a conflict: `sublet groups reset --from-file FILE` moves a group that is there.
+    It has the options and the progress of then. Where the group is there already, with the same options and at the
+    same positions, nothing is changed; otherwise it is a conflict: `sublet groups reset --from-file FILE` moves a
+    group that is there.
 
     Example:
 

@@ -22,10 +22,10 @@ def why(
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
 ) -> None:
-    """Say why streams of a group are not being consumed right now, and what to do about it.
+    """Say why streams stand still, and what helps.
 
-    Streams with the same reason are told of together. The answer comes from the database: it is there without a leader
-    and without members.
+    All that are not being consumed right now are told of, those with the same reason together. The answer comes
+    from the database: it is there without a leader and without members.
 
     Examples:
 

@@ -39,10 +39,10 @@ def alter(
         str | None, typer.Option(metavar="FILTER", help="Which topics it has from now on, in new streams. Quote it.")
     ] = None,
 ) -> None:
-    """Change what a space was created with; what is not given stays.
+    """Change settings of a space.
 
-    Messages that are stored stay where they are. A shorter retention takes what is older with the next look of a node.
-    Another number of streams: `sublet spaces reshard`.
+    What is not given stays, and messages that are stored stay where they are. A shorter retention takes what is
+    older with the next look of a node. Another number of streams: `sublet spaces reshard`.
 
     Examples:
 
@@ -89,10 +89,10 @@ def retention(
 
 
 def rollover(cli: Cli, name: Name) -> None:
-    """Close the streams of a space and open the next ones, now.
+    """Begin new streams in a space, now.
 
-    Publishers and consumers follow by themselves, and the order of each key is kept. With a retention nodes do it by
-    themselves; do it yourself so that what is stored by now can end before what comes.
+    The old ones are closed. Publishers and consumers follow by themselves, and the order of each key is kept. With
+    a retention nodes do it by themselves; do it yourself so that what is stored by now can end before what comes.
 
     Example:
 

@@ -76,7 +76,7 @@ def create(
 
 
 def list_(cli: Cli) -> None:
-    """List the spaces: their topics, streams, retention, rollover and compression.
+    """List the spaces and what they are set to.
 
     Example:
 
