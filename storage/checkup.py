@@ -9,6 +9,10 @@ from typing import Any
 
 import psycopg
 
+from storage.groups import leadership
+from storage.groups.model import MAINTENANCE
+from storage.nodes import list_nodes
+
 LEAST_VERSION = 150_000
 SKEW_S = 1.0
 """So far a clock may be from the database's before it is worth a word."""
@@ -17,6 +21,9 @@ CROWDED = 0.8
 LONG_S = 600.0
 """A transaction that is open for so long keeps the server from clearing away what was changed since."""
 MOST_NAMED = 5
+
+_SUBSCRIPTION = "'$' || g.kind || '/' || g.name || '/' || g.filter"
+"""Of a group, in SQL."""
 
 Connection = psycopg.Connection[Any]
 
@@ -114,17 +121,16 @@ def _transactions(connection: Connection) -> Finding:
 
 
 def _nodes(connection: Connection, protocol_version: int) -> Finding:
-    rows = connection.execute(
-        "select name, protocol_version from node where expires_at > clock_timestamp() and not draining order by name"
-    ).fetchall()
-    if not rows:
+    nodes = [each for each in list_nodes(connection) if each.remaining_s > 0 and not each.draining]
+    if not nodes:
         return Finding("nodes", State.ERROR, "no leader node is there that does not drain", "Start one: sublet leader")
-    others = [f"{name} ({version})" for name, version in rows if version != protocol_version]
+    versions = [(each.node.name, each.protocol_version) for each in nodes]
+    others = [f"{name} ({version})" for name, version in versions if version != protocol_version]
     if others:
         said = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
         return Finding("nodes", State.ERROR, said, "Bring all to the same release of sublet.")
-    said = f"{len(rows)}: {_some([name for name, _ in rows])}"
-    if len(rows) == 1:
+    said = f"{len(nodes)}: {_some([name for name, _ in versions])}"
+    if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
         return Finding("nodes", State.WARNING, f"{said}; nobody takes over from it", hint)
     return Finding("nodes", State.OK, said)
@@ -132,19 +138,16 @@ def _nodes(connection: Connection, protocol_version: int) -> Finding:
 
 def _housekeeping(connection: Connection) -> Finding:
     """Retention, rollover, the relay and leases of epochs are one node's business at a time."""
-    rows = connection.execute(
-        "select node from leadership where leadership_id = 0 and expires_at > clock_timestamp()"
-    ).fetchall()
-    if rows:
-        return Finding("housekeeping", State.OK, f"by {rows[0][0]}")
+    leader = leadership.look(connection, (MAINTENANCE,), None).get(MAINTENANCE)
+    if leader is not None and leader.remaining_s > 0:
+        return Finding("housekeeping", State.OK, f"by {leader.node.name}")
     hint = "A node takes it within its lease. If it stays so, look into the log of the nodes."
     return Finding("housekeeping", State.WARNING, "nobody does it at present", hint)
 
 
 def _unled(connection: Connection) -> Finding:
     rows = connection.execute(
-        "select '$' || g.kind || '/' || g.name || '/' || g.filter from consumer_group g"
-        "  left join leadership l on l.leadership_id = g.group_id"
+        f"select {_SUBSCRIPTION} from consumer_group g left join leadership l on l.leadership_id = g.group_id"
         " where g.deleted_at is null and (l.expires_at is null or l.expires_at <= clock_timestamp())"
         "   and exists (select from lending k where k.group_id = g.group_id and k.status = 'held') order by 1"
     ).fetchall()
@@ -157,23 +160,21 @@ def _unled(connection: Connection) -> Finding:
 
 def _blocked(connection: Connection) -> Finding:
     rows = connection.execute(
-        "select '$' || g.kind || '/' || g.name || '/' || g.filter, l.stream_id"
-        "  from lending l join consumer_group g using (group_id)"
+        f"select {_SUBSCRIPTION}, l.stream_id from lending l join consumer_group g using (group_id)"
         " where l.status = 'blocked' and g.deleted_at is null order by 1, 2"
     ).fetchall()
     if rows:
         name, stream_id = rows[0]
         said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream in rows])}"
         again = f"sublet groups reset '{name}' --stream {stream_id} --to-current"
-        hint = f"sublet groups describe '{name}' says why, {again} tries once more."
+        hint = f"sublet groups why '{name}' says why, {again} tries once more."
         return Finding("streams", State.ERROR, said, hint)
     return Finding("streams", State.OK, "none is blocked")
 
 
 def _paused(connection: Connection) -> Finding:
     rows = connection.execute(
-        "select '$' || kind || '/' || name || '/' || filter from consumer_group"
-        " where deleted_at is null and orders ? 'paused' order by 1"
+        f"select {_SUBSCRIPTION} from consumer_group g where g.deleted_at is null and g.orders ? 'paused' order by 1"
     ).fetchall()
     if rows:
         said = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from storage.groups.model import HistoryRecord
+from storage.groups.model import TAKEOVER, HistoryRecord
 from storage.groups.rows import RECORD
 
 STEP = 10_000
@@ -27,6 +27,16 @@ _READ = _NEWEST.format("group_id = %(group)s and (%(stream)s::bigint is null or 
 _FORCED = _NEWEST.format(
     "group_id = %(group)s and forced and at > clock_timestamp() - make_interval(secs => %(lately)s)"
 )
+
+# The lines of a stream are written under the lock of its row: they follow each other as their ids do.
+_LAST = f"""
+select distinct on (stream_id) {RECORD} from lending_history
+ where group_id = %(group)s and at <= timestamptz 'epoch' + %(at)s::bigint * interval '1 microsecond'
+   and case when stream_id = 0 then event = '{TAKEOVER}' else %(stream)s::bigint is null or stream_id = %(stream)s end
+ order by stream_id, history_id desc"""
+
+_HOLDING = ("grant", "reclaim", "revoke")
+"""Events after which the grant that they are about is in force."""
 
 # Why a stream is blocked is told as long as it is.
 _FORGET = """
@@ -49,6 +59,28 @@ class Newest:
     def cut(self) -> bool:
         """Whether there are older ones."""
         return self.total > len(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Then:
+    """A group at a time in the past: the last line until then of who led, if one is known, and of each stream."""
+
+    leader: HistoryRecord | None
+    streams: tuple[HistoryRecord, ...]
+
+
+def owned(line: HistoryRecord) -> bool:
+    """Whether somebody has the stream after this line: its session, or agent."""
+    return line.event in _HOLDING
+
+
+def read_then(conn: psycopg.Connection[Any], group_id: int, at_us: int, stream_id: int | None = None) -> Then:
+    """How it was at that time, of all streams that had been lent or touched by then, or of this one."""
+    rows = conn.execute(_LAST, {"group": group_id, "at": at_us, "stream": stream_id}).fetchall()
+    lines = [HistoryRecord(*row) for row in rows]
+    return Then(
+        next((line for line in lines if not line.stream_id), None), tuple(line for line in lines if line.stream_id)
+    )
 
 
 def read_history(

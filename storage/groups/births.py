@@ -32,7 +32,7 @@ select {_COLUMNS} from consumer_group where group_id = %(group)s and deleted_at 
 _CREATE = f"""
 insert into consumer_group (kind, name, filter, start, options, after_generation, created_at)
 values (%(kind)s, %(name)s, %(filter)s, %(start)s, %(options)s::jsonb,
-        (select coalesce(max(generation_id), 0) from generation), {NOW})
+        coalesce(%(after)s::bigint, (select max(generation_id) from generation), 0), {NOW})
     on conflict (kind, name, filter) where deleted_at is null do nothing returning group_id"""
 
 # An open stream is whole, since retention takes closed generations: each of its offsets can be read.
@@ -63,8 +63,6 @@ _ORDER = "update consumer_group set orders = %(orders)s::jsonb, revision = revis
 
 _DROP = f"delete from lending l where l.group_id = %(group)s returning {rows.ROW}"
 
-_DROP_FRONTIERS = "delete from consumed_frontier where group_id = %(group)s"
-
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
 
@@ -82,24 +80,36 @@ def create(
     connection: Connection, subscription: Subscription, options: GroupOptions, now_us: int | None
 ) -> Group | None:
     """The new group with its rows; None where somebody else was faster."""
-    connection.execute("lock table space in share mode")
+    group_id = insert(connection, subscription, options, now_us)
+    if group_id is None:
+        return None
     start = options.start
+    parameters = {"group": group_id, "policy": start.policy, "value": start.value, "now_us": now_us}
+    connection.execute(_BEGIN, {**parameters, **first_filters(connection, subscription.filter, start)})
+    if options.atomic:
+        frontiers.begin(connection, group_id, start, now_us)
+    return Group(group_id, subscription, options)
+
+
+def insert(
+    connection: Connection,
+    subscription: Subscription,
+    options: GroupOptions,
+    now_us: int | None,
+    after_generation: int | None = None,
+) -> int | None:
+    """A group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up to that
+    one its rows are all that it will have, by default up to the last."""
+    connection.execute("lock table space in share mode")
     parameters = {
         **_names(subscription),
-        "start": str(start),
-        "policy": start.policy,
-        "value": start.value,
+        "start": str(options.start),
         "options": json.dumps(options.to_store()),
+        "after": after_generation,
         "now_us": now_us,
     }
     created = connection.execute(_CREATE, parameters).fetchone()
-    if created is None:
-        return None
-    parameters |= {"group": created[0], **_first_filters(connection, subscription.filter, start)}
-    connection.execute(_BEGIN, parameters)
-    if options.atomic:
-        frontiers.begin(connection, created[0], start, now_us)
-    return Group(created[0], subscription, options)
+    return None if created is None else int(created[0])
 
 
 def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
@@ -110,7 +120,7 @@ def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
     dropping = connection.execute(_DROP, {"group": group_id})
-    connection.execute(_DROP_FRONTIERS, {"group": group_id})
+    frontiers.forget(connection, group_id)
     leadership.expire(connection, (group_id,))
     leader = leadership.locked(locking).get(group_id)
     if leader is not None:
@@ -134,7 +144,7 @@ def instruct(connection: Connection, group: Group, order: Order, now_us: int | N
     return replace(group, orders=after, revision=revision + 1)
 
 
-def _first_filters(connection: Connection, filter: Filter, start: Start) -> dict[str, list[str]]:
+def first_filters(connection: Connection, filter: Filter, start: Start) -> dict[str, list[str]]:
     """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
     wanted = filled(connection).wanted(filter)
     return {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.epochs import GroupFrontier, LowerFrontier, UpperFrontier, lower_of_json, upper_of_json
+from protocol.epochs import Epoch, GroupFrontier, LowerFrontier, UpperFrontier, lower_of_json, upper_of_json
 from storage.groups.channel import Connection
 from storage.groups.model import Start
 from storage.groups.pen import Pen
@@ -71,6 +71,8 @@ update consumed_frontier f set least = u.least, updated_at = {NOW}
  where f.group_id = u.group_id and f.space_id = u.space_id"""
 
 
+_FORGET = "delete from consumed_frontier where group_id = %(group)s"
+
 _EXPIRED = """
 select space_id, producer_id, least, begun from capability
  where expired_at is not null and space_id = any(%(spaces)s::bigint[]) order by producer_id"""
@@ -93,8 +95,14 @@ def completed(connection: Connection, now_us: int | None) -> dict[int, Completed
     }
 
 
-def begin(connection: Connection, group_id: int, start: Start, now_us: int | None) -> None:
-    """Say of a group that was created just now which epochs it is given, in its rows and as its first frontiers."""
+def forget(connection: Connection, group_id: int) -> None:
+    """The group has consumed nothing."""
+    connection.execute(_FORGET, {"group": group_id})
+
+
+def begin(connection: Connection, group_id: int, start: Start, now_us: int | None, epoch: Epoch | None = None) -> None:
+    """Say of a group that has no frontiers which epochs it is given, in its rows and as its first frontiers. `epoch`:
+    it is given none before that."""
     lowers: dict[int, LowerFrontier | None] = {}
     begun: dict[int, UpperFrontier] = {}
     at_the_end = start.policy == "latest"
@@ -102,6 +110,11 @@ def begin(connection: Connection, group_id: int, start: Start, now_us: int | Non
         lowers[space_id] = lower_of_json(lower)
         begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_of_json(greatest))
     first = {space_id: first_epochs(start, lower, begun[space_id]) for space_id, lower in lowers.items()}
+    if epoch is not None:
+        wanted = LowerFrontier((epoch,))
+        for space_id in (space_id for space_id, lower in lowers.items() if lower is not None):
+            before = first[space_id]
+            first[space_id] = wanted if before is None else before.within(wanted)
     parameters = {"group": group_id, "spaces": list(first), "least": _least(first.values()), "now_us": now_us}
     connection.execute(_BEGIN, parameters)
 

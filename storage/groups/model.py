@@ -30,6 +30,10 @@ CONSUMED = "consumed"
 """The event of history that says how far a group that is atomic has consumed a space; its stream_id is 0."""
 
 
+CREATE = "create"
+"""The event of history that says from which progress a group was made; its stream_id is 0."""
+
+
 ORDER = "order"
 """The event of history that says what an operator wants from now on; its stream_id is 0."""
 

@@ -286,27 +286,32 @@ select p.name as space, f.least as consumed, p.lower_frontier as completed, f.up
 
 def list_groups(connection: Connection) -> tuple[Overview, ...]:
     """All groups that are not deleted, by name, without their single streams."""
-    with _one_instant(connection):
+    with one_instant(connection):
         return _overviews(connection, _groups(connection))
 
 
 def describe(connection: Connection, subscription: Subscription) -> Overview:
     """One group with each of its streams. Raises `NotFound`."""
-    with _one_instant(connection):
-        found = births.find_live(connection, subscription)
-        if found is None:
-            raise no_such_group(subscription)
-        (overview,) = _overviews(connection, _groups(connection, found.group_id))
-        with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
-            streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group])).fetchall()
-        forced = forced_lately(connection, found.group_id)
-        with connection.cursor(row_factory=class_row(EpochsLine)) as cursor:
-            epochs = cursor.execute(_EPOCHS, {"group": found.group_id}).fetchall()
-        return Overview(overview.group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
+    with one_instant(connection):
+        return look(connection, subscription)
+
+
+def look(connection: Connection, subscription: Subscription) -> Overview:
+    """The same, in `one_instant` that is under way."""
+    found = births.find_live(connection, subscription)
+    if found is None:
+        raise no_such_group(subscription)
+    (overview,) = _overviews(connection, _groups(connection, found.group_id))
+    with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
+        streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group])).fetchall()
+    forced = forced_lately(connection, found.group_id)
+    with connection.cursor(row_factory=class_row(EpochsLine)) as cursor:
+        epochs = cursor.execute(_EPOCHS, {"group": found.group_id}).fetchall()
+    return Overview(overview.group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
 
 
 @contextmanager
-def _one_instant(connection: Connection) -> Iterator[None]:
+def one_instant(connection: Connection) -> Iterator[None]:
     """One snapshot for all statements, and a bound on how long it can be held."""
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")

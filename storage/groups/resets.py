@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from protocol.epochs import LowerFrontier, check_epoch, lower_of_json
+from psycopg.rows import class_row
+
+from protocol.epochs import check_epoch
 from protocol.errors import Conflict, UsageError
-from storage.catalogue import filled
-from storage.groups import frontiers, leadership, rows
+from storage.groups import births, frontiers, leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Group, LendingStatus, Start
 from storage.groups.pen import Pen
@@ -25,7 +25,8 @@ from storage.groups.sql import NOW, in_microseconds
 from storage.groups.targets import Target
 
 _PLAN = """
-select s.stream_id, s.state = 'closed', l.status, l.position, s.head,
+select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
+       s.head,
        case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
          when 'earliest' then 0
          when 'latest' then s.head
@@ -42,7 +43,7 @@ select s.stream_id, s.state = 'closed', l.status, l.position, s.head,
             where b.generation_id = s.generation_id and b.stream_id = s.stream_id and exists (
               select from jsonb_array_elements(b.epochs -> 'greatest') as e(epoch)
                where epoch_at_or_before(%(epoch)s::jsonb, e.epoch))
-            order by b.end_offset limit 1), s.head) end end, n.state = 'gone'
+            order by b.end_offset limit 1), s.head) end end as after
   from stream s join generation n using (generation_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
@@ -65,25 +66,11 @@ insert into lending (group_id, stream_id, position, consumed, updated_at)
 select %(group)s, u.stream_id, 0, %(consumed)s::jsonb, {NOW} from unnest(%(streams)s::bigint[]) as u (stream_id)
     on conflict do nothing"""
 
-_FORGET_FRONTIERS = "delete from consumed_frontier where group_id = %(group)s"
-
-_FRONTIERS = """
-select f.space_id, f.least from consumed_frontier f join space p using (space_id)
- where f.group_id = %(group)s and p.epoch_numbers is not null"""
-
 _NUMBERS = """
 select distinct p.epoch_numbers from space p join stream s using (space_id)
  where s.stream_id = any(%(streams)s::bigint[]) and p.epoch_numbers is not null"""
 
 _LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at is null for share"
-
-_BEGIN_AT = """
-with begun as (
-  update consumed_frontier f set least = u.least
-    from unnest(%(spaces)s::bigint[], %(least)s::jsonb[]) as u (space_id, least)
-   where f.group_id = %(group)s and f.space_id = u.space_id returning f.space_id, f.least)
-update lending l set consumed = jsonb_set(l.consumed, '{least}', begun.least)
-  from stream s, begun where s.stream_id = l.stream_id and s.space_id = begun.space_id and l.group_id = %(group)s"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +89,22 @@ class Move:
         return 0 if self.before is None else self.before - self.after
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A stream that the group may have. `after`: None where the target does not concern it."""
+
+    stream_id: int
+    is_closed: bool
+    is_gone: bool
+    status: str | None
+    before: int | None
+    head: int
+    after: int | None
+
+    def move(self, after: int) -> Move:
+        return Move(self.stream_id, self.status, self.before, after, self.head)
+
+
 def held(connection: Connection, group: Group) -> int:
     """How many streams are lent."""
     (row,) = connection.execute(_HELD, {"group": group.group_id}).fetchall()
@@ -110,35 +113,41 @@ def held(connection: Connection, group: Group) -> int:
 
 def plan(connection: Connection, group: Group, target: Target, streams: Collection[int] = ()) -> tuple[Move, ...]:
     """What a reset would do now, of all streams or of these. Raises `UsageError` for one that it does not have."""
-    wanted = filled(connection).wanted(group.subscription.filter)
+    _check_wholeness(group, target, streams)
     parameters = {
         **target.parameters(),
         "epoch": json.dumps(target.epoch),
         "group": group.group_id,
-        "open": [filter.text for filter, matching in wanted.items() if matching],
-        "closed": [filter.text for filter in wanted],
+        **births.first_filters(connection, group.subscription.filter, Start.EARLIEST),
     }
-    _check_wholeness(group, target, streams)
-    found = connection.execute(_PLAN, parameters).fetchall()
+    with connection.cursor(row_factory=class_row(_Planned)) as cursor:
+        found = cursor.execute(_PLAN, parameters).fetchall()
     named = set(streams) | {stream_id for stream_id, _ in target.given}
-    if unknown := named - {row[0] for row in found}:
+    if unknown := named - {row.stream_id for row in found}:
         raise UsageError(
             f"stream {min(unknown)} is none of {group.subscription}, or retention has taken it. "
             f"`sublet groups describe '{group.subscription}'` lists its streams."
         )
-    found = [row for row in found if row[5] is not None and (not streams or row[0] in streams)]
-    if beyond := next((row for row in found if row[5] > row[4]), None):
-        raise UsageError(f"stream {beyond[0]}: offset {beyond[5]} is beyond its end, {beyond[4]}. Give one up to that.")
-    if gone := next((row for row in found if row[6] and row[5] < row[4]), None):
+    placed = [
+        (row.move(row.after), row)
+        for row in found
+        if row.after is not None and (not streams or row.stream_id in streams)
+    ]
+    for move, row in placed:
+        _check_place(move, row.is_gone)
+    _check_numbers(connection, target, [move.stream_id for move, _ in placed])
+    return tuple(move for move, row in placed if not (row.status is None and row.is_closed and move.after == row.head))
+
+
+def _check_place(move: Move, is_gone: bool) -> None:
+    if move.after > move.head:
         raise UsageError(
-            f"stream {gone[0]}: retention has taken offset {gone[5]}. Leave the stream out, or reset by time."
+            f"stream {move.stream_id}: offset {move.after} is beyond its end, {move.head}. Give one up to that."
         )
-    _check_numbers(connection, target, [row[0] for row in found])
-    return tuple(
-        Move(stream_id, status, before, after, head)
-        for stream_id, closed, status, before, head, after, _ in found
-        if not (status is None and closed and after == head)
-    )
+    if is_gone and move.after < move.head:
+        raise UsageError(
+            f"stream {move.stream_id}: retention has taken offset {move.after}. Leave the stream out, or reset by time."
+        )
 
 
 def _check_wholeness(group: Group, target: Target, streams: Collection[int]) -> None:
@@ -209,14 +218,6 @@ def _check_at_rest(
 
 def _begin_epochs(connection: Connection, group_id: int, target: Target) -> None:
     """An atomic group is given whole epochs from its new positions on."""
-    connection.execute(_FORGET_FRONTIERS, {"group": group_id})
+    frontiers.forget(connection, group_id)
     start = Start.LATEST if target.kind == "latest" else Start.EARLIEST
-    frontiers.begin(connection, group_id, start, None)
-    if target.kind != "epoch":
-        return
-    wanted = LowerFrontier((target.epoch,))
-    least: dict[int, Any] = {}
-    for space_id, stored in connection.execute(_FRONTIERS, {"group": group_id}).fetchall():
-        first = lower_of_json(stored)
-        least[space_id] = json.dumps((wanted if first is None else first.within(wanted)).least)
-    connection.execute(_BEGIN_AT, {"group": group_id, "spaces": list(least), "least": list(least.values())})
+    frontiers.begin(connection, group_id, start, None, target.epoch if target.kind == "epoch" else None)

@@ -30,7 +30,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     rich_markup_mode=None,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -5,28 +5,36 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from protocol.words import Subscription
+from sublet.cli import values
 from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
 
 
 def export(cli: Cli, subscription: GroupName) -> None:
-    """Write the position of each stream of a group, as JSON.
+    """Write the options of a group and its position in each stream, as JSON.
 
-    `sublet groups reset --from-file FILE` goes back to it. Positions of streams that retention has taken since are left
-    out there: take them out of the file, or reset by time.
+    `sublet groups reset --from-file FILE` goes back to it, and `sublet groups import FILE` makes the group anew where
+    it was deleted. For a reset, take streams that retention has taken since out of the file, or reset by time.
 
-    Example:
+    Examples:
 
     \b
       sublet groups export '$share/billing/orders/#' > before.json
       sublet groups reset '$share/billing/orders/#' --from-file before.json
     """
-    from storage.groups.overview import describe
+    from storage.groups import births, copies, overview
+    from storage.groups.refusals import no_such_group
 
     wanted = Subscription.parse(subscription)
-    with cli.connection() as connection:
-        overview = describe(connection, wanted)
-    streams = [
-        {"stream_id": line.stream_id, "position": line.position, "status": line.status} for line in overview.streams
+    with cli.connection() as connection, overview.one_instant(connection):
+        group = births.find_live(connection, wanted)
+        if group is None:
+            raise no_such_group(wanted)
+        told, streams = copies.to_json(copies.take(connection, group)), overview.look(connection, wanted).streams
+    told["streams"] += [
+        {"stream_id": line.stream_id, "position": line.position, "status": line.status}
+        for line in streams
+        if line.status == overview.NEW
     ]
-    cli.emit({"subscription": str(wanted), "exported_at": datetime.now(UTC).isoformat(), "streams": streams})
+    whole = {"subscription": str(wanted), "exported_at": datetime.now(UTC).isoformat()}
+    cli.emit({**whole, "options": values.options_as_json(group.options), **told})

@@ -12,7 +12,8 @@ from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
-    from storage.groups.model import HistoryRecord
+    from storage.groups.model import Group, HistoryRecord
+    from storage.history import Then
 
 
 def history(
@@ -20,30 +21,38 @@ def history(
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
     limit: Annotated[str, typer.Option(metavar="N", help="The newest so many lines; more are told of.")] = "50",
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Who had each stream then: 2026-01-31T12:00:00Z.")
+    ] = None,
 ) -> None:
     """Show what happened to a group's streams, and why.
 
     A line each for who led, who got which stream, who had to give it back, and how that ended. The newest is the last.
     Where a stream was taken by force, TWICE is the range of offsets that may have been seen twice: in [from, to), to is
-    the first offset that is not in doubt.
+    the first offset that is not in doubt. With --at it is shown who had each stream at that time, and who led.
 
     Examples:
 
     \b
       sublet groups history '$share/billing/orders/#'
       sublet groups history '$share/billing/orders/#' --stream 3 --limit 10 --json
+      sublet groups history '$share/billing/orders/#' --stream 3 --at 2026-01-31T12:00:00Z
     """
     from storage.groups import births
     from storage.groups.refusals import no_such_group
-    from storage.history import read_history
+    from storage.history import read_history, read_then
 
     wanted = Subscription.parse(subscription)
     stream_id = None if stream is None else values.whole("--stream", stream)
     most = values.whole("--limit", limit, least=1)
+    then_us = None if at is None else round(values.moment("--at", at).timestamp() * 1_000_000)
     with cli.connection() as connection:
         group = births.find_live(connection, wanted)
         if group is None:
             raise no_such_group(wanted)
+        if then_us is not None:
+            _show_then(cli, group, then_us, read_then(connection, group.group_id, then_us, stream_id))
+            return
         found = read_history(connection, group.group_id, stream_id, most)
     if cli.json:
         told = {"subscription": str(wanted), "group_id": group.group_id}
@@ -69,6 +78,36 @@ def history(
     )
     if found.cut:
         cli.say(f"{len(found.lines)} newest of {found.total} lines: --limit {found.total} shows more.")
+
+
+def _show_then(cli: Cli, group: Group, then_us: int, then: Then) -> None:
+    """Who had what, and since or until which line of history."""
+    from storage.history import owned
+
+    if cli.json:
+        told = {"subscription": str(group.subscription), "group_id": group.group_id, "at": values.utc(then_us)}
+        streams = [{**as_json(line), "owned": owned(line)} for line in then.streams]
+        cli.emit({**told, "leader": None if then.leader is None else as_json(then.leader), "streams": streams})
+        return
+    cli.say(f"At {values.utc(then_us)}: {then.leader.reason if then.leader else 'no leader is known of that time'}.")
+    if not then.streams:
+        cli.say("Nothing is known of its streams: none had been lent yet, or history of that time was forgotten since.")
+        return
+    cli.table(
+        ("STREAM>", "OWNER", "GRANT>", "POSITION>", "BY", "AT", "REASON"),
+        [
+            (
+                line.stream_id,
+                (line.session or line.agent) if owned(line) else None,
+                line.grant_id if owned(line) else None,
+                line.position,
+                line.event,
+                values.utc(line.at_us),
+                line.reason,
+            )
+            for line in then.streams
+        ],
+    )
 
 
 def _twice(line: HistoryRecord) -> str | None:

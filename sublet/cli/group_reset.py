@@ -130,7 +130,7 @@ def _target(
         *([Target.latest()] if latest else []),
         *([Target.current()] if current else []),
         *([] if offset is None else [Target.offset(offset)]),
-        *([] if moment is None else [Target.time(_moment(moment))]),
+        *([] if moment is None else [Target.time(values.moment("--to-time", moment))]),
         *([] if duration is None else [Target.time(_ago(duration))]),
         *([] if shift is None else [Target.shift(shift)]),
         *([] if epoch is None else [Target.at_epoch(_epoch(epoch))]),
@@ -149,13 +149,6 @@ def _ago(duration: str) -> datetime:
         return datetime.now(UTC) - timedelta(seconds=values.seconds(duration))
     except OverflowError:
         raise UsageError(f"--by-duration {duration!r}: it is longer than time is. Use --to-earliest.") from None
-
-
-def _moment(text: str) -> datetime:
-    begin = values.begin(text)
-    if not isinstance(begin, datetime):
-        raise UsageError(f"--to-time {text!r}: give a time such as 2026-01-31T12:00:00Z.")
-    return begin
 
 
 def _epoch(text: str) -> tuple[int, ...]:

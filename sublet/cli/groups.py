@@ -10,7 +10,16 @@ import typer
 
 from protocol.epochs import lower_of_json, shown
 from protocol.words import Subscription
-from sublet.cli import group_export, group_history, group_lives, group_orders, group_reset, group_watch
+from sublet.cli import (
+    group_copies,
+    group_export,
+    group_history,
+    group_lives,
+    group_orders,
+    group_reset,
+    group_watch,
+    group_why,
+)
 from sublet.cli.command import Cli, command_group, register
 from sublet.cli.values import GroupName, options_as_json, utc
 
@@ -24,6 +33,7 @@ def add_to(app: typer.Typer) -> None:
     groups = command_group(app, "groups", "Groups: who consumes what, and how far behind.")
     register(groups, "list")(list_)
     register(groups, "describe")(describe)
+    register(groups, "why")(group_why.why)
     register(groups, "create")(group_lives.create)
     register(groups, "delete")(group_lives.delete)
     register(groups, "pause")(group_orders.pause)
@@ -31,12 +41,20 @@ def add_to(app: typer.Typer) -> None:
     register(groups, "weight")(group_orders.weight)
     register(groups, "reset")(group_reset.reset)
     register(groups, "export")(group_export.export)
+    register(groups, "import")(group_copies.import_)
+    register(groups, "clone")(group_copies.clone)
     register(groups, "history")(group_history.history)
     register(groups, "watch")(group_watch.watch)
 
 
 def list_(cli: Cli) -> None:
-    """List the groups: their leaders, streams and lag."""
+    """List the groups: their leaders, streams and lag.
+
+    Example:
+
+    \b
+      sublet groups list
+    """
     from storage.groups.overview import list_groups
 
     with cli.connection() as connection:
@@ -44,17 +62,9 @@ def list_(cli: Cli) -> None:
     if cli.json:
         cli.emit({"groups": [_summary(overview) for overview in found]})
         return
-    rows = [
-        (
-            overview.group.subscription,
-            overview.leader.node if overview.leader and overview.led else None,
-            sum(overview.statuses.values()),
-            overview.statuses.get("held", 0),
-            _lag(overview),
-        )
-        for overview in found
-    ]
-    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>"), rows)
+    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>"), map(_row, found))
+    if not found:
+        cli.say("There are no groups yet: a $share group comes with its first consumer, or by `sublet groups create`.")
 
 
 def describe(cli: Cli, subscription: GroupName) -> None:
@@ -114,6 +124,12 @@ def describe(cli: Cli, subscription: GroupName) -> None:
         )
 
 
+def _row(overview: Overview) -> tuple[object, ...]:
+    leader = overview.leader.node if overview.leader and overview.led else None
+    held, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
+    return overview.group.subscription, leader, streams, held, _lag(overview)
+
+
 def _summary(overview: Overview) -> dict[str, Any]:
     group = overview.group
     return {
@@ -156,13 +172,8 @@ def _leader(overview: Overview) -> dict[str, Any] | None:
     leader = overview.leader
     if leader is None:
         return None
-    return {
-        "node": leader.node,
-        "address": leader.address,
-        "term": leader.term,
-        "alive": overview.led,
-        "lease_remaining_s": round(leader.remaining_s, 3),
-    }
+    told = {"node": leader.node, "address": leader.address, "term": leader.term, "alive": overview.led}
+    return {**told, "lease_remaining_s": round(leader.remaining_s, 3)}
 
 
 def _state(overview: Overview) -> str:

@@ -59,6 +59,8 @@ def list_(cli: Cli) -> None:
             for entry in entries
         ],
     )
+    if not entries:
+        cli.say("There are no nodes. Start one: sublet leader")
 
 
 def _state(entry: NodeEntry) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -48,14 +48,15 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
-        as it needs to be elsewhere."""
+        as it needs to be elsewhere. Times (`AT`) are not broken."""
         cells = [[shown(cell) for cell in row] for row in rows]
         if not Console().is_terminal or len(cells) > MOST_DRESSED:
             self.write(_aligned(columns, cells))
             return
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
-            table.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+            justify: JustifyMethod = "right" if column.endswith(">") else "left"
+            table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column == "AT")
         for row in cells:
             table.add_row(*map(escape, row))
         Console(highlight=False).print(table)

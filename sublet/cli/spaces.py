@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sublet.cli import values
+from sublet.cli import space_alter, values
 from sublet.cli.command import Cli, command_group, register
+from sublet.cli.space_change import Compression, Name, answer, as_json, changed
 
-if TYPE_CHECKING:
-    import psycopg
-
-    from storage.routing import Space
-
-
-class Compression(StrEnum):
-    """Of what is stored."""
-
-    NONE = "none"
-    LZ4 = "lz4"
-    ZSTD = "zstd"
-
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, such as orders.")]
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
 Shards = Annotated[
     str,
@@ -51,6 +35,9 @@ def add_to(app: typer.Typer) -> None:
     spaces = command_group(app, "spaces", "Spaces: parts of the topic tree with streams of their own.")
     register(spaces, "create")(create)
     register(spaces, "list")(list_)
+    register(spaces, "alter")(space_alter.alter)
+    register(spaces, "retention")(space_alter.retention)
+    register(spaces, "rollover")(space_alter.rollover)
     register(spaces, "reshard")(reshard)
 
 
@@ -84,12 +71,18 @@ def create(
         rollover_s=None if rollover is None else values.seconds(rollover),
         compression=compression,
     )
-    space = _changed(cli, create)
-    _answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.")
+    space = changed(cli, create)
+    answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.")
 
 
 def list_(cli: Cli) -> None:
-    """List the spaces."""
+    """List the spaces and what they are set to.
+
+    Example:
+
+    \b
+      sublet spaces list
+    """
     from storage.catalogue import list_spaces
     from storage.outbox import waiting
 
@@ -101,7 +94,7 @@ def list_(cli: Cli) -> None:
     if outbox.refused:
         cli.say(f"{outbox.refused} published by SQL could not be moved: see `reason` in the table outbox_refused.")
     if cli.json:
-        cli.emit({"spaces": [_as_json(space) for space in spaces], "outbox": asdict(outbox)})
+        cli.emit({"spaces": [as_json(space) for space in spaces], "outbox": asdict(outbox)})
         return
     rows = [
         (s.name, s.filter, s.shards, _duration(s.retention_s), _duration(s.rollover_s), s.compression) for s in spaces
@@ -124,39 +117,8 @@ def reshard(
     """
     from storage.spaces import reshard as change
 
-    space = _changed(cli, partial(change, name=name, shards=values.whole("SHARDS", shards)))
-    _answer(cli, space, f"The space {space.name} has {space.shards} streams.")
-
-
-def _changed(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
-    """Do it, and tell the leader nodes; those that do not hear it find out by themselves."""
-    from storage.connect import connect
-    from storage.notify import snapshot
-    from storage.notify.teller import tell_now
-
-    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        space = change(connection)
-        tell_now(database.url, snapshot.spaces(connection))
-    return space
-
-
-def _answer(cli: Cli, space: Space, text: str) -> None:
-    if cli.json:
-        cli.emit(_as_json(space))
-    else:
-        cli.say(text)
-
-
-def _as_json(space: Space) -> dict[str, Any]:
-    return {
-        "space_id": space.space_id,
-        "name": space.name,
-        "filter": space.filter.text,
-        "shards": space.shards,
-        "retention_s": space.retention_s,
-        "rollover_s": space.rollover_s,
-        "compression": space.compression,
-    }
+    space = changed(cli, partial(change, name=name, shards=values.whole("SHARDS", shards)))
+    answer(cli, space, f"The space {space.name} has {space.shards} streams.")
 
 
 def _duration(seconds: int | None) -> str | None:

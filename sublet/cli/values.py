@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,6 +130,17 @@ def utc(at_us: int) -> str:
     return str(Start.at(at_us))
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in as few words as they need: 1-3, 7."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
 def whole(what: str, text: str, least: int = 0) -> int:
     """A whole number. Raises `UsageError`."""
     if not (text.isascii() and text.isdigit() and int(text) >= least):
@@ -154,6 +165,15 @@ def number(what: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"{what} {text!r}: give a number, such as 2 or 0.5.") from None
+
+
+def moment(option: str, text: str) -> datetime:
+    """A time. Raises `UsageError`, which names the option."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z.") from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 def begin(text: str) -> str | int | datetime:

@@ -230,9 +230,9 @@ def test_a_node_answers_in_json_a_line_for_each_thing_that_happens(shell: Shell)
 
 COMMANDS = (
     "demo", "leader", "migrate", "publish", "tail", "consume", "spaces create", "spaces list", "spaces reshard",
-    "groups create", "groups list", "groups describe", "groups delete", "groups history",
+    "spaces alter", "spaces retention", "spaces rollover", "groups create", "groups list", "groups describe",
+    "groups delete", "groups history", "groups why", "groups clone", "groups import",
 )  # fmt: skip
-WITHOUT_EXAMPLES = ("spaces list", "groups list")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -244,10 +244,14 @@ def test_help_is_complete_and_needs_no_database(shell: Shell, command: str) -> N
     assert "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable" in answer.out
     for option in ("--json", "--debug", "--help"):
         assert option in answer.out
-    if command not in WITHOUT_EXAMPLES:
-        assert "Example" in answer.out
-        assert f"\n    sublet {command}" in answer.out or f"| sublet {command}" in answer.out
+    assert "Example" in answer.out
+    assert f"\n    sublet {command}" in answer.out or f"| sublet {command}" in answer.out
     assert "\x1b[" not in answer.out
+
+
+def test_a_shell_completes_commands(shell: Shell) -> None:
+    shell.environment |= {"_SUBLET_COMPLETE": "complete_bash", "COMP_WORDS": "sublet groups w", "COMP_CWORD": "2"}
+    assert sorted(shell.run().out.split()) == ["watch", "weight", "why"]
 
 
 def test_help_says_what_a_name_does_and_where_a_range_of_doubt_ends(shell: Shell) -> None:

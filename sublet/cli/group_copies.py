@@ -1,0 +1,149 @@
+"""`sublet groups clone` and `import`: a group that begins where another is, or was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protocol.errors import Conflict, SubletError, UsageError
+from protocol.words import Subscription
+from sublet.cli import values
+from sublet.cli.command import Cli
+from sublet.cli.values import GroupName
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from storage.groups.copies import Progress
+    from storage.groups.model import Group
+    from storage.groups.options import GroupOptions
+
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="The new group, with the same filter. Quote it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")]
+
+
+def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = False) -> None:
+    """Make a group that begins where another is.
+
+    It has its options, and its progress of this moment. The other goes on undisturbed. What its members have in
+    hand is given out by the new group too; its pauses, weights and history are its own, and streams that are
+    blocked there are tried once more here.
+
+    Example:
+
+    \b
+      sublet groups clone '$share/billing/orders/#' '$share/billing-v2/orders/#'
+    """
+    from storage.groups import births, copies
+    from storage.groups.refusals import no_such_group
+
+    source, wanted = Subscription.parse(subscription), Subscription.parse(target)
+    if source.filter != wanted.filter:
+        raise UsageError(
+            f"{wanted}: a clone has the filter of its source, {source.filter}, since positions are in its streams. "
+            f"Write '${wanted.kind}/{wanted.group}/{source.filter}', or create a group with a --start of its own."
+        )
+    with _written(cli, wanted, dry_run) as connection:
+        found = births.find_live(connection, source)
+        if found is None:
+            raise no_such_group(source)
+        progress = copies.take(connection, found)
+        made = copies.begin(connection, wanted, found.options, progress, f"a clone of {source}, group {found.group_id}")
+    _answer(cli, made, progress, dry_run, made_now=True)
+
+
+def import_(
+    cli: Cli,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `sublet groups export` wrote.")],
+    dry_run: DryRun = False,
+) -> None:
+    """Make a group again from what was exported.
+
+    It has the options and the progress of then. Where the group is there already, with the same options and at the
+    same positions, nothing is changed; otherwise it is a conflict: `sublet groups reset --from-file FILE` moves a
+    group that is there.
+
+    Example:
+
+    \b
+      sublet groups export '$share/billing/orders/#' > billing.json
+      sublet groups delete '$share/billing/orders/#'
+      sublet groups import billing.json
+    """
+    from storage.groups import births, copies
+    from storage.groups.refusals import same_options
+
+    wanted, options, progress, exported_at = _read(file)
+    with _written(cli, wanted, dry_run) as connection:
+        found = births.find_live(connection, wanted)
+        if found is None:
+            group = copies.begin(connection, wanted, options, progress, f"imported, as it was at {exported_at}")
+        else:
+            group = same_options(found, options)
+            _check_same(group, copies.take(connection, group), progress, file)
+    _answer(cli, group, progress, dry_run, made_now=found is None)
+
+
+@contextlib.contextmanager
+def _written(cli: Cli, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction, which is undone after a dry run; nodes are told of what it has made."""
+    from storage.connect import connect
+    from storage.groups import births
+    from storage.notify.model import group_change
+    from storage.notify.teller import tell_now
+
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        with connection.transaction(force_rollback=dry_run):
+            yield connection
+        if not dry_run and (made := births.find_live(connection, wanted)) is not None:
+            tell_now(database.url, [group_change(str(wanted), made.group_id)])
+
+
+def _read(file: Path) -> tuple[Subscription, GroupOptions, Progress, str]:
+    from storage.groups.copies import of_json
+    from storage.groups.options import GroupOptions
+
+    try:
+        found = json.loads(file.read_text())
+        options = dict(found["options"])
+        start = options.pop("start")
+        wanted, at = Subscription.parse(found["subscription"]), str(found["exported_at"])
+        return wanted, GroupOptions.stored(start, options), of_json(found), at
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}.") from None
+    except SubletError as error:
+        raise UsageError(f"{file}: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"{file}: not what `sublet groups export` writes ({type(error).__name__}: {error}). Export the group again."
+        ) from None
+
+
+def _check_same(group: Group, has: Progress, wanted: Progress, file: Path) -> None:
+    differing = sorted({place.stream_id for place in set(has.settled.places) ^ set(wanted.settled.places)})
+    if not differing:
+        return
+    raise Conflict(
+        f"{group.subscription} exists, and is elsewhere than {file} says, in {len(differing)} streams; the first is "
+        f"{differing[0]}. To go back to the file: sublet groups reset '{group.subscription}' --from-file {file}"
+    )
+
+
+def _answer(cli: Cli, group: Group, progress: Progress, dry_run: bool, *, made_now: bool) -> None:
+    from storage.groups.copies import to_json
+
+    wanted = group.subscription
+    if cli.json:
+        told = {"subscription": str(wanted), "group_id": None if dry_run and made_now else group.group_id}
+        done = {"created": made_now and not dry_run, "would_create": made_now}
+        cli.emit({**told, **done, **values.options_as_json(group.options), **to_json(progress.settled)})
+    elif not made_now:
+        cli.say(f"The group {wanted} exists already, with these options and positions: nothing was changed.")
+    else:
+        begins = "would begin" if dry_run else "begins"
+        cli.say(f"The group {wanted} {begins} at the positions of {len(progress.places)} streams.")

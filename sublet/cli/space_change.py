@@ -1,0 +1,60 @@
+"""What the commands that change a space have in common: doing it, telling nodes of it, and showing what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.command import Cli
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from storage.routing import Space
+
+
+class Compression(StrEnum):
+    """Of what is stored."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, such as orders.")]
+
+
+def changed(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
+    """Do it, and tell the leader nodes; those that do not hear it find out by themselves."""
+    from storage.connect import connect
+    from storage.notify import snapshot
+    from storage.notify.teller import tell_now
+
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        space = change(connection)
+        tell_now(database.url, snapshot.spaces(connection))
+    return space
+
+
+def answer(cli: Cli, space: Space, text: str, **more: Any) -> None:
+    """Show the space, with `more` of what was done to it, or say it."""
+    if cli.json:
+        cli.emit({**as_json(space), **more})
+    else:
+        cli.say(text)
+
+
+def as_json(space: Space) -> dict[str, Any]:
+    """A space as commands show it."""
+    return {
+        "space_id": space.space_id,
+        "name": space.name,
+        "filter": space.filter.text,
+        "shards": space.shards,
+        "retention_s": space.retention_s,
+        "rollover_s": space.rollover_s,
+        "compression": space.compression,
+    }

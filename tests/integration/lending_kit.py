@@ -1,0 +1,81 @@
+"""A group that a test leads by hand: what leaders write is there without their clocks and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Subscription
+from storage.groups import idle
+from storage.groups.model import Entry, Grant, GroupOptions, GroupWrites, Lending, NodeRef
+from storage.groups.postgres import PostgresGroups
+from storage.groups.standing import Reason
+from storage.nodes import register
+from storage.publish import Publisher
+
+GROUP = "$share/billing/orders/#"
+SUBSCRIPTION = Subscription.parse(GROUP)
+NODE = NodeRef("n1", "a life of n1", "127.0.0.1:1")
+
+
+class World:
+    """A group with two streams and ten messages, led by hand."""
+
+    def __init__(self, url: str, conn: psycopg.Connection[Any], **options: Any) -> None:
+        self.store, self.conn = PostgresGroups(url), conn
+        self.group = self.store.declare_group(SUBSCRIPTION, GroupOptions(**options)).group_id
+        self.publish(url)
+        self.term = 0
+
+    def publish(self, url: str, count: int = 10) -> None:
+        with Publisher(url) as publisher:
+            for number in range(count):
+                publisher.publish("orders/eu", b"x", key=b"%d" % number).result(10)
+
+    def lead(self, listed: bool = True) -> None:
+        if listed:
+            register(self.conn, NODE, 60, PROTOCOL_VERSION)
+        self.term = self.store.claim(self.group, NODE, 60).term
+
+    def write(self, entry: Entry) -> Lending:
+        (result,) = self.store.commit([GroupWrites(self.group, self.term, (entry,))])[0].results
+        assert result.lending is not None
+        return result.lending
+
+    def lend(self, stream_id: int, session: str | None = "etl", epoch: int | None = None) -> Lending:
+        return self.write(Grant(stream_id, "b1", "host:1:x", session, "allocated", epoch))
+
+    def rest(self) -> None:
+        """As if all had been so for a minute."""
+        self.conn.execute("update lending set updated_at = updated_at - interval '1 minute'")
+        self.conn.execute("update block set appended_at = appended_at - interval '1 minute'")
+
+    def why(self) -> dict[int, Reason]:
+        return {answer.line.stream_id: answer.ruling.reason for answer in idle.why(self.conn, SUBSCRIPTION)[1]}
+
+    def because(self, stream_id: int) -> str:
+        (answer,) = idle.why(self.conn, SUBSCRIPTION, stream_id)[1]
+        return answer.ruling.because
+
+    def now_us(self) -> int:
+        (row,) = self.conn.execute("select (extract(epoch from clock_timestamp()) * 1000000)::bigint").fetchall()
+        return int(row[0])
+
+
+def open_streams(conn: psycopg.Connection[Any]) -> tuple[int, ...]:
+    """Of all spaces."""
+    return tuple(row[0] for row in conn.execute("select stream_id from stream where state = 'open' order by 1"))
+
+
+@contextmanager
+def a_world(url: str, conn: psycopg.Connection[Any], **options: Any) -> Iterator[World]:
+    """A `World` that is closed."""
+    world = World(url, conn, **options)
+    try:
+        yield world
+    finally:
+        world.store.close()

@@ -1,0 +1,191 @@
+"""Groups that begin where another is, or was: cloned, and imported from what was exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.epochs import ConsumedFrontier, LowerFrontier
+from protocol.errors import Conflict, NotFound, UsageError
+from protocol.words import Subscription
+from storage.groups import births, copies
+from storage.groups.model import Advance, Group, GroupOptions, Start, WhenGone
+from storage.groups.postgres import PostgresGroups
+from storage.publish import Publisher
+from storage.spaces import rollover
+from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.lending_kit import GROUP, SUBSCRIPTION, World, a_world, open_streams
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+TARGET = "$queue/billing-v2/orders/#"
+OPTIONS = {"when_gone": WhenGone.SKIP, "strategy": "load", "session_expiry_s": 60.0}
+
+
+@pytest.fixture
+def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
+    with a_world(database, conn, **OPTIONS) as world:
+        yield world
+
+
+def group_of(conn: psycopg.Connection[Any], subscription: str = GROUP) -> Group:
+    group = births.find_live(conn, Subscription.parse(subscription))
+    assert group is not None
+    return group
+
+
+def clone(conn: psycopg.Connection[Any], source: Group, target: str = TARGET) -> Group:
+    with conn.transaction():
+        return copies.begin(conn, Subscription.parse(target), source.options, copies.take(conn, source), "a clone")
+
+
+def half_way(world: World) -> dict[int, tuple[str, int]]:
+    """One stream is held, after two messages, the other consumed and closed; what a copy of that begins with."""
+    first, second = open_streams(world.conn)
+    world.lead(listed=False)
+    held = world.lend(first)
+    world.write(Advance(first, held.grant_id, 2))
+    whole = world.lend(second)
+    rollover(world.conn, "default")
+    world.write(Advance(second, whole.grant_id, whole.head))
+    return {first: ("free", 2), second: ("finished", whole.head)}
+
+
+def places(progress: copies.Progress) -> dict[int, tuple[str, int]]:
+    return {place.stream_id: (place.status.value, place.position) for place in progress.places}
+
+
+@pytest.mark.conforms("A1")
+def test_a_clone_has_the_options_and_the_progress_of_its_source_and_a_life_of_its_own(world: World) -> None:
+    conn, expected = world.conn, half_way(world)
+    source = group_of(conn)
+    taken = copies.take(conn, source)
+    held = min(expected)
+    assert places(taken) == {**expected, held: ("held", 2)}
+    made = clone(conn, source)
+    assert group_of(conn, TARGET) == made
+    assert (made.options, made.group_id != source.group_id) == (source.options, True)
+    assert places(copies.take(conn, made)) == expected
+    assert copies.take(conn, made).after_generation == taken.after_generation
+    assert copies.take(conn, source) == taken, "its source goes on as it was"
+    (line,) = world.store.history(made.group_id)
+    assert (line.event, line.stream_id, line.reason) == ("create", 0, "a clone")
+    with pytest.raises(Conflict, match="exists already, and has its own progress"):
+        clone(conn, source)
+    world.store.delete_group(SUBSCRIPTION)
+    with pytest.raises(NotFound, match="there is no such group"):
+        clone(conn, source, "$share/third/orders/#")
+
+
+@pytest.mark.conforms("S5", "S8")
+def test_a_clone_of_an_atomic_group_is_given_the_same_epochs_whole(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    store = PostgresGroups(database)
+    with Publisher(database, space="default") as publisher:
+        publisher.at(7).publish("orders/eu", b"1", key=b"k").result(10)
+        source = store.declare_group(SUBSCRIPTION, GroupOptions(atomic=True, start=Start.EARLIEST))
+        publisher.at(8).publish("orders/eu", b"2", key=b"k").result(10)
+    conn.execute(
+        "update lending l set consumed = %s from stream s where s.stream_id = l.stream_id and s.head > 0",
+        (json.dumps({"upto": 1, "least": [[8]]}),),
+    )
+    conn.execute("update consumed_frontier set least = '[[8]]'")
+    store.close()
+    made = clone(conn, source)
+    taken = copies.take(conn, made)
+    assert taken == copies.take(conn, source)
+    assert [least for _, least in taken.frontiers] == [LowerFrontier(((8,),))]
+    assert ConsumedFrontier(1, LowerFrontier(((8,),))) in [place.consumed for place in taken.places]
+
+
+@pytest.mark.conforms("A4")
+def test_who_consumes_a_clone_is_given_what_the_source_had_not_consumed(
+    database: str, world: World, fleet: Fleet, shell: Shell
+) -> None:
+    half_way(world)
+    told = done(shell.run("groups", "clone", GROUP, TARGET, "--json"))
+    assert (told["subscription"], told["created"], told["strategy"]) == (TARGET, True, "load")
+    left = done(shell.run("groups", "describe", TARGET, "--json"))["lag"]
+    seen: list[int] = []
+    with Session(TARGET, database, settings=BorrowerSettings().scaled(SPEED)) as session:
+
+        def read() -> bool:
+            batch = session.next_batch(0.05)
+            seen.extend(batch.table.column("offset").to_pylist() if batch is not None else [])
+            return len(seen) >= int(left)
+
+        eventually(read, 30.0)
+        assert session.next_batch(0.5) is None
+    assert len(seen) == left
+    assert min(seen) == 2, "from where the source was"
+
+
+@pytest.mark.conforms("A4", "A9")
+def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
+    shell: Shell, world: World, tmp_path: Path
+) -> None:
+    expected = half_way(world)
+    file = tmp_path / "billing.json"
+    file.write_text(shell.run("groups", "export", GROUP).out)
+    exported = json.loads(file.read_text())
+    before = copies.take(world.conn, group_of(world.conn))
+    refused(shell.run("groups", "clone", GROUP, "$share/v2/other/#"), 2, "has the filter of its source, orders/#")
+    world.store.delete_group(SUBSCRIPTION)
+    tried = done(shell.run("groups", "import", str(file), "--dry-run", "--json"))
+    assert (tried["created"], tried["would_create"], tried["group_id"]) == (False, True, None)
+    assert births.find_live(world.conn, SUBSCRIPTION) is None, "a dry run changes nothing"
+    told = done(shell.run("groups", "import", str(file), "--json"))
+    assert (told["created"], told["when_gone"], told["strategy"]) == (True, "skip", "load")
+    after = copies.take(world.conn, group_of(world.conn))
+    assert (places(after), after) == (expected, before.settled)
+    again = json.loads(shell.run("groups", "export", GROUP).out)
+    assert {**again, "exported_at": "", "streams": []} == {**exported, "exported_at": "", "streams": []}
+    answer = shell.run("groups", "import", str(file))
+    assert (answer.code, "nothing was changed" in answer.err) == (0, True)
+    exported["streams"][0]["position"] = 1
+    file.write_text(json.dumps(exported))
+    refused(shell.run("groups", "import", str(file)), 4, "is elsewhere than", f"reset '{GROUP}' --from-file")
+    file.write_text(json.dumps({**exported, "options": {**exported["options"], "strategy": "even"}}))
+    refused(shell.run("groups", "import", str(file)), 4, "its strategy is load, not even")
+    file.write_text("[]")
+    refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
+
+
+@pytest.mark.conforms("A4")
+def test_progress_of_another_database_or_group_is_refused(world: World) -> None:
+    conn = world.conn
+    good = copies.to_json(copies.take(conn, group_of(conn)))
+    first = good["streams"][0]
+
+    def tried(changed: dict[str, Any], subscription: str = TARGET, **options: Any) -> None:
+        with conn.transaction():
+            progress = copies.of_json({**good, **changed})
+            copies.begin(conn, Subscription.parse(subscription), GroupOptions(**options), progress, "x")
+
+    with pytest.raises(UsageError, match="stream 999: it is none of"):
+        tried({"streams": [{**first, "stream_id": 999}]})
+    with pytest.raises(UsageError, match="offset 99 is beyond its end"):
+        tried({"streams": [{**first, "position": 99}]})
+    with pytest.raises(UsageError, match="is of another database"):
+        tried({"after_generation": 99})
+    with pytest.raises(UsageError, match="is of another database"):
+        tried({"epochs": [{"space_id": 99, "least": None}]})
+    with pytest.raises(UsageError, match="exactly where a group is atomic"):
+        tried({}, atomic=True)
+    for wrong in (
+        {"streams": [first, first]}, {"streams": [{**first, "position": -1}]}, {"streams": None},
+        {"streams": [{**first, "status": "odd"}]}, {"streams": ["x"]},
+    ):  # fmt: skip
+        with pytest.raises((TypeError, KeyError, ValueError, AttributeError)):
+            tried(wrong)
+    assert births.find_live(conn, Subscription.parse(TARGET)) is None
+    tried({"streams": [{**first, "status": "new", "stream_id": 999}]})
+    assert copies.take(conn, group_of(conn, TARGET)).places == ()

@@ -1,0 +1,151 @@
+"""Why streams stand still, asked of a real database, with and without those who would know more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from protocol.in_doubt import InDoubt
+from protocol.messages import PROTOCOL_VERSION
+from storage.groups import idle
+from storage.groups.model import (
+    Advance,
+    GroupOptions,
+    Mark,
+    Release,
+    Seize,
+)
+from storage.groups.orders import Pause, Resume
+from storage.groups.postgres import PostgresGroups
+from storage.groups.standing import Reason
+from storage.nodes import register
+from storage.publish import Publisher
+from storage.spaces import rollover
+from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world, open_streams
+
+
+@pytest.fixture
+def streams(conn: psycopg.Connection[Any]) -> tuple[int, ...]:
+    return open_streams(conn)
+
+
+@pytest.fixture
+def world(database: str, conn: psycopg.Connection[Any], streams: tuple[int, ...]) -> Iterator[World]:
+    with a_world(database, conn) as world:
+        yield world
+
+
+@pytest.mark.conforms("A7")
+def test_from_nobody_there_to_everything_consumed(world: World, streams: tuple[int, ...]) -> None:
+    first, second = streams
+    assert set(world.why().values()) == {Reason.NO_NODE}
+    register(world.conn, NODE, 60, PROTOCOL_VERSION)
+    assert set(world.why().values()) == {Reason.NO_MEMBER}
+    world.lead()
+    assert set(world.why().values()) == {Reason.NO_MEMBER_HEARD}
+    held = world.lend(first)
+    assert world.why() == {first: Reason.CONSUMING, second: Reason.TO_BE_LENT}
+    world.rest()
+    assert world.why()[first] is Reason.STALLED
+    assert world.because(first).startswith("etl has it and has reported nothing for 6")
+    world.write(Mark(first, held.grant_id, "revoke", "balance"))
+    assert world.because(first) == "it is being taken back from etl: balance"
+    world.write(Seize(first, held.grant_id, "deadline"))
+    again = world.lend(first)
+    world.rest()
+    assert world.why()[first] is Reason.STALLED, "a revoke of an older grant is over"
+    world.write(Advance(first, again.grant_id, again.head))
+    assert world.why()[first] is Reason.CAUGHT_UP
+    world.store.instruct(SUBSCRIPTION, Pause("repairs"))
+    assert world.because(first) == "the group is paused: repairs; etl has not handed it over yet"
+    world.store.instruct(SUBSCRIPTION, Resume())
+    world.store.release(NODE, {world.group: world.term})
+    assert world.why()[second] is Reason.NO_LEADER
+    world.conn.execute("update node set draining = true")
+    assert world.because(second) == "nobody leads the group, and all nodes that are there (1) drain"
+
+
+@pytest.mark.conforms("A7")
+def test_what_is_kept_reserved_blocked_and_behind_its_parents(
+    database: str, world: World, streams: tuple[int, ...]
+) -> None:
+    first, second = streams
+    world.lead()
+    held = world.lend(first, epoch=5)
+    world.write(Release(first, held.grant_id, 0, "left", 60.0))
+    world.lend(second)
+    assert world.why() == {first: Reason.KEPT, second: Reason.CONSUMING}
+    held = world.lend(first, epoch=5)
+    world.write(Advance(first, held.grant_id, 0, in_doubt=InDoubt(held.grant_id, 0, 1, 60.0)))
+    world.write(Release(first, held.grant_id, 0, "left"))
+    assert world.why()[first] is Reason.RESERVED
+    assert "it waits for session etl, " in world.because(first)
+    rollover(world.conn, "default")
+    world.publish(database)
+    reasons = world.why()
+    children = set(reasons) - {first, second}
+    assert {reasons[child] for child in children} == {Reason.PARENTS}
+    child = min(child for child in children if f": {first} (reserved, at 0 of " in world.because(child))
+    world.conn.execute("update lending set status = 'finished' where stream_id = %s", (first,))
+    assert (world.why()[first], world.why()[child]) == (Reason.FINISHED, Reason.TO_BE_LENT)
+    world.conn.execute("update lending set status = 'blocked' where stream_id = %s", (first,))
+    assert world.because(first) == "it is blocked: no reason is recorded"
+    world.conn.execute("update lending set status = 'free', held_until = null where stream_id = %s", (first,))
+    world.conn.execute("update generation set state = 'gone' where state = 'closed'")
+    assert world.why()[first] is Reason.GONE
+
+
+@pytest.mark.conforms("A7", "S9")
+def test_whole_epochs_wait_for_the_publisher_that_may_still_publish_in_them(
+    database: str, conn: psycopg.Connection[Any], streams: tuple[int, ...]
+) -> None:
+    with (
+        Publisher(database, space="default", producer="closing") as closing,
+        Publisher(database, space="default", producer="other") as other,
+    ):
+        for publisher, epoch in ((closing, 7), (other, 9)):
+            publisher.at(epoch).publish("orders/eu", b"1", key=b"k").result(10)
+        store = PostgresGroups(database)
+        group = store.declare_group(SUBSCRIPTION, GroupOptions(atomic=True))
+        closing.at(7).publish("orders/eu", b"1", key=b"k").result(10)
+        conn.execute("update lending l set consumed = jsonb_set(consumed, '{least}', p.lower_frontier) from space p")
+        register(conn, NODE, 60, PROTOCOL_VERSION)
+        store.claim(group.group_id, NODE, 60)
+        store.close()
+        waiting = [each for each in idle.why(conn, SUBSCRIPTION)[1] if each.ruling.reason is Reason.EPOCHS]
+        (answer,) = waiting
+        assert answer.ruling.because == (
+            "the epochs of space default from 7 on are not completed: producer closing may still publish there"
+        )
+
+
+@pytest.mark.conforms("A7", "A9")
+def test_the_command_tells_streams_with_one_reason_together_and_names_them_for_programs(
+    shell: Shell, world: World, streams: tuple[int, ...]
+) -> None:
+    first, second = streams
+    answer = shell.run("groups", "why", GROUP)
+    assert answer.out == (
+        f"Being consumed right now: 0 of 2 streams of {GROUP}.\n\nno_node: streams {first}-{second}\n"
+        "  nobody leads the group, and no node is there\n  -> Start one: sublet leader\n"
+    )
+    world.lead()
+    world.lend(first)
+    world.conn.execute("update lending set updated_at = updated_at + interval '1 hour'")  # never slow, on any machine
+    told = done(shell.run("groups", "why", GROUP, "--json"))
+    assert (told["subscription"], told["consuming"]) == (GROUP, 1)
+    assert [(each["stream_id"], each["reason"], each["owner"]) for each in told["streams"]] == [
+        (first, "consuming", "etl"), (second, "to_be_lent", None),
+    ]  # fmt: skip
+    prose = shell.run("groups", "why", GROUP).out
+    assert "right now: 1 of 2 streams" in prose
+    assert f"stream {second}" in prose
+    assert "consuming" not in prose
+    assert f"consuming: stream {first}" in shell.run("groups", "why", GROUP, "--stream", str(first)).out
+    refused(shell.run("groups", "why", GROUP, "--stream", "999"), 3, "stream 999 is none of")
+    refused(shell.run("groups", "why", GROUP, "--stream", "x"), 2, "--stream 'x'")
+    refused(shell.run("groups", "why", "$share/none/#"), 3, "there is no such group")
