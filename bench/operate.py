@@ -7,13 +7,17 @@ many streams, some of it held, behind, blocked; commands as processes of their o
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+from urllib.request import urlopen
 
 import psycopg
 
@@ -21,15 +25,20 @@ from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Beside
 from protocol.words import Subscription
+from storage.checkup import unled
 from storage.connect import connect
+from storage.groups.lags import all_lags
 from storage.groups.overview import describe, list_groups
 from storage.spaces import reshard
-from tests.kit_nodes import ROOT, environment
+from tests.kit import eventually
+from tests.kit_nodes import ROOT, Process, environment
 
 ONE_S = 1.0
 PROSE = """A database with {groups:,} groups and {lendings:,} rows of lending: of ten streams, seven are held and
 behind, one is free, one consumed, one blocked. *list* and *describe* as functions, on a connection that is
-there, and as commands, processes of their own that begin with loading Python; medians of {rounds} rounds in
+there, and as commands, processes of their own that begin with loading Python; *HTTP* is what a node's
+page and scripts are answered by a process that is there, JSON and all; *no leader* is what each node looks
+up three times per lease, *sample* what it samples for its page's curves; medians of {rounds} rounds in
 which all take turns. Beside each stands one `select count(*)` of all rows of lending. The target is a
 second for each; as the table shows ratios, what a second is beside that count stands as the limit."""
 
@@ -55,7 +64,7 @@ select g.group_id, s.stream_id,
 def main(arguments: list[str] | None = None) -> None:
     """Run, write the JSON and the page, print the table."""
     options = _options(arguments)
-    with postgres.place() as (url, _), connect(url) as conn:
+    with postgres.place() as (url, directory), connect(url) as conn, _node(url, directory) as http:
         _fill(conn, options.groups, options.streams)
         name = Subscription.parse(f"$share/team{options.groups // 2:05}/#")
         asked: dict[str, Callable[[], object]] = {
@@ -66,6 +75,13 @@ def main(arguments: list[str] | None = None) -> None:
             "sublet groups list --json": lambda: _command(url, "groups", "list", "--json"),
             "sublet groups describe": lambda: _command(url, "groups", "describe", str(name)),
             "sublet doctor": lambda: _command(url, "doctor"),
+            "no leader": lambda: unled(conn),
+            "sample": lambda: all_lags(conn),
+            "HTTP: 50 groups by name": lambda: _get(http, "groups"),
+            "HTTP: 50 groups by lag": lambda: _get(http, "groups?sort=lag&order=desc"),
+            "HTTP: the last 50": lambda: _get(http, f"groups?offset={max(options.groups - 50, 0)}"),
+            "HTTP: search": lambda: _get(http, "groups?search=77&sort=lag"),
+            "HTTP: one group": lambda: _get(http, f"group?subscription={quote(str(name), safe='')}"),
         }
         ms = _medians(asked, options.rounds)
     limit = 1000 * ONE_S / ms["count"]
@@ -107,6 +123,21 @@ def _medians(asked: dict[str, Callable[[], object]], rounds: int) -> dict[str, f
             ask()
             taken.setdefault(what, []).append(1000 * (time.perf_counter() - begun))
     return {what: statistics.median(values) for what, values in taken.items()}
+
+
+@contextmanager
+def _node(url: str, directory: Path) -> Iterator[str]:
+    """Where its HTTP port is."""
+    node = Process("tests.processes.node", url, "n1", log=directory / "node.log", extra={"SUBLET_HTTP": "yes"})
+    try:
+        yield eventually(lambda: re.findall(r"answers at (http://\S+/)", node.output()), 60.0, node.output)[0]
+    finally:
+        node.stop()
+
+
+def _get(http: str, path: str) -> None:
+    with urlopen(f"{http}api/v1/{path}", timeout=60) as answer:
+        answer.read()
 
 
 def _command(url: str, *arguments: str) -> None:

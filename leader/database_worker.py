@@ -7,7 +7,9 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from leader.node_events import NodeEvent, RenewLeaderships, Request
 from leader.requests import execute, failed
@@ -24,13 +26,29 @@ JITTER_S = 0.3
 """Greatest delay added before a lost election is tried again."""
 
 
+class Observer(Protocol):
+    """Is told on the worker's thread what goes out and what came of it, and how many seconds that took."""
+
+    def begin(self, request: Request) -> None:
+        """It goes out."""
+
+    def end(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
+        """It was answered, or failed."""
+
+
 class DatabaseWorker:
     """`submit` from the node's loop; `answer` is called on the worker's thread with what came of each request."""
 
     def __init__(
-        self, store: GroupStore, ref: NodeRef, settings: LeaderSettings, answer: Callable[[NodeEvent], None]
+        self,
+        store: GroupStore,
+        ref: NodeRef,
+        settings: LeaderSettings,
+        answer: Callable[[NodeEvent], None],
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._store, self._ref, self._settings, self._answer = store, ref, settings, answer
+        self._observers = observers
         self._queue: queue.PriorityQueue[tuple[int, int, Request | None]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._quiet = Quiet()
@@ -51,18 +69,28 @@ class DatabaseWorker:
 
     def _work(self) -> None:
         while (request := self._queue.get()[2]) is not None:
-            self._answer(self._execute(request))
+            self._answer(self._observed(request))
 
-    def _execute(self, request: Request) -> NodeEvent:
+    def _observed(self, request: Request) -> NodeEvent:
+        for observer in self._observers:
+            observer.begin(request)
+        began = time.monotonic()
+        answer, problem = self._execute(request)
+        took_s = time.monotonic() - began
+        for observer in self._observers:
+            observer.end(request, answer, problem, took_s)
+        return answer
+
+    def _execute(self, request: Request) -> tuple[NodeEvent, Exception | None]:
         jitter_s = random.uniform(0, JITTER_S)
         try:
-            return execute(request, self._store, self._ref, self._settings.lease_s, jitter_s)
+            return execute(request, self._store, self._ref, self._settings.lease_s, jitter_s), None
         except SubletError as error:
             self._tell(request, error)
-            return failed(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s)
+            return failed(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s), error
         except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
             self._tell(request, error, logging.ERROR)
-            return failed(request, unknown=True, jitter_s=jitter_s)
+            return failed(request, unknown=True, jitter_s=jitter_s), error
 
     def _tell(self, request: Request, error: Exception, level: int = logging.WARNING) -> None:
         """Each kind of failure of each kind of request once in a while: a database that is away fails them all."""

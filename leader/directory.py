@@ -12,9 +12,11 @@ from typing import Any
 
 import psycopg
 
+from leader.vitals import Vitals
 from protocol.errors import NodeNameTaken, SubletError
 from protocol.messages import PROTOCOL_VERSION
 from storage import node_orders, nodes
+from storage.checkup import unled
 from storage.connect import connect
 from storage.groups.model import NodeRef
 from storage.node_orders import NodeOrders
@@ -39,8 +41,12 @@ class Listing:
         lease_s: float,
         notify: str | None = None,
         ordered: Callable[[NodeOrders], None] = lambda orders: None,
+        http_address: str | None = None,
+        vitals: Vitals | None = None,
     ) -> None:
         self._url, self._ref, self._lease_s, self._notify, self._ordered = url, ref, lease_s, notify, ordered
+        self._http_address = http_address
+        self._vitals = Vitals(time.monotonic) if vitals is None else vitals
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
         self._connection: psycopg.Connection[Any] | None = None
@@ -74,20 +80,27 @@ class Listing:
             log.warning("could not strike this node off the directory; its lease will: %s", error)
 
     def _register(self, connection: psycopg.Connection[Any]) -> None:
-        nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION, notify=self._notify)
+        http = self._http_address
+        nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION, http_address=http, notify=self._notify)
 
     def _keep(self) -> None:
-        renew_at = time.monotonic() + self._lease_s / 3
+        vitals, renew_at = self._vitals, time.monotonic() + self._lease_s / 3
         while not self._stop.wait(min(LOOK_S, self._lease_s / 3)):
+            vitals.directory.begin(vitals.clock())
+            problem: Exception | None = None
             try:
                 connection = self._connected()
                 if time.monotonic() >= renew_at:
                     renew_at = time.monotonic() + self._lease_s / 3
                     self._renew(connection)
-                self._ordered(node_orders.read(connection, self._ref))
+                orders = node_orders.read(connection, self._ref)
+                vitals.draining = orders.draining
+                self._ordered(orders)
             except (SubletError, psycopg.Error) as error:
+                problem = error
                 log.warning("this node's line in the directory could not be renewed: %s", error)
                 self._connection = None
+            vitals.directory.end(vitals.clock(), problem)
         if self._connection is not None:
             self._connection.close()
 
@@ -97,6 +110,12 @@ class Listing:
         return self._connection
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
-        if not nodes.renew(connection, self._ref, self._lease_s):
-            self._register(connection)
+        try:
+            if not nodes.renew(connection, self._ref, self._lease_s):
+                self._register(connection)
+        except NodeNameTaken as taken:
+            self._vitals.name_taken = str(taken)
+            raise
+        self._vitals.name_taken = None
         nodes.collect(connection)
+        self._vitals.unled = unled(connection).total

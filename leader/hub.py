@@ -59,6 +59,11 @@ class Hub:
         """What is known, and how it became known."""
         return self._ears
 
+    @property
+    def following(self) -> int:
+        """How many streams somebody follows."""
+        return len(self._followed)
+
     def followed(self, key: str, wanted: bool) -> None:
         """Somebody follows that stream now and is told what is known of it, or nobody does any more. A catch-up reads
         those alone that are followed, and only their heads are kept for who subscribes later."""

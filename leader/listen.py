@@ -30,7 +30,7 @@ class Listen:
                 f"address {text!r}: give HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411, with a port up to 65535."
             )
         host, port = found
-        if not insecure and not _is_loopback(host):
+        if not insecure and not is_loopback(host):
             raise InvalidSetting(
                 f"address {text!r} can be reached from other machines, and this node neither encrypts nor asks who "
                 "calls. Listen on 127.0.0.1, or pass --insecure on a network where everybody may consume and disturb."
@@ -52,7 +52,7 @@ class Listen:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """True only if every address of the name is: a name can mean several."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -15,19 +15,25 @@ import time
 from collections.abc import Callable
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from leader import event_log
 from leader.database_worker import DatabaseWorker
 from leader.directory import Listing
 from leader.feed import FeedServer
+from leader.health import judge
+from leader.http.facts import Facts
+from leader.http.port import HttpPort
+from leader.http.settings import HttpOptions
 from leader.hub import Hub
 from leader.listen import Listen
 from leader.maintenance import Housekeeper
 from leader.node_events import Asked, Begin, Heard, NodeEvent, Opened, Ordered, Shutdown, StreamsChanged, Tick
+from leader.node_health import HealthService
 from leader.node_machine import Node
 from leader.node_state import NodeState
 from leader.relay import Relay
 from leader.settings import LeaderSettings
+from leader.vitals import Vitals
 from leader.watching import Watched, microseconds, question
 from protocol.errors import InvalidSetting
 from protocol.events import GroupEvent
@@ -54,7 +60,8 @@ def clock() -> float:
 
 
 class NodeServer:
-    """One life of one node. `announce` is told in words what an operator wants to see."""
+    """One life of one node. `announce` is told in words what an operator wants to see. `http`: where it answers probes
+    and browsers; None: nowhere."""
 
     def __init__(
         self,
@@ -64,12 +71,15 @@ class NodeServer:
         settings: LeaderSettings | None = None,
         announce: Callable[[str], None] = log.info,
         notify: str = "poll",
+        http: HttpOptions | None = None,
     ) -> None:
         self.settings = (settings or LeaderSettings()).check()
         self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
         self._driver = drivers.make(notify, database_url, host=listen.host)
         self._hub: Hub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
+        self._vitals = Vitals(clock, self._incarnation)
+        self._http = None if http is None else HttpPort(http, database_url)
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
@@ -84,10 +94,11 @@ class NodeServer:
             self._publisher, self._heard, on_expired=self._expired, on_interest=self._interest, clock=clock
         )
         self._watched = Watched(self._name, self._sessions.publish, lambda: microseconds(time.time()))
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health = HealthService(server, self._vitals.turn, lambda: judge(self._vitals, self.settings))
         self._feed = FeedServer(self._url, on_stored=shared(self._url).tell_heads)
         ref = self._bind(server)
+        if self._http is not None:
+            self._http.start()
         self._machine = Node(ref, self.settings)
         if self._driver.capabilities.pushes:
             news = NotifySettings.from_env()
@@ -101,14 +112,17 @@ class NodeServer:
                 news,
             )
         endpoint = None if self._hub is None else self._hub.endpoint
-        listing = Listing(self._url, ref, self.settings.lease_s, endpoint, self._orders_come(loop))
+        http_address = None if self._http is None else self._http.address
+        ordered = self._orders_come(loop)
+        listing = Listing(self._url, ref, self.settings.lease_s, endpoint, ordered, http_address, self._vitals)
         await loop.run_in_executor(None, listing.begin, self._announce)
         store = PostgresGroups(
             self._url,
             lock_timeout_s=self.settings.lock_timeout_s,
             statement_timeout_s=self.settings.statement_timeout_s,
         )
-        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop))
+        observers = (self._vitals,) if self._http is None else (self._vitals, self._http.counted)
+        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers)
         self._worker.start()
         self._sessions.register(server)
         self._feed.register(server)
@@ -120,12 +134,15 @@ class NodeServer:
         self._handle(Begin())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await health.begin()
+        if self._http is not None:
+            self._http.begin(Facts(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub))
+            self._announce(f"node {ref.name} answers at http://{self._http.address}/")
         self._announce(f"node {ref.name} serves on {ref.address}")
         try:
             await self._stopped.wait()
         finally:
-            await self._health.enter_graceful_shutdown()
+            await health.end()
             housekeeper.stop()
             relay.stop()
             await loop.run_in_executor(None, listing.end)
@@ -137,10 +154,13 @@ class NodeServer:
             await server.stop(grace=0.5)
             await self._feed.close()
             store.close()
+            if self._http is not None:
+                await loop.run_in_executor(None, self._http.close)
             self._announce(f"node {ref.name} has stopped")
 
     def stop(self) -> None:
         """Hand over what is led, then end `run`; a second call changes nothing."""
+        self._vitals.stopping = True
         self._handle(Shutdown(clock() + SHUTDOWN_S))
 
     def state(self) -> NodeState:
@@ -177,6 +197,9 @@ class NodeServer:
         for agent, message in outcome.sends:
             self._send(agent, message)
         self._watched.tell(outcome.happened)
+        if self._http is not None:
+            self._http.counted.happened(outcome.happened, len(outcome.stories))
+        event_log.write(outcome.happened)
         for answer in outcome.answers:
             told = self._watched.answer(answer)
             self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, told)

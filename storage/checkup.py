@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -145,14 +145,31 @@ def _housekeeping(connection: Connection) -> Finding:
     return Finding("housekeeping", State.WARNING, "nobody does it at present", hint)
 
 
-def _unled(connection: Connection) -> Finding:
+@dataclass(frozen=True, slots=True)
+class Unled:
+    """Groups that have consumers and no leader: how many, and the first of them by name."""
+
+    total: int
+    names: tuple[str, ...]
+
+
+def unled(connection: Connection) -> Unled:
+    """Looked up by the rows: whoever holds a stream is a consumer."""
     rows = connection.execute(
-        f"select {_SUBSCRIPTION} from consumer_group g left join leadership l on l.leadership_id = g.group_id"
+        f"select {_SUBSCRIPTION}, count(*) over () from consumer_group g"
+        "  left join leadership l on l.leadership_id = g.group_id"
         " where g.deleted_at is null and (l.expires_at is null or l.expires_at <= clock_timestamp())"
-        "   and exists (select from lending k where k.group_id = g.group_id and k.status = 'held') order by 1"
+        "   and exists (select from lending k where k.group_id = g.group_id and k.status = 'held')"
+        " order by 1 limit %s",
+        (MOST_NAMED,),
     ).fetchall()
-    if rows:
-        said = f"{len(rows)} have consumers and no leader: {_some([name for (name,) in rows])}"
+    return Unled(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
+
+
+def _unled(connection: Connection) -> Finding:
+    found = unled(connection)
+    if found.total:
+        said = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"
         hint = "One is elected within its lease if a node is there, and as soon as a consumer asks."
         return Finding("groups", State.WARNING, said, hint)
     return Finding("groups", State.OK, "each that has consumers is led")
@@ -182,6 +199,6 @@ def _paused(connection: Connection) -> Finding:
     return Finding("pauses", State.OK, "no group is paused")
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+def _some(names: Sequence[str], total: int | None = None) -> str:
+    unnamed = (len(names) if total is None else total) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")

@@ -48,6 +48,11 @@ delete from lending_history where history_id in (
    order by h.at limit %(limit)s)"""
 
 
+_AFTER = f"""
+select history_id, {RECORD} from lending_history
+ where group_id = %(group)s and history_id > %(after)s order by history_id desc limit %(limit)s"""
+
+
 @dataclass(frozen=True, slots=True)
 class Newest:
     """The newest lines, oldest first, of `total` that there are of their kind."""
@@ -88,6 +93,14 @@ def read_history(
 ) -> Newest:
     """The newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
     return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
+
+
+def read_after(
+    conn: psycopg.Connection[Any], group_id: int, after: int, limit: int
+) -> tuple[tuple[int, HistoryRecord], ...]:
+    """(number, line) of a group's newest `limit` lines behind that number, oldest first: for whoever asks again."""
+    rows = conn.execute(_AFTER, {"group": group_id, "after": after, "limit": limit}).fetchall()
+    return tuple((row[0], HistoryRecord(*row[1:])) for row in reversed(rows))
 
 
 def forced_lately(conn: psycopg.Connection[Any], group_id: int) -> Newest:

@@ -18,6 +18,8 @@ from borrower.settings import BorrowerSettings
 from borrower.spark.batch_options import BatchOptions
 from borrower.spark.options import StreamOptions, camel
 from borrower.spark.sink_options import WriteOptions
+from leader.http.settings import PREFIX as HTTP_PREFIX
+from leader.http.settings import HttpSettings
 from leader.settings import RULES, LeaderSettings
 from storage.notify.model import PREFIX, NotifySettings
 from storage.publish import Publisher
@@ -56,6 +58,25 @@ GENERAL = (
         "`schema=`",
         "`sublet`",
         "Schema of sublet's tables: 1 to 63 of a-z, 0-9 and _. Every process must be told the same.",
+    ),
+    Setting(
+        "SUBLET_HTTP",
+        "`--http`",
+        "none: no port",
+        "Where `sublet leader` answers browsers, probes and Prometheus: `HOST:PORT`, such as 127.0.0.1:7480. See "
+        "[the HTTP port](http.md).",
+    ),
+    Setting(
+        "SUBLET_ADMIN_TOKEN",
+        "",
+        "none: read only",
+        "With it, whoever sends it may pause and resume groups over that port. At least 16 printable characters.",
+    ),
+    Setting(
+        "SUBLET_LOG_FORMAT",
+        "`--log-format`",
+        "`text`",
+        "How `sublet leader` logs: `text`, or `json` with [ids as fields](metrics.md#logs).",
     ),
 )
 
@@ -121,6 +142,15 @@ same value on both sides.
 | --- | --- | --- |
 """
 
+_HTTP = """
+## Bounds of the HTTP port
+
+Of `sublet leader --http`. See [the HTTP port](http.md) and [metrics](metrics.md).
+
+| Variable | Default | Meaning |
+| --- | --- | --- |
+"""
+
 _NOTIFY = """
 ## Times of notifications
 
@@ -174,7 +204,8 @@ def page() -> str:
     parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
     notify = _NOTIFY + times(NotifySettings, PREFIX)
     spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions) + _SINK + options(WriteOptions)
-    return "".join(parts) + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + spark
+    bounds = _HTTP + times(HttpSettings, HTTP_PREFIX)
+    return "".join(parts) + bounds + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + spark
 
 
 def options(kind: type[StreamOptions | BatchOptions | WriteOptions]) -> str:
@@ -200,7 +231,9 @@ def arguments(kind: type, told: dict[str, str]) -> str:
     return _ARGUMENTS.format(name=kind.__name__) + "".join(lines)
 
 
-def times(settings: type[LeaderSettings | BorrowerSettings | NotifySettings], prefix: str = "SUBLET_") -> str:
+def times(
+    settings: type[LeaderSettings | BorrowerSettings | NotifySettings | HttpSettings], prefix: str = "SUBLET_"
+) -> str:
     """The lines of one class: its fields, their defaults and the sentences below them."""
     told = sentences(settings)
     return "".join(

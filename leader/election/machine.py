@@ -72,6 +72,10 @@ class Election:
         entry = self._entries.get(leadership_id)
         return entry.status if entry else Status.ABSENT
 
+    def statuses(self) -> tuple[Status, ...]:
+        """Where each leadership stands that it has to do with; to be asked on any thread."""
+        return tuple(entry.status for entry in tuple(self._entries.values()))
+
     def decide(self, event: Event, now: float) -> Outcome:
         """What to do about the event, and then about what has become due: an answer may come just in time."""
         self._dispatch(event, now)

@@ -210,18 +210,33 @@ class Overview:
         )
 
 
-_GROUPS = """
-select group_id, kind, name, filter, start, options::text, orders::text, created_at
-  from consumer_group where deleted_at is null and (%(one)s::bigint is null or group_id = %(one)s)
- order by name, filter, kind"""
+COLUMNS = "g.group_id, g.kind, g.name, g.filter, g.start, g.options::text, g.orders::text, g.created_at"
+"""Of `consumer_group g`: a `GroupLine`."""
+
+_GROUPS = f"""
+select {COLUMNS}
+  from consumer_group g where g.deleted_at is null and (%(one)s::bigint is null or g.group_id = %(one)s)
+ order by g.name, g.filter, g.kind"""
 
 _LEADERS = """
 select leadership_id as group_id, node, address, term,
        extract(epoch from expires_at - clock_timestamp())::float8 as remaining_s
   from leadership where leadership_id = any(%(groups)s::bigint[])"""
 
+# What a CTE `line` of lending rows comes to beside their streams: the rule of what lag is, and where it is unknown.
+SEEN = """seen as (
+  select line.*, s.space_id, s.generation_id, s.head, s.state, n.state = 'gone' as gone,
+         case when line.status = 'finished' then 0
+              when line.status = 'blocked' or line.position > s.head then null
+              when n.state = 'gone' and line.position < s.head then null
+              else s.head - line.position end as lag,
+         case when n.state = 'gone' and line.status <> 'finished' then greatest(s.head - line.position, 0)
+              else 0 end as gone_messages
+    from line join stream s using (stream_id) join generation n using (generation_id)
+)"""
+
 # Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make.
-_LINES = """
+_LINES = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
          l.lost_messages, l.held_until
@@ -234,16 +249,7 @@ with line as (
     join generation n on n.filter = u.filter and n.generation_id > g.after_generation
     join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
    where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
-), seen as (
-  select line.*, s.space_id, s.generation_id, s.head, s.state, n.state = 'gone' as gone,
-         case when line.status = 'finished' then 0
-              when line.status = 'blocked' or line.position > s.head then null
-              when n.state = 'gone' and line.position < s.head then null
-              else s.head - line.position end as lag,
-         case when n.state = 'gone' and line.status <> 'finished' then greatest(s.head - line.position, 0)
-              else 0 end as gone_messages
-    from line join stream s using (stream_id) join generation n using (generation_id)
-)
+), {SEEN}
 """
 
 _COUNTS = (
@@ -287,7 +293,7 @@ select p.name as space, f.least as consumed, p.lower_frontier as completed, f.up
 def list_groups(connection: Connection) -> tuple[Overview, ...]:
     """All groups that are not deleted, by name, without their single streams."""
     with one_instant(connection):
-        return _overviews(connection, _groups(connection))
+        return overviews(connection, _groups(connection))
 
 
 def describe(connection: Connection, subscription: Subscription) -> Overview:
@@ -301,9 +307,9 @@ def look(connection: Connection, subscription: Subscription) -> Overview:
     found = births.find_live(connection, subscription)
     if found is None:
         raise no_such_group(subscription)
-    (overview,) = _overviews(connection, _groups(connection, found.group_id))
+    (overview,) = overviews(connection, _groups(connection, found.group_id))
     with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
-        streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group])).fetchall()
+        streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group]), prepare=False).fetchall()
     forced = forced_lately(connection, found.group_id)
     with connection.cursor(row_factory=class_row(EpochsLine)) as cursor:
         epochs = cursor.execute(_EPOCHS, {"group": found.group_id}).fetchall()
@@ -323,12 +329,18 @@ def _groups(connection: Connection, one: int | None = None) -> list[GroupLine]:
     return [GroupLine(*row) for row in connection.execute(_GROUPS, {"one": one}).fetchall()]
 
 
-def _overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview, ...]:
+def overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview, ...]:
+    """These groups without their single streams, in this order.
+
+    Planned anew each time: a plan for any number of groups is a bad one for thousands.
+    """
     parameters = _parameters(connection, groups)
     leaders = {row[0]: Leader(*row) for row in connection.execute(_LEADERS, parameters).fetchall()}
     counts = {
         group_id: Counts(dict(zip(statuses, streams, strict=True)), lag, unknown)
-        for group_id, statuses, streams, lag, unknown in connection.execute(_COUNTS, parameters).fetchall()
+        for group_id, statuses, streams, lag, unknown in connection.execute(
+            _COUNTS, parameters, prepare=False
+        ).fetchall()
     }
     return tuple(
         Overview(group, leaders.get(group.group_id), counts.get(group.group_id, NO_STREAMS)) for group in groups

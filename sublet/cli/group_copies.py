@@ -12,7 +12,6 @@ import typer
 
 from protocol.errors import Conflict, SubletError, UsageError
 from protocol.words import Subscription
-from sublet.cli import values
 from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
 
@@ -135,13 +134,14 @@ def _check_same(group: Group, has: Progress, wanted: Progress, file: Path) -> No
 
 
 def _answer(cli: Cli, group: Group, progress: Progress, dry_run: bool, *, made_now: bool) -> None:
+    from storage.groups.as_json import options_as_json
     from storage.groups.copies import to_json
 
     wanted = group.subscription
     if cli.json:
         told = {"subscription": str(wanted), "group_id": None if dry_run and made_now else group.group_id}
         done = {"created": made_now and not dry_run, "would_create": made_now}
-        cli.emit({**told, **done, **values.options_as_json(group.options), **to_json(progress.settled)})
+        cli.emit({**told, **done, **options_as_json(group.options), **to_json(progress.settled)})
     elif not made_now:
         cli.say(f"The group {wanted} exists already, with these options and positions: nothing was changed.")
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from protocol.words import Subscription
-from sublet.cli import values
 from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
 
@@ -23,6 +22,7 @@ def export(cli: Cli, subscription: GroupName) -> None:
       sublet groups reset '$share/billing/orders/#' --from-file before.json
     """
     from storage.groups import births, copies, overview
+    from storage.groups.as_json import options_as_json
     from storage.groups.refusals import no_such_group
 
     wanted = Subscription.parse(subscription)
@@ -37,4 +37,4 @@ def export(cli: Cli, subscription: GroupName) -> None:
         if line.status == overview.NEW
     ]
     whole = {"subscription": str(wanted), "exported_at": datetime.now(UTC).isoformat()}
-    cli.emit({**whole, "options": values.options_as_json(group.options), **told})
+    cli.emit({**whole, "options": options_as_json(group.options), **told})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -39,6 +39,7 @@ def history(
       sublet groups history '$share/billing/orders/#' --stream 3 --at 2026-01-31T12:00:00Z
     """
     from storage.groups import births
+    from storage.groups.as_json import history_line
     from storage.groups.refusals import no_such_group
     from storage.history import read_history, read_then
 
@@ -56,7 +57,7 @@ def history(
         found = read_history(connection, group.group_id, stream_id, most)
     if cli.json:
         told = {"subscription": str(wanted), "group_id": group.group_id}
-        cli.emit({**told, "history": [as_json(line) for line in found.lines], "total": found.total})
+        cli.emit({**told, "history": [history_line(line) for line in found.lines], "total": found.total})
         return
     if not found.lines:
         cli.say("Nothing has happened to it that is still known.")
@@ -82,12 +83,13 @@ def history(
 
 def _show_then(cli: Cli, group: Group, then_us: int, then: Then) -> None:
     """Who had what, and since or until which line of history."""
+    from storage.groups.as_json import history_line
     from storage.history import owned
 
     if cli.json:
         told = {"subscription": str(group.subscription), "group_id": group.group_id, "at": values.utc(then_us)}
-        streams = [{**as_json(line), "owned": owned(line)} for line in then.streams]
-        cli.emit({**told, "leader": None if then.leader is None else as_json(then.leader), "streams": streams})
+        streams = [{**history_line(line), "owned": owned(line)} for line in then.streams]
+        cli.emit({**told, "leader": None if then.leader is None else history_line(then.leader), "streams": streams})
         return
     cli.say(f"At {values.utc(then_us)}: {then.leader.reason if then.leader else 'no leader is known of that time'}.")
     if not then.streams:
@@ -114,21 +116,3 @@ def _twice(line: HistoryRecord) -> str | None:
     if line.until is None:
         return None
     return f"[{line.position}, {line.until})" if line.until > line.position else "nothing"
-
-
-def as_json(line: HistoryRecord) -> dict[str, Any]:
-    """A line of history as an object; what is of the group as a whole has no stream."""
-    return {
-        "at": values.utc(line.at_us),
-        "event": line.event,
-        "reason": line.reason,
-        "stream_id": line.stream_id or None,
-        "grant_id": line.grant_id or None,
-        "borrower_id": line.borrower_id,
-        "agent": line.agent,
-        "session": line.session,
-        "position": line.position if line.stream_id else None,
-        "until": line.until,
-        "forced": line.forced,
-        "term": line.term,
-    }

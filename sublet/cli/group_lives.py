@@ -67,6 +67,7 @@ def create(
     from leader.allocation.find import find_strategy
     from storage.connect import connect
     from storage.groups import births
+    from storage.groups.as_json import options_as_json
     from storage.groups.overview import describe
     from storage.groups.postgres import PostgresGroups
     from storage.notify.model import group_change
@@ -86,7 +87,7 @@ def create(
         epochs = describe(connection, wanted).epochs if atomic else ()
     if cli.json:
         told = {"subscription": str(wanted), "group_id": group.group_id, "created": not existed}
-        cli.emit({**told, **values.options_as_json(group.options)})
+        cli.emit({**told, **options_as_json(group.options)})
     elif existed:
         cli.say(f"The group {wanted} exists already, with these options: nothing was changed.")
     else:

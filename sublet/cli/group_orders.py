@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from storage.groups.orders import Order, Pause, Resume, Weigh
 from sublet.cli import values
 from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
-
-if TYPE_CHECKING:
-    from storage.groups.model import Group
 
 
 def pause(
@@ -65,27 +62,9 @@ def weight(
     _instruct(cli, subscription, Weigh(session, share))
 
 
-def instruct(url: str, wanted: Subscription, order: Order) -> tuple[Group, bool]:
-    """Give a group an order, and tell nodes of it; the group, and whether that was new. Raises `NotFound`."""
-    from storage.groups.postgres import PostgresGroups
-    from storage.groups.refusals import no_such_group
-    from storage.notify.model import group_change
-    from storage.notify.teller import tell_now
-
-    store = PostgresGroups(url)
-    try:
-        before, group = store.live_group(wanted), store.instruct(wanted, order)
-    finally:
-        store.close()
-    if group is None or before is None:
-        raise no_such_group(wanted)
-    changed = group.revision != before.revision
-    if changed:
-        tell_now(url, [group_change(str(wanted), group.group_id, revision=group.revision)])
-    return group, changed
-
-
 def _instruct(cli: Cli, subscription: str, order: Order) -> None:
+    from storage.groups.instructions import instruct
+
     wanted = Subscription.parse(subscription)
     with cli.database() as database:
         group, changed = instruct(database.url, wanted, order)

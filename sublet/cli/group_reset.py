@@ -18,7 +18,6 @@ from storage.groups.orders import Pause, Resume
 from storage.groups.targets import Target
 from sublet.cli import values
 from sublet.cli.command import Cli
-from sublet.cli.group_orders import instruct
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
@@ -197,6 +196,8 @@ def _show(cli: Cli, moves: tuple[Move, ...]) -> None:
 @contextlib.contextmanager
 def _paused(url: str, wanted: Subscription, group: Group, target: Target) -> Iterator[None]:
     """The group is paused meanwhile; whatever happens, it is resumed afterwards unless somebody else has paused it."""
+    from storage.groups.instructions import instruct
+
     found, is_ours = instruct(url, wanted, Pause(f"to be reset to {target}"))
     try:
         if found.group_id != group.group_id:

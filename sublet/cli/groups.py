@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -21,7 +20,7 @@ from sublet.cli import (
     group_why,
 )
 from sublet.cli.command import Cli, command_group, register
-from sublet.cli.values import GroupName, options_as_json, utc
+from sublet.cli.values import GroupName, utc
 
 if TYPE_CHECKING:
     from storage.groups.orders import Orders
@@ -55,12 +54,13 @@ def list_(cli: Cli) -> None:
     \b
       sublet groups list
     """
+    from storage.groups import as_json
     from storage.groups.overview import list_groups
 
     with cli.connection() as connection:
         found = list_groups(connection)
     if cli.json:
-        cli.emit({"groups": [_summary(overview) for overview in found]})
+        cli.emit({"groups": [as_json.summary(overview) for overview in found]})
         return
     cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>"), map(_row, found))
     if not found:
@@ -82,13 +82,14 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     \b
       sublet groups describe '$share/billing/orders/#'
     """
+    from storage.groups import as_json
     from storage.groups.overview import describe as look
 
     wanted = Subscription.parse(subscription)
     with cli.connection() as connection:
         overview = look(connection, wanted)
     if cli.json:
-        cli.emit(_details(overview))
+        cli.emit(as_json.details(overview))
         return
     cli.write(_prose(overview))
     cli.table(
@@ -130,67 +131,15 @@ def _row(overview: Overview) -> tuple[object, ...]:
     return overview.group.subscription, leader, streams, held, _lag(overview)
 
 
-def _summary(overview: Overview) -> dict[str, Any]:
-    group = overview.group
-    return {
-        "subscription": group.subscription,
-        "group_id": group.group_id,
-        "kind": group.kind,
-        "name": group.name,
-        "filter": group.filter,
-        **options_as_json(group.options),
-        "created_at": group.created_at.isoformat(),
-        "paused": group.orders.paused,
-        "weights": dict(group.orders.weights),
-        "state": _state(overview),
-        "leader": _leader(overview),
-        "streams_by_status": overview.statuses,
-        "lag": overview.lag,
-        "known_lag": overview.known_lag,
-        "streams_of_unknown_lag": overview.unknown,
-    }
-
-
-def _details(overview: Overview) -> dict[str, Any]:
-    lines = [asdict(line) for line in overview.streams]
-    for line in lines:
-        del line["group_id"]
-    members = [asdict(member) for member in overview.members]
-    return {
-        **_summary(overview),
-        "members": members,
-        "standby_members": None,
-        "kept_for_sessions": [asdict(kept) for kept in overview.kept],
-        "epochs": [{**asdict(line), "moved_at": line.moved_at.isoformat()} for line in overview.epochs],
-        "streams": lines,
-        "forced_moves": [group_history.as_json(line) for line in overview.forced.lines],
-        "forced_total": overview.forced.total,
-    }
-
-
-def _leader(overview: Overview) -> dict[str, Any] | None:
-    leader = overview.leader
-    if leader is None:
-        return None
-    told = {"node": leader.node, "address": leader.address, "term": leader.term, "alive": overview.led}
-    return {**told, "lease_remaining_s": round(leader.remaining_s, 3)}
-
-
-def _state(overview: Overview) -> str:
-    if overview.group.orders.paused is not None:
-        return "paused"
-    if not overview.led:
-        return "no leader"
-    return "consuming" if overview.statuses.get("held") else "no member"
-
-
 def _prose(overview: Overview) -> list[str]:
+    from storage.groups import as_json
+
     leader, members = overview.leader, overview.members
     led = f"{leader.node} at {leader.address}, term {leader.term}" if leader and overview.led else "none"
     if leader and not overview.led:
         led += f" (last was {leader.node}, term {leader.term})"
     lines = [
-        f"group    {overview.group.subscription} (id {overview.group.group_id}), {_state(overview)}",
+        f"group    {overview.group.subscription} (id {overview.group.group_id}), {as_json.state(overview)}",
         f"leader   {led}",
         f"options  {_options(overview)}",
         *_orders(overview.group.orders),

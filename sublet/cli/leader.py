@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import typer
 
 from protocol.errors import InvalidSetting, UsageError
 from sublet.cli.command import Cli, register
+from sublet.cli.logs import LogFormat, json_logs
 
 if TYPE_CHECKING:
     from leader.node import NodeServer
@@ -33,6 +35,14 @@ def leader(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where consumers reach it; port 0: any free one.")
     ] = "127.0.0.1:7411",
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="SUBLET_HTTP",
+            help="Where it answers browsers, probes and Prometheus, such as 127.0.0.1:7480. Default: nowhere.",
+        ),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine though nothing is encrypted or asked for.")
     ] = False,
@@ -44,6 +54,12 @@ def leader(
             help="How news of messages reach this node: postgres, zmq, or poll (they do not: consumers look).",
         ),
     ] = "poll",
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            envvar="SUBLET_LOG_FORMAT", help="json: a line of JSON each, with ids as fields, and all that happens."
+        ),
+    ] = LogFormat.TEXT,
     migrate_first: Annotated[
         bool, typer.Option("--migrate", help="Bring the database to this program's version first.")
     ] = False,
@@ -59,20 +75,27 @@ def leader(
     \b
       sublet leader
       sublet leader --name n2 --listen 127.0.0.1:7412
+      sublet leader --http 127.0.0.1:7480
       SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 --insecure
     """
+    from leader.http.settings import HttpOptions, HttpSettings
     from leader.listen import Listen
     from leader.node import NodeServer
     from leader.settings import LeaderSettings
 
     where = Listen.parse(listen, insecure=insecure)
+    at = None if http is None else Listen.parse(http, insecure=insecure)
     called = _checked_name(socket.gethostname().split(".")[0] if name is None else name)
-    settings = LeaderSettings.from_env()
+    settings, bounds = LeaderSettings.from_env(), HttpSettings.from_env()
+    port = None if at is None else HttpOptions(at, bounds, os.environ.get("SUBLET_ADMIN_TOKEN"))
     logging.getLogger("leader").setLevel(logging.INFO)
+    announce = _announcer(cli, called)
+    if log_format is LogFormat.JSON:
+        announce = json_logs(called)
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.database() as database:
-        return _serve(NodeServer(database.url, called, where, settings, _announcer(cli, called), notify))
+        return _serve(NodeServer(database.url, called, where, settings, announce, notify, port))
 
 
 def migrate(

@@ -18,7 +18,6 @@ from protocol.words import Start
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from storage.groups.options import GroupOptions
 
 GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The group, as it subscribes. Quote it.")]
 """The argument by which commands take a group."""
@@ -118,11 +117,6 @@ def seconds(text: str) -> int:
     if found is None:
         raise UsageError(f"duration {text!r}: give a whole number and s, m, h, d or w, such as 90s or 7d.")
     return int(found[1]) * _UNITS[found[2] or "s"]
-
-
-def options_as_json(options: GroupOptions) -> dict[str, Any]:
-    """A group's options as commands show them."""
-    return {"start": str(options.start), **options.to_store()}
 
 
 def utc(at_us: int) -> str:

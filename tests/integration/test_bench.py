@@ -119,5 +119,5 @@ def test_spark(page: Path) -> None:
 
 def test_operate(page: Path) -> None:
     operate.main(arguments(page, "--groups", "20", "--streams", "10", "--rounds", "1"))
-    assert len(figures(page)["figures"]) == 6
+    assert len(figures(page)["figures"]) == 13
     assert "## What an operator waits for\n" in page.read_text()

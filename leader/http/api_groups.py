@@ -1,0 +1,83 @@
+"""`/api/v1/groups` and `/api/v1/group`: groups as the database has them, on any node, led by it or not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from leader.http.curves import Curves
+from leader.http.facts import Facts
+from leader.http.reading import Reading
+from leader.http.request import Request
+from leader.http.response import Response, as_json
+from protocol.words import Subscription
+from storage.groups import births
+from storage.groups.as_json import details, history_line, summary
+from storage.groups.listing import Sort, page_of_groups
+from storage.groups.overview import describe
+from storage.groups.refusals import no_such_group
+from storage.history import read_after
+
+MOST_GROUPS, MOST_LINES = 500, 1000
+_LARGEST = 2**63 - 1
+
+
+class GroupsApi:
+    """The functions behind the paths."""
+
+    def __init__(self, facts: Facts, reading: Reading, curves: Curves) -> None:
+        self._facts, self._reading, self._curves = facts, reading, curves
+
+    def groups(self, request: Request) -> Response:
+        """A page of groups, with how far behind each was."""
+        limit, offset = request.whole("limit", 50, MOST_GROUPS), request.whole("offset", 0, 10**9)
+        sort = Sort(request.choice("sort", Sort.NAME, tuple(Sort)))
+        descending = request.choice("order", "asc", ("asc", "desc")) == "desc"
+        with self._reading.connection() as connection:
+            page = page_of_groups(connection, request.text("search", "")[:200], sort, descending, limit, offset)
+        times, curves = self._curves.of(overview.group.group_id for overview in page.groups)
+        return as_json(
+            {
+                "total": page.total,
+                "offset": offset,
+                "limit": limit,
+                "groups": [summary(overview) for overview in page.groups],
+                "sampled_at": times,
+                "curves": curves,
+            }
+        )
+
+    def group(self, request: Request) -> Response:
+        """One group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
+        wanted = Subscription.parse(request.text("subscription"))
+        with self._reading.connection() as connection:
+            overview = describe(connection, wanted)
+        group_id = overview.group.group_id
+        times, curves = self._curves.of((group_id,))
+        told = {**details(overview), "sampled_at": times, "curve": curves[group_id], "led_here": False}
+        leader = self._facts.leaders().get(group_id)
+        if leader is not None:
+            told |= {"led_here": True, "standby_members": _standby(leader.members, told["members"])}
+        return as_json(told)
+
+    def history(self, request: Request) -> Response:
+        """What happened to a group behind line number `after`, oldest first. Raises `NotFound`."""
+        wanted = Subscription.parse(request.text("subscription"))
+        after, limit = request.whole("after", 0, _LARGEST), request.whole("limit", 100, MOST_LINES)
+        with self._reading.connection() as connection:
+            group = births.find_live(connection, wanted)
+            if group is None:
+                raise no_such_group(wanted)
+            lines = read_after(connection, group.group_id, after, limit)
+        told = [{"number": number, **history_line(line)} for number, line in lines]
+        return as_json({"subscription": str(wanted), "group_id": group.group_id, "history": told})
+
+
+def _standby(members: Any, holding: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are connected and hold nothing."""
+    busy = {each["borrower_id"] for each in holding}
+    return [
+        {name: value for name, value in asdict(each).items() if name in ("borrower_id", "agent", "session")}
+        for each in members
+        if each.borrower_id not in busy
+    ]

@@ -1,0 +1,108 @@
+"""Every metric that a node has, as a table: exports, docs/metrics.md and the test of the dashboard are made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """As Prometheus knows them."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric. `name` is without the `_total` that a counter is exported with."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The names that a query may use."""
+        match self.kind:
+            case Kind.COUNTER:
+                return (f"{self.name}_total",)
+            case Kind.HISTOGRAM:
+                return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
+            case Kind.GAUGE:
+                return (self.name,)
+
+
+def _gauge(name: str, help: str, *labels: str) -> Family:
+    return Family(f"sublet_{name}", Kind.GAUGE, help, labels)
+
+
+def _counter(name: str, help: str, *labels: str) -> Family:
+    return Family(f"sublet_{name}", Kind.COUNTER, help, labels)
+
+
+STREAM_LABELS = ("group", "space", "stream")
+
+# --- the node --------------------------------------------------------------------------------------------------------
+
+NODE = _gauge("node_info", "1, with the node's name, release and life.", "node", "version", "incarnation")
+HEALTH = _gauge("health", "1 for the state that a probe is told, 0 for the others.", "state")
+CHECK = _gauge("check", "1 if that check of the node is well, else 0.", "check")
+DATABASE_UP = _gauge("database_up", "1 while the database answers this node, else 0.")
+LEASES = _gauge("leaderships", "Leaderships that this node has to do with, by where they stand.", "status")
+UNLED = _gauge("groups_without_leader", "Groups of all nodes that have consumers and no leader, when last looked.")
+LEFT_OUT = _gauge("groups_left_out", "Groups led here that are too many to be exported, by what is missing.", "series")
+AGENTS = _gauge("agents", "Agents that are connected to this node.")
+HELD_POLLS = _gauge("held_polls", "Polls of agents that the node holds at this moment.")
+NEWS_KNOWN = _gauge("followed_streams", "Streams whose heads somebody here wants to be told of.")
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+LAG = _gauge(
+    "consumergroup_lag",
+    "Messages between a group's position and the head of its stream. Absent where it is unknown, never 0 for it.",
+    *STREAM_LABELS,
+)
+OFFSET = _gauge(
+    "consumergroup_current_offset", "The group's durable position: the next offset to be consumed.", *STREAM_LABELS
+)
+HEAD = _gauge("stream_head_offset", "The offset that the stream's next message will have.", "space", "stream")
+LAG_SUM = _gauge("consumergroup_lag_sum", "A group's whole lag. Absent while a part of it is unknown.", "group")
+LAG_KNOWN = _gauge("consumergroup_known_lag_sum", "The lag of those streams whose lag is known.", "group")
+LAG_MAX = _gauge("consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group")
+UNKNOWN = _gauge("consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "group")
+STREAMS = _gauge("consumergroup_streams", "Streams of the group by the status of their rows.", "group", "status")
+MEMBERS = _gauge("consumergroup_members", "Consumers that are connected to the group's leader.", "group")
+PAUSED = _gauge("consumergroup_paused", "1 while an operator has paused the group, else 0.", "group")
+TERM = _gauge("consumergroup_term", "The term under which this node leads the group.", "group")
+
+# --- what has happened -----------------------------------------------------------------------------------------------
+
+LENDINGS = _counter(
+    "lending_events",
+    "Lines of history that this node's leaders have written about streams: grants, revokes, moves, by their reason.",
+    "group",
+    "event",
+    "reason",
+    "forced",
+)
+MEMBERSHIP = _counter("member_events", "Consumers that joined, left, were evicted or fenced.", "group", "event")
+LEADING = _counter("leader_events", "Leaders that began here (takeover) or ended here (step_down).", "event")
+BROKEN = _counter("broken_rules", "Leaders that ended because they broke a rule of their own: please report it.")
+COMMITS = _counter("commits", "Transactions of the node's leaders, by what became of them.", "outcome")
+COMMITTED = _counter("committed_entries", "Changes of lending rows in the transactions that were committed.")
+LATENCY = Family(
+    "sublet_database_request_seconds",
+    Kind.HISTOGRAM,
+    "How long the database took to answer a request of the node's leaders.",
+    ("request",),
+)
+FAILURES = _counter("database_failures", "Requests of leaders that the database did not carry out.", "request")
+SESSIONS = _counter("session", "What happened between the node and its agents, as in `NodeState.session`.", "what")
+NEWS = _counter("news", "How news of messages came to this node, and what of it was missed and read.", "what")
+SCRAPE = _gauge("scrape_database_seconds", "How long the database took for the groups' metrics, when last asked.")
+
+FAMILIES: tuple[Family, ...] = tuple(each for each in tuple(globals().values()) if isinstance(each, Family))
+"""All of them, in this order."""

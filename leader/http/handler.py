@@ -1,0 +1,128 @@
+"""One HTTP request: read within bounds and in time, answered with strict headers."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import logging
+import socket
+import time
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from leader.http.request import Request
+from leader.http.response import SECURITY, Response, refusal
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""For a whole request, and for taking the answer."""
+MOST_BODY = 65_536
+MOST_FIELDS = 20
+
+
+class _Timely(io.RawIOBase):
+    """A socket's bytes until a deadline, though each single one may come in time."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection, self._deadline = connection, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection, and so one request: keeping connections would keep threads."""
+
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "sublet", ""
+
+    def setup(self) -> None:
+        """Read by the clock, not by the packet."""
+        super().setup()
+        self.rfile = io.BufferedReader(_Timely(self.connection, time.monotonic() + PATIENCE_S))
+        self.close_connection = True
+
+    def __getattr__(self, name: str) -> Any:
+        """The base class looks for `do_GET` and so on: all methods go one way."""
+        if name.startswith("do_"):
+            return self._answer
+        raise AttributeError(name)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """For those who debug: a probe a second is no news."""
+        log.debug("%s: " + format, self.client_address[0], *args)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class finds wrong with a request, as JSON too."""
+        self.close_connection = True
+        self.command = getattr(self, "command", None) or "GET"
+        self._send(refusal(code, message or "this is not HTTP as it should be"))
+
+    def _answer(self) -> None:
+        self.close_connection = True
+        try:
+            response = self._respond()
+        except TimeoutError:
+            response = refusal(408, f"the request took longer than {PATIENCE_S:g} s.")
+        except Exception:
+            log.exception("%s %s failed; please report this", self.command, urlsplit(self.path).path)
+            response = refusal(500, "this should not happen; the node's log says where it did. Please report it.")
+        self._send(response)
+
+    def _respond(self) -> Response:
+        if not self._is_for_us():
+            return refusal(421, "this node listens on loopback only, and answers to names of loopback: 127.0.0.1.")
+        length = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdecimal()):
+            return refusal(411, "send the body in one piece, with its Content-Length.")
+        if len(length) > 9 or int(length) > MOST_BODY:
+            return refusal(413, f"a body of {length[:20]} bytes: the limit is {MOST_BODY}.")
+        try:
+            url = urlsplit(self.path)
+            query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=MOST_FIELDS))
+        except ValueError as error:
+            return refusal(400, f"the address cannot be read: {error}.")
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        request = Request(
+            self.command,
+            unquote(url.path),
+            query,
+            self.headers.get("Accept", ""),
+            token.strip() if scheme.lower() == "bearer" else None,
+            self.headers.get("Content-Type", ""),
+            self.rfile.read(int(length)),
+        )
+        return self.server.answer(request)  # type: ignore[attr-defined, no-any-return]
+
+    def _is_for_us(self) -> bool:
+        """A page of somebody else's must not reach a loopback port by giving its own name to 127.0.0.1."""
+        if not self.server.only_loopback:  # type: ignore[attr-defined]
+            return True
+        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        if host in ("", "localhost") or host.endswith(".localhost"):
+            return True
+        try:
+            return ipaddress.ip_address(host.split("%")[0]).is_loopback
+        except ValueError:
+            return False
+
+    def _send(self, response: Response) -> None:
+        self.connection.settimeout(PATIENCE_S)
+        self.send_response(response.status)
+        for name, value in {**SECURITY, **response.headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", response.content_type)
+        self.send_header("Content-Length", str(len(response.body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(response.body)

@@ -1,0 +1,70 @@
+// Which page is shown, and that it is fresh: a look a second while somebody can see it, one at a time, and seldomer where
+// the database takes its time.
+
+import { get } from "./ask.js";
+import { badge } from "./dom.js";
+import { GroupPage } from "./group.js";
+import { GroupsPage } from "./groups.js";
+import { NodesPage } from "./nodes.js";
+
+const FRESH_MS = 1000;
+const main = document.getElementById("main");
+const trouble = document.getElementById("trouble");
+let page = null, timer = null, turn = 0;
+
+function route(node) {
+  const [, name, rest] = location.hash.match(/^#\/(\w*)\/?(.*)$/) ?? [null, "", ""];
+  if (name === "group") return new GroupPage(main, decodeURIComponent(rest), node);
+  return name === "nodes" ? new NodesPage(main) : new GroupsPage(main);
+}
+
+function mark() {
+  const here = location.hash.startsWith("#/nodes") ? "nodes" : "groups";
+  for (const link of document.querySelectorAll("nav a[data-page]")) {
+    if (link.dataset.page === here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+async function look(mine) {
+  try {
+    const node = await get("node");
+    if (mine !== turn) return;
+    document.getElementById("node-name").textContent = node.name;
+    const state = badge(node.state);
+    Object.assign(state, { id: "node-state", title: node.why });
+    document.getElementById("node-state").replaceWith(state);
+    if (!page) {
+      page = route(node);
+      page.again = refresh;
+      document.title = `${page.title()} – sublet`;
+      mark();
+    }
+    await page.refresh(node);
+    trouble.hidden = true;
+  } catch (error) {
+    if (mine !== turn) return;
+    trouble.textContent = error.message;
+    trouble.hidden = false;
+  }
+}
+
+async function refresh() {
+  clearTimeout(timer);
+  turn += 1;
+  const mine = turn, began = performance.now();
+  await look(mine);
+  const rest = Math.max(FRESH_MS, 4 * (performance.now() - began));
+  if (mine === turn && !document.hidden) timer = setTimeout(refresh, Math.min(rest, 10 * FRESH_MS));
+}
+
+addEventListener("hashchange", () => {
+  if (!location.hash.startsWith("#/") && location.hash) return;
+  page = null;
+  main.replaceChildren();
+  scrollTo(0, 0);
+  refresh().then(() => main.focus({ preventScroll: true }));
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+refresh();

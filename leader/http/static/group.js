@@ -1,0 +1,120 @@
+// One group: who holds what, as it changes; how far behind; what happened.
+
+import { get } from "./ask.js";
+import { Actions } from "./actions.js";
+import { badge, element, show, table } from "./dom.js";
+import { Seen, chart } from "./curve.js";
+import { Lanes } from "./lanes.js";
+import { clock, lagTitle, owner, seconds, shortAgent, whole } from "./words.js";
+
+const LINES = 100;
+const ALOUD = new Set(["grant", "reclaim", "seize", "release", "takeover", "block", "order"]);
+
+export class GroupPage {
+  constructor(place, subscription, node) {
+    this.subscription = subscription;
+    this.seen = new Seen();
+    this.lanes = new Lanes();
+    this.lines = [];
+    this.after = 0;
+    this.facts = element("div");
+    this.actions = new Actions(subscription, node.actions, () => this.again?.());
+    this.picture = element("div", { class: "picture" }, this.lanes.svg);
+    [this.curve, this.streams, this.history] = [element("div"), element("div", { class: "scroll" }), element("div", { class: "scroll" })];
+    place.replaceChildren(
+      element("p", { class: "crumbs" }, element("a", { href: "#/" }, "Groups")),
+      element("h1", { class: "subscription" }, subscription), this.facts, this.actions.place,
+      section("Who holds what", this.picture), section("Lag over time", this.curve),
+      section("What happened", this.history), section("Streams", this.streams));
+  }
+
+  title() {
+    return this.subscription;
+  }
+
+  async refresh() {
+    const [group, told] = await Promise.all([
+      get("group", { subscription: this.subscription }),
+      get("group/history", { subscription: this.subscription, after: this.after, limit: LINES }),
+    ]);
+    if (group.group_id !== this.groupId) {
+      [this.groupId, this.lines] = [group.group_id, []];
+    }
+    const first = this.after === 0;
+    this.take(told.history, first);
+    this.seen.add(group.group_id, group.lag);
+    const width = Math.max(280, Math.floor(this.picture.clientWidth));
+    show(this.facts, facts(group));
+    this.actions.draw(group);
+    this.lanes.draw(group, width);
+    show(this.curve, chart(this.seen.of(group.group_id, group.sampled_at, group.curve), width));
+    show(this.streams, streams(group));
+    show(this.history, history(this.lines));
+  }
+
+  // Newest first; what is new is said aloud, in few words.
+  take(lines, first) {
+    const fresh = lines.filter((line) => line.number > this.after);
+    if (!fresh.length) return;
+    this.after = fresh.at(-1).number;
+    this.lines = [...fresh.reverse(), ...this.lines].slice(0, LINES);
+    const aloud = fresh.filter((line) => ALOUD.has(line.event));
+    if (!first && aloud.length) {
+      const more = aloud.length > 3 ? `, and ${aloud.length - 3} more` : "";
+      document.getElementById("said").textContent = aloud.slice(0, 3).map(spoken).join("; ") + more;
+    }
+  }
+}
+
+function section(name, ...content) {
+  const id = `section-${name.toLowerCase().replaceAll(" ", "-")}`;
+  return element("section", { "aria-labelledby": id }, element("h2", { id }, name), ...content);
+}
+
+function spoken(line) {
+  const stream = line.stream_id ? ` stream ${line.stream_id}` : "";
+  return `${line.event}${stream}${owner(line) ? `, ${owner(line)}` : ""}: ${line.reason}`;
+}
+
+function facts(group) {
+  const leader = group.leader;
+  const led = leader?.alive ? `${leader.node}, term ${leader.term}, lease ${seconds(leader.lease_remaining_s)}` :
+    leader ? `none; last was ${leader.node}` : "none";
+  const standby = group.standby_members === null ? "" : `, ${group.standby_members.length} on standby`;
+  const pairs = [
+    ["State", badge(group.state, group.state === "no leader" && !group.streams_by_status.held)], ["Leader", led],
+    ["Members", `${group.members.length} holding streams${standby}`], ["Lag", lagTitle(group)],
+    ["Options", `start ${group.start}, when gone ${group.when_gone}, strategy ${group.strategy}${group.atomic ? ", atomic" : ""}`],
+  ];
+  if (group.paused) pairs.push(["Paused", group.paused]);
+  for (const kept of group.kept_for_sessions) {
+    pairs.push(["Kept", `${kept.streams.length} streams for ${kept.session}, ${seconds(kept.seconds_left)} more`]);
+  }
+  return element("dl", { class: "facts" }, pairs.map(([name, value]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+}
+
+function streams(group) {
+  const number = true;
+  const rows = group.streams.map((line) => [
+    String(line.stream_id), line.space, element("span", { title: line.blocked_because }, badge(line.status)),
+    whole(line.position), whole(line.head), line.lag === null ? "?" : whole(line.lag), seconds(line.age_s),
+    element("span", { title: line.agent }, owner(line) ?? "–"),
+  ]);
+  return table("Streams of the group", [{ name: "Stream", number }, { name: "Space" }, { name: "Status" },
+    { name: "Position", number }, { name: "Head", number }, { name: "Lag", number }, { name: "Waiting", number },
+    { name: "Owner" }], rows, "cards");
+}
+
+function history(lines) {
+  if (!lines.length) return element("p", { class: "empty" }, "Nothing has happened to it that is still known.");
+  const rows = lines.map((line) => [
+    element("time", { datetime: line.at, title: line.at }, clock(line.at)),
+    element("span", { class: line.forced ? "forced" : "" }, line.event),
+    line.stream_id ? String(line.stream_id) : null,
+    line.forced && line.until > line.position ? `${line.position}–${line.until - 1}` : null,
+    element("span", { title: line.agent }, line.session || shortAgent(line.agent) || "–"), line.reason,
+  ]);
+  return table("What happened, the newest first", [{ name: "At" }, { name: "Event" }, { name: "Stream", number: true },
+    { name: "Seen twice", number: true }, { name: "Owner" }, { name: "Reason" }], rows, "cards");
+}

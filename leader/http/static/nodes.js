@@ -1,0 +1,44 @@
+// All nodes, and what this one knows of itself.
+
+import { get } from "./ask.js";
+import { badge, element, show, table } from "./dom.js";
+import { seconds, whole } from "./words.js";
+
+export class NodesPage {
+  constructor(place) {
+    [this.own, this.all] = [element("div"), element("div", { class: "scroll" })];
+    place.replaceChildren(element("h1", {}, "Nodes"), this.all, element("h2", {}, "This node"), this.own);
+  }
+
+  title() {
+    return "Nodes";
+  }
+
+  async refresh(node) {
+    show(this.own, checks(node), element("dl", { class: "facts" }, facts(node)));
+    const found = await get("nodes");
+    show(this.all, table("Nodes", [{ name: "Node" }, { name: "State" }, { name: "Leads", number: true },
+      { name: "Lease", number: true }, { name: "Address" }, { name: "HTTP" }, { name: "News" }, { name: "Started" }],
+    found.nodes.map(line), "cards"));
+  }
+}
+
+function line(node) {
+  const state = !node.lives ? "gone" : node.draining ? "draining" : "ok";
+  const http = node.http_address ? element("a", { href: `http://${node.http_address}/`, rel: "noreferrer" }, node.http_address) : null;
+  return [node.name, badge(state), whole(node.leads), node.lives ? seconds(node.remaining_s) : null, node.address, http,
+    node.notify ? node.notify.split(":")[0] : "poll", new Date(node.started_at).toLocaleString("en-GB")];
+}
+
+function checks(node) {
+  return table("Checks of this node", [{ name: "Check" }, { name: "State" }, { name: "Why" }],
+    node.checks.map((check) => [check.name, badge(check.state), check.why || null]), "cards");
+}
+
+function facts(node) {
+  const stand = Object.entries(node.leaderships).map(([status, count]) => `${count} ${status}`).join(", ") || "none";
+  return [["Name", node.name], ["Release", node.version], ["Life", node.incarnation], ["Leaderships", stand],
+    ["Agents", `${whole(node.agents)}, ${whole(node.held_polls)} of them wait`],
+    ["Groups without leader", whole(node.groups_without_leader)]]
+    .map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+}

@@ -1,0 +1,30 @@
+// Numbers and times for people.
+
+const NUMBERS = new Intl.NumberFormat("en");
+
+export const whole = (number) => (number === null || number === undefined ? "–" : NUMBERS.format(number));
+
+export function lag(group) {
+  const unknown = group.streams_of_unknown_lag;
+  return unknown ? `${whole(group.known_lag)} + ?` : whole(group.lag);
+}
+
+export function lagTitle(group) {
+  const unknown = group.streams_of_unknown_lag;
+  return unknown ? `${whole(group.known_lag)}, and unknown on ${unknown} streams` : `${whole(group.lag)} messages`;
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 120) return `${Math.round(value)} s`;
+  if (value < 7200) return `${Math.round(value / 60)} min`;
+  if (value < 172800) return `${Math.round(value / 3600)} h`;
+  return `${Math.round(value / 86400)} days`;
+}
+
+export const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
+
+export const owner = (line) => line.session || shortAgent(line.agent);
+
+// HOST:PROCESS:RANDOM is long; the whole is in titles and tables.
+export const shortAgent = (agent) => (agent ? agent.split(":").slice(0, 2).join(":") : null);

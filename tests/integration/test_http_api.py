@@ -1,0 +1,163 @@
+"""The JSON API: any node tells of all groups; reading is free, acting takes the token, and nothing else will do."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from leader.http.curves import Curves
+from protocol.words import Subscription
+from storage.groups.model import GroupOptions
+from storage.groups.postgres import PostgresGroups
+from tests.integration.cli_kit import a_shell
+from tests.integration.http_kit import Http
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
+from tests.kit import eventually
+
+TOKEN = "the-token-of-an-admin"
+STRANGE = '$share/<b>&"é/a/#'
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    """Nodes with HTTP ports and a token, on a database of the test's own."""
+    stage = Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN})
+    yield stage
+    stage.close()
+
+
+def served(stage: Stage, name: str = "n1") -> Http:
+    stage.serve(name)
+    return Http.of(stage.fleet.nodes[name])
+
+
+def post(
+    node: Http, what: str, told: object, token: str | None = TOKEN, kind: str = "application/json"
+) -> tuple[int, str]:
+    """Status, and what was wrong."""
+    headers = {"Content-Type": kind} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+    answer = node.ask(f"/api/v1/group/{what}", "POST", headers, json.dumps(told).encode())
+    return answer.status, answer.object.get("error", "")
+
+
+@pytest.mark.conforms("A2", "A7", "A9")
+def test_any_node_tells_of_any_group_what_the_command_line_tells(stage: Stage) -> None:
+    nodes = {name: served(stage, name) for name in ("n1", "n2")}
+    stage.share("a", "b")
+    stage.scene.publish(100)
+    eventually(stage.scene.consumed, WAIT_S, stage.said)
+    with a_shell(SUBLET_DATABASE_URL=stage.scene.url) as shell:
+        said = shell.run("groups", "describe", ALL, "--json").object
+    leader = stage.scene.claim().node.name
+    for name, node in nodes.items():
+        told = node.get("/api/v1/group", subscription=ALL)
+        for what in ("group_id", "state", "lag", "streams_by_status", "members", "subscription"):
+            assert told[what] == said[what], what
+        assert told["led_here"] is (name == leader)
+        assert told["standby_members"] == ([] if name == leader else None)
+        history = node.get("/api/v1/group/history", subscription=ALL)["history"]
+        assert [line["event"] for line in history if line["event"] == "grant"]
+        last = history[-1]["number"]
+        assert node.get("/api/v1/group/history", subscription=ALL, after=last)["history"] == []
+        assert len(node.get("/api/v1/group/history", subscription=ALL, limit=2)["history"]) == 2
+    listed = {each["name"]: each for each in nodes["n1"].get("/api/v1/nodes")["nodes"]}
+    assert {name: each["http_address"] for name, each in listed.items()} == {n: h.address for n, h in nodes.items()}
+    assert listed[leader]["leads"] == 1
+    assert nodes["n2"].get("/api/v1/node")["state"] == "ok"
+    eventually(lambda: 0 in nodes["n2"].get("/api/v1/group", subscription=ALL)["curve"], WAIT_S)
+
+
+def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
+    store = PostgresGroups(stage.scene.url)
+    for number in range(7):
+        store.declare_group(Subscription.parse(f"$share/g{number}/a/#"), GroupOptions())
+    store.declare_group(Subscription.parse(STRANGE), GroupOptions())
+    store.close()
+    stage.scene.ask("update lending set position = 99 where group_id = (select min(group_id) from lending) returning 1")
+    node = served(stage)
+
+    def names(**query: object) -> list[str]:
+        return [group["name"] for group in node.get("/api/v1/groups", **query)["groups"]]
+
+    assert names() == sorted(names())
+    assert names(sort="created", order="desc", limit=2) == ['<b>&"é', "g6"]
+    assert names(search="G3/A") == ["g3"]
+    assert names(search='<B>&"') == ['<b>&"é']
+    assert names(search="%") == []
+    assert (names(offset=3, limit=2), node.get("/api/v1/groups", offset=3)["total"]) == (names()[3:5], 8)
+    assert names(sort="lag", order="desc")[0] == "g0", "what is unknown may be the worst"
+    assert names(sort="lag")[-1] == "g0"
+    assert node.get("/api/v1/group", subscription=STRANGE)["subscription"] == STRANGE
+    for path, status, said in (
+        ("/api/v1/groups?limit=-1", 400, "whole number"),
+        ("/api/v1/groups?limit=100000", 400, "500"),
+        ("/api/v1/groups?sort=colour", 400, "one of name"),
+        ("/api/v1/group", 400, "needs subscription"),
+        ("/api/v1/group?subscription=nonsense", 400, "nonsense"),
+        ("/api/v1/group?subscription=$share/none/a", 404, "none"),
+        ("/api/v1/group/history?subscription=$share/none/a", 404, "none"),
+        ("/static/../server.py", 404, "nothing"),
+        ("/static/%2e%2e%2fserver.py", 404, "nothing"),
+        ("/static/server.py", 404, "no file"),
+    ):
+        answer = node.ask(path)
+        assert (answer.status, said in answer.object["error"]) == (status, True), (path, answer.body)
+
+
+@pytest.mark.conforms("A5")
+def test_a_group_is_paused_and_resumed_and_its_leader_moved_by_who_has_the_token(stage: Stage) -> None:
+    node = served(stage)
+    stage.share("a")
+    named = {"subscription": ALL}
+    for token in (None, "", "wrong", TOKEN + "x", TOKEN[:-1]):
+        assert post(node, "pause", named, token)[0] == 401
+    assert post(node, "pause", named, kind="text/plain")[0] == 400, "what a form of another site could send"
+    assert post(node, "pause", [])[0] == 400
+    assert post(node, "pause", {"subscription": 3})[0] == 400
+    assert post(node, "pause", {"subscription": "$share/none/a"})[0] == 404
+    assert stage.scene.shares() == [16]
+    assert post(node, "pause", {**named, "reason": "the sink"}) == (200, "")
+    eventually(lambda: stage.scene.shares() == [], WAIT_S, stage.said)
+    told = node.get("/api/v1/group", subscription=ALL)
+    assert (told["state"], told["paused"], len(told["standby_members"])) == ("paused", "the sink", 1)
+    assert post(node, "resume", named) == (200, "")
+    eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
+    status, why = post(node, "step-down", named)
+    assert (status, "the only one" in why) == (409, True)
+    stage.serve("n2")
+    before = stage.scene.claim()
+    assert post(node, "step-down", named) == (200, "")
+    assert stage.next_leader(before).node.name == "n2"
+
+
+def test_without_a_token_nothing_can_be_done_and_a_token_is_a_secret(database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        found = re.search(r"answers at http://(\S+)/", shell.leader("n1", "--http", "127.0.0.1:0").err)
+        assert found is not None
+        node = Http(found[1])
+        assert node.get("/api/v1/node")["actions"] is False
+        status, why = post(node, "pause", {"subscription": ALL})
+        assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True)
+    with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN="xq7short") as shell:
+        refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+        assert refused.code == 2
+        assert "SUBLET_ADMIN_TOKEN has 8 characters" in refused.err
+        assert "xq7" not in refused.err
+
+
+def test_curves_remember_what_was_and_what_was_not_known() -> None:
+    curves = Curves(reading=None, minutes=1, most_groups=2)  # type: ignore[arg-type]
+    now = time.time()
+    curves.add(now, {1: 5, 2: None})
+    curves.add(now + 10, {1: 6, 2: 7, 3: 8})
+    times, found = curves.of((1, 2, 3))
+    assert times == [round(now, 1), round(now + 10, 1)]
+    assert found == {1: [5, 6], 2: [None, 7], 3: [None, None]}
+    for number in range(20):
+        curves.add(now + number, {1: number})
+    assert len(curves.of((1,))[0]) == 6

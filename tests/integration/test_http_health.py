@@ -1,0 +1,152 @@
+"""What a probe sees of a node that is well, and of one that is not; by HTTP and by gRPC alike."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.integration.http_kit import Http
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
+from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
+    """Nodes with HTTP ports, on a database of the test's own."""
+    stage = Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes"})
+    yield stage
+    stage.close()
+
+
+def grpc_says(stage: Stage, node: str, service: str = "") -> bool:
+    """Whether the node's gRPC health service says that it serves."""
+    (address,) = [line[0] for line in stage.scene.ask("select address from node where name = %s", (node,))]
+    with grpc.insecure_channel(address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        return bool(answer.status == SERVING)
+
+
+def state_of(node: Http) -> tuple[int, str, bool]:
+    """Status and state of `/readyz`, and whether `/healthz` would have the process go on."""
+    ready, live = node.ask("/readyz"), node.ask("/healthz")
+    assert ready.object["ready"] is (ready.status == 200)
+    return ready.status, ready.object["state"], live.status == 200
+
+
+@pytest.mark.conforms("A8")
+def test_a_probe_sees_that_the_database_is_away_and_back(stage: Stage) -> None:
+    with PostgresProxy(stage.scene.url) as way:
+        stage.serve("n1", url=way.url)
+        node = Http.of(stage.fleet.nodes["n1"])
+        eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
+        for trouble in (PostgresProxy.go_away, PostgresProxy.hold):
+            trouble(way)
+            eventually(lambda: state_of(node) == (503, "database unreachable", True), WAIT_S, stage.said)
+            assert node.ask("/readyz/database").status == 503
+            assert grpc_says(stage, "n1", "live"), "a restart would not help"
+            eventually(lambda: node.metric("sublet_database_up") == 0, WAIT_S)
+            eventually(lambda: not grpc_says(stage, "n1") and not grpc_says(stage, "n1", "database"), WAIT_S)
+            eventually(lambda: node.metric("sublet_health", state="database unreachable") == 1, WAIT_S)
+            way.resume()
+            eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
+            eventually(lambda: grpc_says(stage, "n1") and grpc_says(stage, "n1", "database"), WAIT_S)
+            eventually(lambda: node.metric("sublet_database_up") == 1, WAIT_S)
+
+
+@pytest.mark.conforms("A8")
+def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
+    stage.serve("n1")
+    node = Http.of(stage.fleet.nodes["n1"])
+    eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
+    ask = stage.scene.connection.execute
+    # Somebody else has its name.
+    ask("update node set incarnation = 'another life', expires_at = clock_timestamp() + interval '1 hour'")
+    eventually(lambda: state_of(node) == (503, "lease denied", True), WAIT_S, stage.said)
+    assert "n1" in node.ask("/readyz").object["why"]
+    eventually(lambda: not grpc_says(stage, "n1", "lease") and grpc_says(stage, "n1", "database"), WAIT_S)
+    ask("delete from node")
+    eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
+    # The database refuses to write down who leads.
+    ask(
+        "create function deny() returns trigger language plpgsql as $$ begin raise 'the deputy says no'; end $$;"
+        "create trigger deny before insert or update on leadership for each row execute function deny()"
+    )
+    eventually(lambda: state_of(node) == (503, "lease denied", True), WAIT_S, stage.said)
+    assert "the deputy says no" in node.ask("/readyz/lease").object["why"]
+    eventually(lambda: node.metric("sublet_database_up") == 1, WAIT_S)
+    ask("drop function deny cascade")
+    eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
+
+
+@pytest.mark.conforms("A8")
+def test_a_probe_sees_that_a_lease_was_taken_by_another_node(stage: Stage) -> None:
+    stage.serve("n1")
+    node = Http.of(stage.fleet.nodes["n1"])
+    eventually(lambda: node.metric("sublet_leaderships", status="led") == 1, WAIT_S, stage.said)
+    stage.scene.connection.execute(
+        "update leadership set incarnation = 'another life', node = 'other', term = term + 1,"
+        " expires_at = clock_timestamp() + interval '1 hour'"
+    )
+    eventually(lambda: state_of(node) == (503, "lease denied", True), WAIT_S, stage.said)
+    assert node.ask("/readyz/lease").object["why"] == "node other has taken leadership 0"
+
+
+@pytest.mark.conforms("A8")
+def test_a_probe_sees_that_a_group_has_consumers_and_no_leader(stage: Stage) -> None:
+    stage.serve("n1")
+    stage.share("a")
+    node = Http.of(stage.fleet.nodes["n1"])
+    eventually(lambda: node.metric("sublet_consumergroup_members", group=ALL) == 1, WAIT_S)
+    stage.fleet.nodes["n1"].kill()
+    stage.fleet.consumers["a"].kill()
+    stage.serve("n2")  # nobody asks it for the group
+    other = Http.of(stage.fleet.nodes["n2"])
+    eventually(lambda: state_of(other) == (200, "no leader", True), WAIT_S, stage.said)
+    found = other.ask("/readyz/leaders")
+    assert (found.status, found.object["why"]) == (503, "1 group has consumers and no leader")
+    eventually(lambda: not grpc_says(stage, "n2", "leaders"), WAIT_S)
+    assert grpc_says(stage, "n2"), "a group without a leader is no failure of this node"
+    eventually(lambda: other.metric("sublet_groups_without_leader") == 1, WAIT_S)
+    stage.fleet.consumer("b", ALL)
+    eventually(lambda: state_of(other) == (200, "ok", True), WAIT_S, stage.said)
+    assert other.ask("/readyz/leaders").status == 200
+
+
+def test_http_is_answered_rightly_and_in_bounds(stage: Stage) -> None:
+    stage.serve("n1")
+    node = Http.of(stage.fleet.nodes["n1"])
+    for path, method, status in (
+        ("/readyz", "HEAD", 200),
+        ("/nothing", "GET", 404),
+        ("/readyz/nothing", "GET", 404),
+        ("/readyz", "POST", 405),
+        ("/metrics", "DELETE", 405),
+        ("/readyz?" + "&".join(f"a{n}=1" for n in range(100)), "GET", 400),
+    ):
+        answer = node.ask(path, method)
+        assert answer.status == status, (path, answer.body)
+        assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert (answer.body == b"") is (method == "HEAD")
+    assert node.ask("/readyz", "POST").headers["allow"] == "GET, HEAD"
+    assert node.ask("/readyz", headers={"Host": "evil.example"}).status == 421
+    assert node.ask("/readyz", "POST", body=b"x" * 100_000).status == 413
+    assert node.ask("/" + "x" * 70_000).status == 414
+    host, port = node.address.split(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(20)]
+    for each in slow:
+        each.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
+    assert node.ask("/healthz").status == 200, "those that are slow are in nobody's way"
+    for each in slow:
+        with suppress(OSError):
+            each.close()

@@ -1,0 +1,200 @@
+"""What Prometheus gets of groups: right for those that are empty, caught up, trimmed and unknown; bounded; and known by
+the names that the dashboard and the docs use."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from leader.http.families import FAMILIES
+from protocol.words import Subscription
+from storage.groups.lags import all_lags, status_lags, stream_lags, summed
+from storage.groups.overview import list_groups
+from storage.groups.postgres import PostgresGroups
+from storage.publish import Publisher
+from storage.spaces import reshard
+from tests.integration.cli_kit import a_shell
+from tests.integration.http_kit import Http
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
+from tests.kit import eventually
+
+Staged = Callable[..., Stage]
+
+
+@pytest.fixture
+def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
+    """A stage on a database of the test's own, whose nodes have HTTP ports with these settings."""
+    stages: list[Stage] = []
+
+    def build(**settings: str) -> Stage:
+        stages.append(Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes", **settings}))
+        reshard(stages[-1].scene.connection, "default", 2)
+        return stages[-1]
+
+    yield build
+    for stage in stages:
+        stage.close()
+
+
+def served(stage: Stage, name: str = "n1") -> Http:
+    stage.serve(name)
+    return Http.of(stage.fleet.nodes[name])
+
+
+def lags(node: Http, group: str) -> dict[str, float]:
+    """{stream: lag} of a group."""
+    return {
+        dict(labels)["stream"]: value
+        for (name, labels), value in node.metrics().items()
+        if name == "sublet_consumergroup_lag" and dict(labels)["group"] == group
+    }
+
+
+@pytest.mark.conforms("A3")
+def test_lag_is_right_for_empty_caught_up_and_behind_and_absent_where_unknown(staged: Staged) -> None:
+    stage = staged()
+    node = served(stage)
+    stage.fleet.consumer("a", ALL)
+    group = stage.scene.group()
+    streams = [str(stream) for stream, *_ in eventually(stage.scene.rows, WAIT_S)]
+    eventually(lambda: lags(node, ALL) == dict.fromkeys(streams, 0), WAIT_S, stage.said)  # empty
+    stage.scene.publish(200)
+    eventually(lambda: sum(position for _, _, position, _ in stage.scene.rows()) == 200, WAIT_S, stage.said)
+    heads = {str(stream): head for stream, head in stage.scene.heads().items() if str(stream) in streams}
+    assert sum(heads.values()) == 200
+
+    def offsets(name: str, **group: str) -> dict[str, float | None]:
+        return {stream: node.metric(name, space="default", stream=stream, **group) for stream in streams}
+
+    eventually(lambda: offsets("sublet_consumergroup_current_offset", group=ALL) == heads, WAIT_S)  # caught up
+    assert offsets("sublet_stream_head_offset") == heads
+    assert lags(node, ALL) == dict.fromkeys(streams, 0)
+    assert node.metric("sublet_consumergroup_lag_sum", group=ALL) == 0
+    # Behind: nobody consumes, and the leader stays for a while.
+    stage.fleet.consumers["a"].stop()
+    stage.scene.publish(100)
+    eventually(lambda: sum(lags(node, ALL).values()) == 100, WAIT_S, stage.said)
+    metrics = node.metrics()
+    assert metrics[("sublet_consumergroup_lag_sum", (("group", ALL),))] == 100
+    assert metrics[("sublet_consumergroup_lag_max", (("group", ALL),))] == max(lags(node, ALL).values())
+    # Unknown: a position that is beyond the head.
+    first = streams[0]
+    others = sum(lag for stream, lag in lags(node, ALL).items() if stream != first)
+    stage.scene.ask(
+        "update lending set position = 1000000 where group_id = %s and stream_id = %s returning 1",
+        (group.group_id, int(first)),
+    )
+    eventually(lambda: set(lags(node, ALL)) == set(streams[1:]), WAIT_S)
+    metrics = node.metrics()
+    assert metrics[("sublet_consumergroup_unknown_lag_streams", (("group", ALL),))] == 1
+    assert metrics[("sublet_consumergroup_known_lag_sum", (("group", ALL),))] == others
+    assert ("sublet_consumergroup_lag_sum", (("group", ALL),)) not in metrics
+
+
+@pytest.mark.conforms("A3")
+def test_lag_of_what_retention_has_taken_is_unknown(conn: psycopg.Connection[Any], database: str) -> None:
+    """Without a node, which would tidy up at once."""
+    store = PostgresGroups(database)
+    group_id = store.open_group(Subscription.parse(ALL)).group_id
+    store.close()
+    with Publisher(database) as publisher:
+        for number in range(100):
+            publisher.publish("t", b"m", key=b"%d" % number)
+    lines = stream_lags(conn, [group_id])
+    assert sum(line.lag or 0 for line in lines) == 100
+    assert status_lags(conn, [group_id]) == summed(lines)
+    assert all_lags(conn) == {group_id: 100}
+    conn.execute("update generation set state = 'gone' where state = 'open'")
+    lines = stream_lags(conn, [group_id])
+    assert [line.lag for line in lines] == [None, None]
+    (line,) = status_lags(conn, [group_id])
+    assert (line.streams, line.lag, line.largest, line.unknown) == (2, 0, None, 2)
+    assert all_lags(conn) == {group_id: None}
+    assert list_groups(conn)[0].unknown == 2, "the command line says the same"
+
+
+def test_each_group_is_exported_by_the_node_that_leads_it_alone(staged: Staged) -> None:
+    stage = staged()
+    nodes = {name: served(stage, name) for name in ("n1", "n2")}
+    stage.fleet.consumer("a", ALL)
+    eventually(lambda: stage.scene.shares() == [2], WAIT_S, stage.said)
+    claim = stage.scene.claim()
+    (other,) = set(nodes) - {claim.node.name}
+    leader = nodes[claim.node.name]
+    eventually(lambda: leader.metric("sublet_consumergroup_term", group=ALL) == claim.term, WAIT_S)
+    assert not [name for name, _ in nodes[other].metrics() if name.startswith("sublet_consumergroup")]
+    granted = leader.metric("sublet_lending_events_total", group=ALL, event="grant", reason="allocated", forced="false")
+    assert granted == 2
+    stage.fleet.nodes[claim.node.name].kill()
+    stage.next_leader(claim)
+    eventually(lambda: nodes[other].metric("sublet_consumergroup_streams", group=ALL, status="held") == 2, WAIT_S)
+    assert nodes[other].metric("sublet_leader_events_total", event="takeover") == 1
+
+
+def test_beyond_the_limits_groups_have_sums_only_and_then_nothing_and_are_counted(staged: Staged) -> None:
+    stage = staged(SUBLET_HTTP_METRIC_STREAMS="3", SUBLET_HTTP_METRIC_GROUPS="2")
+    node = served(stage)
+    stage.fleet.subscriber("many", "$share/g{}/#", 3)
+    eventually(lambda: node.metric("sublet_leader_events_total", event="takeover") == 3, WAIT_S, stage.said)
+
+    def groups(name: str) -> int:
+        return len({dict(labels)["group"] for each, labels in node.metrics() if each == name})
+
+    eventually(lambda: groups("sublet_consumergroup_streams") == 2, WAIT_S)
+    assert groups("sublet_consumergroup_lag_sum") == 2
+    assert groups("sublet_consumergroup_lag") == 1
+    assert node.metric("sublet_groups_left_out", series="all") == 1
+    assert node.metric("sublet_groups_left_out", series="streams") == 2
+
+
+def test_all_that_is_exported_is_declared(staged: Staged) -> None:
+    stage = staged(SUBLET_NOTIFY="postgres")
+    node = served(stage)
+    stage.fleet.consumer("a", ALL)
+    eventually(lambda: stage.scene.shares() == [2], WAIT_S, stage.said)
+    declared = {name: set(family.labels) for family in FAMILIES for name in family.exported}
+
+    def is_all_there() -> bool:
+        found = {name for name, _ in node.metrics()}
+        never = {"sublet_database_failures_total", "sublet_broken_rules_total"}
+        return set(declared) - found <= never
+
+    eventually(is_all_there, WAIT_S, lambda: f"{sorted(set(declared) - {name for name, _ in node.metrics()})}")
+    for name, labels in node.metrics():
+        if name.startswith("sublet_") and not name.endswith("_created"):
+            assert set(dict(labels)) - {"le"} == declared[name], name
+
+
+def test_logs_are_json_with_the_ids_of_what_happened(database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        node = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
+        shell.run("publish", "t", stdin="one\n")
+        consumed = shell.run("consume", "$share/g/#", "--start", "earliest", "--max", "1", "--name", "worker-1")
+        assert consumed.code == 0, consumed.err
+        eventually(lambda: '"event": "release"' in node.err, 20, lambda: node.err)
+        lines = [json.loads(line) for line in node.err.splitlines()]
+        assert {line["node"] for line in lines} == {"n1"}
+        grant = next(line for line in lines if line.get("event") == "grant")
+        assert {"term", "stream", "grant", "member", "agent", "position"} <= set(grant)
+        assert (grant["group"], grant["session"], grant["level"]) == ("$share/g/#", "worker-1", "info")
+        text = shell.leader("n2")
+        assert re.fullmatch(r"node n2 serves on \S+", text.err.splitlines()[-1])
+
+
+def test_a_port_that_others_can_reach_must_be_wanted(database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "0.0.0.0:0")
+        assert refused.code == 2
+        assert "--insecure" in refused.err
+        node = shell.leader("n1", "--http", "127.0.0.1:0")
+        taken = re.search(r"answers at http://(\S+)/", node.err)
+        assert taken is not None
+        refused = shell.run("leader", "--name", "n2", "--listen", "127.0.0.1:0", "--http", taken[1])
+        assert refused.code == 2
+        assert "the port is in use" in refused.err

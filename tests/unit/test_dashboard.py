@@ -1,0 +1,64 @@
+"""The dashboard and the page of metrics speak of metrics that there are, under labels that they have."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from leader.http.counted import kind_of
+from leader.http.families import FAMILIES
+from tools import metrics_doc
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "sublet.json"
+LABELS = {name: {*family.labels, "le", "instance", "job"} for family in FAMILIES for name in family.exported}
+_METRIC = re.compile(r"\b(sublet_\w+)(?:\{([^}]*)\})?")
+_BY = re.compile(r"by \(([^)]*)\) \(")
+
+
+def queries() -> Iterator[str]:
+    board = json.loads(DASHBOARD.read_text())
+    for panel in board["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+    yield from (each["query"] for each in board["templating"]["list"] if each["type"] == "query")
+
+
+@pytest.mark.parametrize("query", list(queries()))
+def test_each_query_names_metrics_and_labels_that_exist(query: str) -> None:
+    named = _METRIC.findall(query)
+    assert named
+    for metric, selector in named:
+        assert metric in LABELS, f"there is no metric {metric}"
+        for label in re.findall(r"(\w+)\s*(?:=~|!=|=)", selector):
+            assert label in LABELS[metric], f"{metric} has no label {label}"
+    for grouping in _BY.findall(query):
+        for label in re.split(r",\s*", grouping):
+            assert any(label in LABELS[metric] for metric, _ in named), f"nothing in {query} has a label {label}"
+
+
+def test_names_are_by_convention() -> None:
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+    for family in FAMILIES:
+        assert re.fullmatch(r"sublet_[a-z]+(_[a-z]+)*", family.name), family
+        assert not family.name.endswith("_total"), family
+        assert family.help.endswith("."), family
+
+
+def test_the_page_of_metrics_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert metrics_doc.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_reasons_of_history_become_few_labels() -> None:
+    assert kind_of("allocated") == "allocated"
+    assert kind_of("evicted: unheard of") == "evicted: unheard of"
+    assert kind_of("deadline: balance") == "deadline: balance"
+    assert kind_of("paused: the sink's down, call 12345") == "paused"
+    assert kind_of("not reclaimed; lost 5 times at offset 77") == "not reclaimed"
+    assert kind_of("session 'a b' has not come back to what it left in doubt") == (
+        "session N has not come back to what it left in doubt"
+    )
+    assert len(kind_of("x" * 1000)) <= 60
+    assert kind_of("") == "none"
