@@ -1,7 +1,7 @@
 """Payloads outside of Postgres: places, and the objects that no block names.
 
-It declares no older version as compatible: an older program cannot read what lies outside, and its retention would forget
-the objects of what it drops.
+It declares no older version as compatible: an older program cannot read what lies outside, and its retention would
+forget the objects of what it drops.
 """
 
 from pathlib import Path
