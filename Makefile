@@ -23,8 +23,8 @@ demo: $(READY) ## see groups share work, move it and lose nothing, on a Postgres
 example: $(READY) ## run a program of examples/ (NAME says which: make example NAME=hourly_closing)
 	$(BIN)/python -m examples.$(NAME) $(ARGS)
 
-test: $(READY) ## run the tests, four at a time (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(READY) ## run the tests, three at a time (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) ## ruff, mypy --strict, the import contracts, the generated pages, and every link of the site
 	$(BIN)/ruff check .

@@ -1,83 +1,92 @@
-"""What may be done over HTTP: pause, resume, step down; only where the node has an admin token, by whoever sends it.
+"""What may be done to groups over HTTP: created, deleted, paused, resumed, weighed, reset, led by another node.
 
-The token comes in the header `Authorization: Bearer`, which no other site's page can make a browser send: so nothing is
-done in somebody's name behind his back.
+The functions take the body; `Admin` lets nobody here who has no token.
 """
 
 from __future__ import annotations
 
-import hmac
-import logging
-from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
 
-from leader.http.request import Request
-from leader.http.response import Response, as_json, refusal
-from protocol.errors import Conflict, InvalidSetting, UsageError
-from protocol.words import Subscription
+from leader.allocation.find import find_strategy
+from leader.http import told as of
+from leader.http.response import Response, as_json
+from leader.http.told import Told
+from protocol.errors import Conflict, UsageError
+from protocol.words import Start
 from storage.connect import connect
-from storage.groups.instructions import instruct
-from storage.groups.orders import Order, Pause, Resume
+from storage.groups import instructions, live_reset, resets
+from storage.groups.as_json import options_as_json
+from storage.groups.options import GroupOptions, WhenGone
+from storage.groups.orders import Order, Pause, Resume, Weigh
 from storage.groups.overview import describe
 from storage.node_orders import LedGroup, step_down
 from storage.nodes import live_nodes
 
-log = logging.getLogger(__name__)
-
-LEAST_TOKEN = 16
-
-
-def checked_token(token: str | None) -> str | None:
-    """The token, if there is one. Raises `InvalidSetting`, which does not show it."""
-    if token is None or token == "":
-        return None
-    if len(token) < LEAST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
-        raise InvalidSetting(
-            f"SUBLET_ADMIN_TOKEN has {len(token)} characters, or some that cannot be sent: give at least "
-            f"{LEAST_TOKEN} of ASCII without blanks, such as those of `openssl rand -hex 16`."
-        )
-    return token
+LONGEST_WAIT_S = 5.0
+"""For members to hand over before a reset: a request must have its answer in time."""
 
 
-class ActionsApi:
-    """The functions behind the paths."""
+class GroupActions:
+    """The functions behind the paths below `/api/v1/group/`. What they raise becomes a status."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        self._url, self._token = url, token
+    def __init__(self, url: str) -> None:
+        self._url = url
 
-    def pause(self, request: Request) -> Response:
-        """Takes {"subscription", "reason"}."""
-        return self._allowed(request, lambda told: self._instruct(told, Pause(_text(told, "reason", ""))))
+    def create(self, told: Told) -> Response:
+        """As `sublet groups create`: {"subscription"} and options, named as in the answer."""
+        of.only(told, "subscription", "start", "when_gone", "strategy", "session_expiry_s", "atomic")
+        wanted, strategy = of.subscription(told), of.text(told, "strategy", "even")
+        find_strategy(strategy)
+        start, expiry_s = Start.parse(of.text(told, "start", "latest")), of.number(told, "session_expiry_s", 0)
+        options = GroupOptions(start, _when_gone(told), strategy, expiry_s, of.truth(told, "atomic"))
+        group, is_new = instructions.declare(self._url, wanted, options)
+        named = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
+        return as_json({**named, **options_as_json(group.options)})
 
-    def resume(self, request: Request) -> Response:
-        """Takes {"subscription"}."""
-        return self._allowed(request, lambda told: self._instruct(told, Resume()))
+    def delete(self, told: Told) -> Response:
+        """As `sublet groups delete`: {"subscription"}."""
+        of.only(told, "subscription")
+        wanted = of.subscription(told)
+        deleted = instructions.delete(self._url, wanted)
+        return as_json({"subscription": str(wanted), "group_id": deleted, "deleted": True})
 
-    def step_down(self, request: Request) -> Response:
-        """Takes {"subscription"}: its leader is to move to another node, if there is one. Raises `Conflict`."""
-        return self._allowed(request, self._step_down)
+    def pause(self, told: Told) -> Response:
+        """As `sublet groups pause`: {"subscription", "reason"}."""
+        of.only(told, "subscription", "reason")
+        return self._instruct(told, Pause(of.text(told, "reason", "")))
 
-    def _allowed(self, request: Request, act: Callable[[dict[str, Any]], Response]) -> Response:
-        if self._token is None:
-            return refusal(403, "this node is read only: start it with SUBLET_ADMIN_TOKEN to allow actions.")
-        if request.bearer is None or not hmac.compare_digest(request.bearer.encode(), self._token.encode()):
-            return refusal(
-                401,
-                "the admin token is missing or wrong: send Authorization: Bearer TOKEN.",
-                **{"WWW-Authenticate": 'Bearer realm="sublet"'},
-            )
-        told = request.object()
-        log.info("by the admin token: %s %s", request.path.rpartition("/")[2], _text(told, "subscription"))
-        return act(told)
+    def resume(self, told: Told) -> Response:
+        """As `sublet groups resume`: {"subscription"}."""
+        of.only(told, "subscription")
+        return self._instruct(told, Resume())
 
-    def _instruct(self, told: dict[str, Any], order: Order) -> Response:
-        wanted = Subscription.parse(_text(told, "subscription"))
-        group, changed = instruct(self._url, wanted, order)
-        done = {"subscription": str(wanted), "group_id": group.group_id, "changed": changed}
-        return as_json({**done, "paused": group.orders.paused})
+    def weight(self, told: Told) -> Response:
+        """As `sublet groups weight`: {"subscription", "session", "weight"}; null: its own."""
+        of.only(told, "subscription", "session", "weight")
+        if "weight" not in told:
+            raise UsageError("the body must have 'weight', a number, or null for the session's own.")
+        weight = None if told["weight"] is None else of.number(told, "weight")
+        return self._instruct(told, Weigh(of.text(told, "session"), weight))
 
-    def _step_down(self, told: dict[str, Any]) -> Response:
-        wanted = Subscription.parse(_text(told, "subscription"))
+    def reset(self, told: Told) -> Response:
+        """As `sublet groups reset`: {"subscription", "to", "streams", "dry_run", "force"}."""
+        of.only(told, "subscription", "to", "streams", "dry_run", "force")
+        wanted, target, streams = of.subscription(told), of.target(told), of.streams(told)
+        force, dry_run = of.truth(told, "force"), of.truth(told, "dry_run")
+        with connect(self._url, application_name="sublet http") as connection:
+            group = live_reset.live_group(connection, wanted)
+            moves = resets.plan(connection, group, target, streams)
+            if not dry_run:
+                moves = live_reset.reset(
+                    self._url, connection, group, target, streams, force=force, patience_s=LONGEST_WAIT_S
+                )
+        named = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
+        return as_json({**named, "streams": [asdict(move) for move in moves]})
+
+    def step_down(self, told: Told) -> Response:
+        """Its leader is to move to another node, if there is one: {"subscription"}."""
+        of.only(told, "subscription")
+        wanted = of.subscription(told)
         with connect(self._url, application_name="sublet http") as connection:
             overview = describe(connection, wanted)
             leader = overview.leader
@@ -88,9 +97,16 @@ class ActionsApi:
             step_down(connection, [LedGroup(overview.group.group_id, leader.term, str(wanted))])
         return as_json({"subscription": str(wanted), "group_id": overview.group.group_id, "term": leader.term})
 
+    def _instruct(self, told: Told, order: Order) -> Response:
+        wanted = of.subscription(told)
+        group, changed = instructions.instruct(self._url, wanted, order)
+        named = {"subscription": str(wanted), "group_id": group.group_id, "changed": changed}
+        return as_json({**named, "paused": group.orders.paused, "weights": dict(group.orders.weights)})
 
-def _text(told: dict[str, Any], name: str, default: str | None = None) -> str:
-    found = told.get(name, default)
-    if not isinstance(found, str):
-        raise UsageError(f"the body must have {name!r}, a text.")
-    return found
+
+def _when_gone(told: Told) -> WhenGone:
+    found = of.text(told, "when_gone", WhenGone.FAIL)
+    try:
+        return WhenGone(found)
+    except ValueError:
+        raise UsageError(f"'when_gone' is {found!r:.40}: it is one of {', '.join(WhenGone)}.") from None

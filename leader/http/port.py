@@ -5,7 +5,9 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from leader.health import State
-from leader.http.api_actions import ActionsApi, checked_token
+from leader.http.admin import Admin, checked_token
+from leader.http.api_actions import GroupActions
+from leader.http.api_drain import NodeActions
 from leader.http.api_groups import GroupsApi
 from leader.http.api_nodes import NodesApi
 from leader.http.collector import NodeCollector
@@ -59,7 +61,7 @@ class HttpPort:
     def _table(self, facts: Facts, reading: Reading, curves: Curves) -> Routes:
         probes, pages = Probes(facts.ref.name, facts.health), Pages()
         groups, nodes = GroupsApi(facts, reading, curves), NodesApi(facts, reading, self._token is not None)
-        actions = ActionsApi(self._url, self._token)
+        admin, acting = Admin(self._token), GroupActions(self._url)
         gets: dict[str, Route] = {
             "/": pages.root,
             "/static/*": pages.file,
@@ -74,9 +76,14 @@ class HttpPort:
             "/api/v1/group/history": groups.history,
         }
         posts: dict[str, Route] = {
-            "/api/v1/group/pause": actions.pause,
-            "/api/v1/group/resume": actions.resume,
-            "/api/v1/group/step-down": actions.step_down,
+            "/api/v1/group/create": admin.only(acting.create),
+            "/api/v1/group/delete": admin.only(acting.delete),
+            "/api/v1/group/pause": admin.only(acting.pause),
+            "/api/v1/group/resume": admin.only(acting.resume),
+            "/api/v1/group/weight": admin.only(acting.weight),
+            "/api/v1/group/reset": admin.only(acting.reset),
+            "/api/v1/group/step-down": admin.only(acting.step_down),
+            "/api/v1/node/drain": admin.only(NodeActions(self._url).drain),
         }
         return Routes(gets, posts)
 

@@ -1,9 +1,12 @@
-"""Giving a live group an order, and telling the nodes of it: one way for the command line and for a node's page."""
+"""What changes a group, and telling the nodes of it: one way for the command line and for a node's HTTP port."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from protocol.words import Subscription
-from storage.groups.model import Group
+from storage.groups.model import Group, GroupOptions
 from storage.groups.orders import Order
 from storage.groups.postgres import PostgresGroups
 from storage.groups.refusals import no_such_group
@@ -11,16 +14,41 @@ from storage.notify.model import group_change
 from storage.notify.teller import tell_now
 
 
+def declare(url: str, wanted: Subscription, options: GroupOptions) -> tuple[Group, bool]:
+    """Create a group; it, and whether it is new. Raises `Conflict` where it is there with other options."""
+    with _store(url) as store:
+        existed = store.live_group(wanted) is not None
+        group = store.declare_group(wanted, options)
+    tell_now(url, [group_change(str(wanted), group.group_id)])
+    return group, not existed
+
+
+def delete(url: str, wanted: Subscription) -> int:
+    """Delete a group with its progress; its id. Raises `NotFound`."""
+    with _store(url) as store:
+        deleted = store.delete_group(wanted)
+    if deleted is None:
+        raise no_such_group(wanted)
+    tell_now(url, [group_change(str(wanted), deleted, deleted=True)])
+    return deleted
+
+
 def instruct(url: str, wanted: Subscription, order: Order) -> tuple[Group, bool]:
-    """Give a group an order, and tell nodes of it; the group, and whether that was new. Raises `NotFound`."""
-    store = PostgresGroups(url)
-    try:
+    """Give a live group an order; the group, and whether that was new. Raises `NotFound`."""
+    with _store(url) as store:
         before, group = store.live_group(wanted), store.instruct(wanted, order)
-    finally:
-        store.close()
     if group is None or before is None:
         raise no_such_group(wanted)
     changed = group.revision != before.revision
     if changed:
         tell_now(url, [group_change(str(wanted), group.group_id, revision=group.revision)])
     return group, changed
+
+
+@contextmanager
+def _store(url: str) -> Iterator[PostgresGroups]:
+    store = PostgresGroups(url)
+    try:
+        yield store
+    finally:
+        store.close()

@@ -66,29 +66,20 @@ def create(
     """
     from leader.allocation.find import find_strategy
     from storage.connect import connect
-    from storage.groups import births
     from storage.groups.as_json import options_as_json
+    from storage.groups.instructions import declare
     from storage.groups.overview import describe
-    from storage.groups.postgres import PostgresGroups
-    from storage.notify.model import group_change
-    from storage.notify.teller import tell_now
 
     wanted = Subscription.parse(subscription)
     options = GroupOptions(Start.parse(start), when_gone, strategy, _seconds(session_expiry), atomic)
     find_strategy(strategy)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        existed = births.find_live(connection, wanted) is not None
-        store = PostgresGroups(database.url)
-        try:
-            group = store.declare_group(wanted, options)
-        finally:
-            store.close()
-        tell_now(database.url, [group_change(str(wanted), group.group_id)])
+        group, is_new = declare(database.url, wanted, options)
         epochs = describe(connection, wanted).epochs if atomic else ()
     if cli.json:
-        told = {"subscription": str(wanted), "group_id": group.group_id, "created": not existed}
+        told = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
         cli.emit({**told, **options_as_json(group.options)})
-    elif existed:
+    elif not is_new:
         cli.say(f"The group {wanted} exists already, with these options: nothing was changed.")
     else:
         cli.say(f"The group {wanted} exists now, and starts at {group.start}.")
@@ -113,11 +104,8 @@ def delete(
       sublet groups delete '$share/billing/orders/#' --yes
     """
     from storage.connect import connect
+    from storage.groups import instructions
     from storage.groups.overview import describe
-    from storage.groups.postgres import PostgresGroups
-    from storage.groups.refusals import no_such_group
-    from storage.notify.model import group_change
-    from storage.notify.teller import tell_now
 
     wanted = Subscription.parse(subscription)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
@@ -126,15 +114,7 @@ def delete(
         if not yes and not cli.agreed(f"Delete {wanted}, its progress, and the lending of {held} streams?"):
             cli.say("Nothing was deleted. Answer y, or give --yes.")
             return 1
-        store = PostgresGroups(database.url)
-        try:
-            deleted = store.delete_group(wanted)
-        finally:
-            store.close()
-        if deleted is not None:
-            tell_now(database.url, [group_change(str(wanted), deleted, deleted=True)])
-    if deleted is None:
-        raise no_such_group(wanted)
+        deleted = instructions.delete(database.url, wanted)
     if cli.json:
         cli.emit({"subscription": str(wanted), "group_id": deleted, "deleted": True})
     else:

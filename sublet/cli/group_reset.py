@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.errors import NotFound, UsageError
+from protocol.errors import UsageError
 from protocol.words import Subscription
-from storage.groups.orders import Pause, Resume
 from storage.groups.targets import Target
 from sublet.cli import values
 from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
-    import psycopg
-
-    from storage.groups.model import Group
     from storage.groups.resets import Move
-
-LOOK_S = 0.2
-"""Between two looks whether members have handed over what they had."""
 
 
 def reset(
@@ -84,13 +74,13 @@ def reset(
       sublet groups reset '$share/billing/orders/#' --shift-by 1 --stream 12
     """
     from storage.connect import connect
-    from storage.groups import resets
+    from storage.groups import live_reset, resets
 
     wanted = Subscription.parse(subscription)
     target = _target(to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file)
     streams, patience_s = frozenset(stream or ()), values.seconds(timeout)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group = _group(connection, wanted)
+        group = live_reset.live_group(connection, wanted)
         moves = resets.plan(connection, group, target, streams)
         if not cli.json:
             _show(cli, moves)
@@ -98,13 +88,16 @@ def reset(
             if not yes and not cli.agreed(f"Reset {len(moves)} streams of {wanted} to {target}?"):
                 cli.say("Nothing was changed. Answer y, or give --yes.")
                 return 1
-            with _paused(database.url, wanted, group, target):
-                if not force:
-                    _wait(cli, connection, group, patience_s)
-                with connection.transaction():
-                    moves = resets.carry_out(
-                        connection, group, target, streams, reason=f"reset to {target}", force=force
-                    )
+            moves = live_reset.reset(
+                database.url,
+                connection,
+                group,
+                target,
+                streams,
+                force=force,
+                patience_s=patience_s,
+                waiting=lambda held: None if cli.json else cli.say(f"waiting for members to hand over {held} streams"),
+            )
     if cli.json:
         told = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
         cli.emit({**told, "streams": [asdict(move) for move in moves]})
@@ -176,45 +169,8 @@ def _offsets(file: Path) -> Target:
     return Target.offsets(streams)
 
 
-def _group(connection: psycopg.Connection[Any], wanted: Subscription) -> Group:
-    from storage.groups import births
-    from storage.groups.refusals import no_such_group
-
-    group = births.find_live(connection, wanted)
-    if group is None:
-        raise no_such_group(wanted)
-    return group
-
-
 def _show(cli: Cli, moves: tuple[Move, ...]) -> None:
     cli.table(
         ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>"),
         [(m.stream_id, m.status or "new", m.before, m.after, m.head, m.again) for m in moves],
     )
-
-
-@contextlib.contextmanager
-def _paused(url: str, wanted: Subscription, group: Group, target: Target) -> Iterator[None]:
-    """The group is paused meanwhile; whatever happens, it is resumed afterwards unless somebody else has paused it."""
-    from storage.groups.instructions import instruct
-
-    found, is_ours = instruct(url, wanted, Pause(f"to be reset to {target}"))
-    try:
-        if found.group_id != group.group_id:
-            raise NotFound(f"group {str(wanted)!r} was deleted and made anew meanwhile. Look at it, and try again.")
-        yield
-    finally:
-        if is_ours:
-            instruct(url, wanted, Resume())
-
-
-def _wait(cli: Cli, connection: psycopg.Connection[Any], group: Group, patience_s: float) -> None:
-    """Until nobody has anything, or the time is over: then what is done next says what is still lent."""
-    from storage.groups.resets import held as count
-
-    deadline, told = time.monotonic() + patience_s, -1
-    while (held := count(connection, group)) and time.monotonic() < deadline:
-        if held != told and not cli.json:
-            cli.say(f"waiting for members to hand over {held} streams")
-            told = held
-        time.sleep(LOOK_S)

@@ -41,7 +41,8 @@ def post(
 ) -> tuple[int, str]:
     """Status, and what was wrong."""
     headers = {"Content-Type": kind} | ({} if token is None else {"Authorization": f"Bearer {token}"})
-    answer = node.ask(f"/api/v1/group/{what}", "POST", headers, json.dumps(told).encode())
+    path = f"/api/v1/{what}" if "/" in what else f"/api/v1/group/{what}"
+    answer = node.ask(path, "POST", headers, json.dumps(told).encode())
     return answer.status, answer.object.get("error", "")
 
 
@@ -135,14 +136,67 @@ def test_a_group_is_paused_and_resumed_and_its_leader_moved_by_who_has_the_token
     assert stage.next_leader(before).node.name == "n2"
 
 
+@pytest.mark.conforms("A1", "A4", "A5", "A6")
+def test_a_group_is_made_weighed_reset_and_deleted_over_http(stage: Stage) -> None:
+    node, named = served(stage), {"subscription": ALL}
+    assert post(node, "create", {**named, "start": "earliest"}) == (200, "")
+    assert post(node, "create", {**named, "start": "earliest"}) == (200, "")
+    assert post(node, "create", {**named, "start": "latest"})[0] == 409
+    stage.share("a")
+    stage.scene.publish(100)
+    eventually(stage.scene.consumed, WAIT_S, stage.said)
+    assert post(node, "weight", {**named, "session": "a", "weight": 2.5}) == (200, "")
+    assert node.get("/api/v1/group", subscription=ALL)["weights"] == {"a": 2.5}
+    before = stage.scene.rows()
+    assert post(node, "reset", {**named, "to": "earliest", "dry_run": True}) == (200, "")
+    assert stage.scene.rows() == before
+    far, had = max(before, key=lambda row: row[2])[0], len(stage.fleet.delivered())
+    assert post(node, "reset", {**named, "to": {"shift": -1}, "streams": [far]}) == (200, "")
+    eventually(lambda: len(stage.fleet.delivered()) == had + 1, WAIT_S, stage.said)
+    for what, told, why in (
+        ("reset", {"to": "somewhere"}, "earliest"),
+        ("reset", {"to": {"offset": True}}, "earliest"),
+        ("reset", {"to": {"offset": 1, "shift": 1}}, "earliest"),
+        ("reset", {"to": {"time": "noon"}}, "2026-01-31T12:00:00Z"),
+        ("reset", {"to": {"offsets": {"x": 1}}}, "a number"),
+        ("reset", {"to": "latest", "streams": "1"}, "list"),
+        ("reset", {"to": "latest", "dry-run": True}, "dry-run"),
+        ("weight", {"session": "a"}, "weight"),
+        ("weight", {"session": "a", "weight": "2"}, "number"),
+        ("create", {"when_gone": "cry"}, "when_gone"),
+        ("create", {"atomic": 1}, "true or false"),
+    ):
+        status, said = post(node, what, {**named, **told})
+        assert (status, why in said) == (400, True), (what, told, status, said)
+    assert post(node, "delete", named) == (200, "")
+    assert post(node, "delete", named)[0] == 404
+
+
+@pytest.mark.conforms("A6")
+def test_a_node_is_drained_over_http(stage: Stage) -> None:
+    nodes = {name: served(stage, name) for name in ("n1", "n2")}
+
+    def drain(**told: object) -> tuple[int, str]:
+        return post(nodes["n1"], "node/drain", told)
+
+    assert drain(node="n3")[0] == 404
+    assert drain(node="n2") == (200, "")
+    eventually(lambda: nodes["n2"].ask("/readyz").object["state"] == "draining", WAIT_S)
+    status, why = drain(node="n1")
+    assert (status, "no other node" in why) == (409, True)
+    assert drain(node="n2", draining=False) == (200, "")
+    eventually(lambda: nodes["n2"].ask("/readyz").object["state"] == "ok", WAIT_S)
+
+
 def test_without_a_token_nothing_can_be_done_and_a_token_is_a_secret(database: str) -> None:
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         found = re.search(r"answers at http://(\S+)/", shell.leader("n1", "--http", "127.0.0.1:0").err)
         assert found is not None
         node = Http(found[1])
         assert node.get("/api/v1/node")["actions"] is False
-        status, why = post(node, "pause", {"subscription": ALL})
-        assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True)
+        for what in ("create", "delete", "pause", "resume", "weight", "reset", "step-down", "node/drain"):
+            status, why = post(node, what, {"subscription": ALL})
+            assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True), what
     with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN="xq7short") as shell:
         refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
         assert refused.code == 2

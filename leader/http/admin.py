@@ -1,0 +1,61 @@
+"""Who may change something over HTTP: whoever sends the node's admin token, and nobody where the node has none.
+
+The token comes in the header `Authorization: Bearer`, which no other site's page can make a browser send: so nothing is
+done in somebody's name behind his back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from leader.http.request import Request
+from leader.http.response import Response, refusal
+from leader.http.routes import Route
+from protocol.errors import InvalidSetting
+
+log = logging.getLogger(__name__)
+
+LEAST_TOKEN = 16
+
+Action = Callable[[dict[str, Any]], Response]
+"""Does what the body says."""
+
+
+def checked_token(token: str | None) -> str | None:
+    """The token, if there is one. Raises `InvalidSetting`, which does not show it."""
+    if token is None or token == "":
+        return None
+    if len(token) < LEAST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
+        raise InvalidSetting(
+            f"SUBLET_ADMIN_TOKEN has {len(token)} characters, or some that cannot be sent: give at least "
+            f"{LEAST_TOKEN} of ASCII without blanks, such as those of `openssl rand -hex 16`."
+        )
+    return token
+
+
+class Admin:
+    """Guards actions."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    def only(self, act: Action) -> Route:
+        """The action, for whoever has the token."""
+
+        def guarded(request: Request) -> Response:
+            if self._token is None:
+                return refusal(403, "this node is read only: start it with SUBLET_ADMIN_TOKEN to allow actions.")
+            if request.bearer is None or not hmac.compare_digest(request.bearer.encode(), self._token.encode()):
+                return refusal(
+                    401,
+                    "the admin token is missing or wrong: send Authorization: Bearer TOKEN.",
+                    **{"WWW-Authenticate": 'Bearer realm="sublet"'},
+                )
+            told = request.object()
+            log.info("by the admin token: %s %.300s", request.path.removeprefix("/api/v1/"), told)
+            return act(told)
+
+        return guarded

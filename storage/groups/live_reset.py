@@ -1,0 +1,77 @@
+"""A reset of a group that may be live: it is paused, its members hand over, all positions are set, and it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator
+
+from protocol.errors import NotFound
+from protocol.words import Subscription
+from storage.groups import births, resets
+from storage.groups.channel import Connection
+from storage.groups.instructions import instruct
+from storage.groups.model import Group
+from storage.groups.orders import Pause, Resume
+from storage.groups.refusals import no_such_group
+from storage.groups.resets import Move
+from storage.groups.targets import Target
+
+LOOK_S = 0.2
+"""Between two looks whether members have handed over what they had."""
+
+
+def live_group(connection: Connection, wanted: Subscription) -> Group:
+    """The group of that subscription. Raises `NotFound`."""
+    group = births.find_live(connection, wanted)
+    if group is None:
+        raise no_such_group(wanted)
+    return group
+
+
+def reset(
+    url: str,
+    connection: Connection,
+    group: Group,
+    target: Target,
+    streams: Collection[int],
+    *,
+    force: bool,
+    patience_s: float,
+    waiting: Callable[[int], None] = lambda held: None,
+) -> tuple[Move, ...]:
+    """Let the group go on from the target; what moved. `connection` is in autocommit, on the database of `url`.
+
+    `force` does not wait for members, who are else given `patience_s` seconds; `waiting` is told how many streams they
+    still hold. Raises `Conflict` where they have not handed over in time, and what `resets.carry_out` raises: nothing
+    was changed then.
+    """
+    with _paused(url, group, target):
+        if not force:
+            _wait(connection, group, patience_s, waiting)
+        with connection.transaction():
+            return resets.carry_out(connection, group, target, streams, reason=f"reset to {target}", force=force)
+
+
+@contextlib.contextmanager
+def _paused(url: str, group: Group, target: Target) -> Iterator[None]:
+    """The group is paused meanwhile; whatever happens, it is resumed afterwards unless somebody else has paused it."""
+    wanted = group.subscription
+    found, is_ours = instruct(url, wanted, Pause(f"to be reset to {target}"))
+    try:
+        if found.group_id != group.group_id:
+            raise NotFound(f"group {str(wanted)!r} was deleted and made anew meanwhile. Look at it, and try again.")
+        yield
+    finally:
+        if is_ours:
+            instruct(url, wanted, Resume())
+
+
+def _wait(connection: Connection, group: Group, patience_s: float, waiting: Callable[[int], None]) -> None:
+    """Until nobody has anything, or the time is over: then what is done next says what is still lent."""
+    deadline, told = time.monotonic() + patience_s, -1
+    while (held := resets.held(connection, group)) and time.monotonic() < deadline:
+        if held != told:
+            waiting(held)
+            told = held
+        time.sleep(LOOK_S)
