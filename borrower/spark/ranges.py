@@ -146,7 +146,7 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> P
                 few=FEW_ROWS,
             )
 
-    return patiently(attempt, AWAY_S, "reading goes on when it can")
+    return patiently(attempt, AWAY_S, "the database is away, reading goes on when it is back")
 
 
 @contextmanager

@@ -57,6 +57,4 @@ def as_json(space: Space) -> dict[str, Any]:
         "retention_s": space.retention_s,
         "rollover_s": space.rollover_s,
         "compression": space.compression,
-        "payloads": space.payloads,
-        "tier_after_s": space.tier_after_s,
     }

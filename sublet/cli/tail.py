@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from protocol.errors import PayloadUnavailable, UsageError
+from protocol.errors import UsageError
 from protocol.words import Filter
 from sublet.cli import values
 from sublet.cli.command import Cli, Nodes, held_back, register
@@ -98,17 +97,16 @@ def _through_nodes(cli: Cli, nodes: list[str], wanted: Filter, begin: Where, fol
 def _from_database(cli: Cli, wanted: Filter, begin: str | int | datetime, follow: bool, printer: Printer) -> None:
     from storage.tail import Tail
 
-    waiting = _Waiting(cli)
+    waiting = _Waiting()
     with cli.connection() as connection:
         with held_back():
             reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
         while not printer.full:
             before = printer.count
-            with waiting.for_payloads():
-                for page in _held_back(reading.pages()):
-                    printer.show(page)
-                    if printer.full or (not follow and reading.caught_up):
-                        break
+            for page in _held_back(reading.pages()):
+                printer.show(page)
+                if printer.full or (not follow and reading.caught_up):
+                    break
             if not follow and reading.caught_up:
                 return
             waiting.after(printer.count > before or printer.full)
@@ -125,18 +123,16 @@ def _in_whole_epochs(
         )
     if start not in STARTS:
         raise UsageError(f"--from {start!r}: with --epochs, give {', '.join(STARTS)}.")
-    waiting, shown = _Waiting(cli), EpochPrinter(cli, printer)
+    waiting, shown = _Waiting(), EpochPrinter(cli, printer)
     with cli.connection() as connection:
         with held_back():
             reading = EpochReading(connection, wanted, start, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
         while True:
-            before, complete = shown.count, False
-            with waiting.for_payloads():
-                for message in _held_back(reading.messages(connection)):
-                    if not shown.show(message):
-                        return
-                complete = True
-            if complete and not follow:
+            before = shown.count
+            for message in _held_back(reading.messages(connection)):
+                if not shown.show(message):
+                    return
+            if not follow:
                 return
             waiting.after(shown.count > before)
 
@@ -144,19 +140,8 @@ def _in_whole_epochs(
 class _Waiting:
     """Between two looks for news: longer and longer while there is none."""
 
-    def __init__(self, cli: Cli) -> None:
-        self._cli, self._wait_s, self._said = cli, 0.0, False
-
-    @contextmanager
-    def for_payloads(self) -> Iterator[None]:
-        """While the place where messages lie is away nothing comes; that is said once each time."""
-        try:
-            yield
-            self._said = False
-        except PayloadUnavailable as error:
-            if not self._said:
-                self._cli.say(f"Waiting: {error}")
-            self._said = True
+    def __init__(self) -> None:
+        self._wait_s = 0.0
 
     def after(self, news: bool) -> None:
         """Wait for the next look; not at all after news."""
