@@ -33,6 +33,7 @@ def restored(file: Path, url: str) -> None:
 
 
 @pytest.mark.conforms("E13", "E29")
+@pytest.mark.long
 def test_a_group_goes_on_from_a_dump_taken_under_load(database: str, empty_database: str, tmp_path: Path) -> None:
     file = tmp_path / "backup.dump"
     for place in ("old", "new"):

@@ -50,6 +50,7 @@ def test_allocation(page: Path) -> None:
     assert "## Allocation: who gets which stream\n" in page.read_text()
 
 
+@pytest.mark.long
 def test_handover(page: Path) -> None:
     handover.main(arguments(page, "--moves", "1", "--streams", "3"))
     found = figures(page)
@@ -68,6 +69,7 @@ def test_takeover(page: Path) -> None:
     assert "## Takeover of a killed leader\n" in page.read_text()
 
 
+@pytest.mark.long
 def test_node(page: Path) -> None:
     sizes = ("--borrowers", "40", "--lendings", "400", "--groups", "4")
     node.main(arguments(page, *sizes, "--leaderships", "5", "--entries", "20", "40", "--rounds", "1"))

@@ -52,6 +52,7 @@ def test_cost_of_push(files: tuple[str, ...]) -> None:
     assert "## What push costs a publisher\n" in Path(files[3]).read_text()
 
 
+@pytest.mark.long
 def test_memory_of_subscriptions(files: tuple[str, ...]) -> None:
     subscriptions.main(["--sizes", "100", "200", "--each", "20", "--largest-calls", "100", "--rounds", "1", *files])
     small, large = result(files)["curve"]
