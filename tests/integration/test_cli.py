@@ -65,6 +65,7 @@ def test_bytes_that_are_no_text_and_headers_go_through_ndjson_unchanged(shell: S
     assert by_topic["t/2", "None"]["key"] == "é"
 
 
+@pytest.mark.long
 def test_tail_begins_where_it_is_told_and_follows_until_it_has_enough(shell: Shell) -> None:
     shell.run("publish", "a", "--key", "k", stdin="0\n1\n2\n3\n")
     offset = shell.run("tail", "a", "--from", "2", "--no-follow", "--json")
@@ -134,6 +135,7 @@ def test_groups_are_described_without_a_leader(shell: Shell) -> None:
     assert "no leader" in shell.run("groups", "describe", GROUP).out
 
 
+@pytest.mark.long
 def test_two_leaders_share_the_groups_and_one_takes_over_from_the_other(shell: Shell) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     consumer = shell.start("consume", GROUP, "--json")
@@ -285,6 +287,7 @@ def processes_about(place: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_ctrl_c_at_a_terminal_ends_leader_consumer_and_tail_and_leaves_nothing_running(server_home: Path) -> None:
     with a_shell(SUBLET_DATA_DIR=str(server_home / "data")) as shell:
         node = shell.leader("n1")

@@ -159,6 +159,7 @@ def test_leader_migrates_when_it_is_asked_to(empty_database: str) -> None:
         assert shell.run("groups", "list", "--json").object == {"groups": []}
 
 
+@pytest.mark.long
 def test_a_second_node_of_a_name_waits_for_the_lease_and_is_refused_if_that_was_renewed(
     shell: Shell, database: str
 ) -> None:

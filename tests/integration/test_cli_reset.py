@@ -190,6 +190,7 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
 
 
 @pytest.mark.conforms("A5")
+@pytest.mark.long
 def test_who_has_streams_and_is_not_there_is_waited_for_until_it_is_forced(
     shell: Shell, orders: str, fleet: Fleet
 ) -> None:

@@ -101,6 +101,7 @@ def web_server() -> Iterator[str]:
 
 
 @pytest.mark.conforms("A9")
+@pytest.mark.long
 def test_where_no_node_answers_is_an_error_of_its_own(away: Shell, web_server: str) -> None:
     for wrong in ("127.0.0.1:1", web_server):
         answer = away.run("consume", GROUP, "--node", wrong)
@@ -120,6 +121,7 @@ def test_what_a_leader_refuses_is_told_in_its_words(node: Running, near: Shell, 
 
 
 @pytest.mark.conforms("E20")
+@pytest.mark.long
 def test_one_to_whom_nothing_is_lent_is_told_why_and_ends_with_its_nodes(
     node: Running, near: Shell, away: Shell
 ) -> None:

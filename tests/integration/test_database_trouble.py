@@ -35,6 +35,7 @@ def network() -> Iterator[ExitStack]:
 
 
 @pytest.mark.conforms("E13", "E15", "E16")
+@pytest.mark.long
 def test_a_leader_whose_way_to_the_database_is_in_trouble_costs_its_consumers_nothing(
     stage: Stage, network: ExitStack
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_leader_whose_way_to_the_database_is_in_trouble_costs_its_consumers_no
 
 
 @pytest.mark.conforms("E17", "E28")
+@pytest.mark.long
 def test_a_consumer_whose_way_to_the_database_is_in_trouble_keeps_its_streams_and_goes_on_after(
     stage: Stage, network: ExitStack
 ) -> None:

@@ -27,6 +27,7 @@ def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.mark.conforms("E13", "E16")
+@pytest.mark.long
 def test_leaders_frozen_in_turn_under_load_change_nothing_when_they_wake(stage: Stage) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b")

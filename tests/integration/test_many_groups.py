@@ -22,6 +22,7 @@ TRANSACTIONS = 60.0
 
 
 @pytest.mark.conforms("E15", "E16")
+@pytest.mark.long
 def test_all_groups_of_a_killed_node_are_led_again_soon_and_without_a_stampede(database: str, tmp_path: Path) -> None:
     found = takeover(database, tmp_path, speed=SPEED)
     print(json.dumps(asdict(found)))  # noqa: T201 - for whoever wants to know

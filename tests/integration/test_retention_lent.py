@@ -40,6 +40,7 @@ def lines(conn: psycopg.Connection[Any]) -> dict[int, StreamLine]:
 
 
 @pytest.mark.conforms("W4")
+@pytest.mark.long
 def test_what_retention_takes_from_under_a_consumer_is_said_blocked_and_counted_and_all_else_goes_on(
     conn: psycopg.Connection[Any], fleet: Fleet, database: str
 ) -> None:
