@@ -6,7 +6,8 @@ lease has run out, the next may take it. What an operator wants of a live node s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -113,6 +114,13 @@ def endpoints(conn: psycopg.Connection[Any]) -> list[str]:
 def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
     """The whole directory by name, with the nodes that have stopped renewing and were not collected yet."""
     return [NodeEntry(NodeRef(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
+
+
+def as_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
+    """A line of the directory as programs are shown it; `led` is what `led_groups` says."""
+    line = {**asdict(entry.node), **asdict(entry), "leads": led.get(entry.node.incarnation, 0)}
+    del line["node"]
+    return {**line, "started_at": entry.started_at.isoformat(), "lives": entry.remaining_s > 0}
 
 
 def collect(conn: psycopg.Connection[Any]) -> list[str]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import typer
 
 from sublet.cli.app import app
 from sublet.cli.command import COMMON
+from tools.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 
@@ -115,15 +115,7 @@ def _meaning(parameter: Any) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with `--check` compare it; 1 if it differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args(arguments).check:
-        if not PAGE.exists() or PAGE.read_text() != page():
-            print("docs/cli.md is stale: run python -m tools.cli_doc")
-            return 1
-        return 0
-    PAGE.write_text(page())
-    return 0
+    return write_or_check(__doc__, PAGE, page(), "cli_doc", arguments)
 
 
 if __name__ == "__main__":

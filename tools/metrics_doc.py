@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from leader.http.families import FAMILIES, Family
+from tools.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
@@ -94,15 +94,7 @@ def line(family: Family) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with `--check` compare it; 1 if it differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args(arguments).check:
-        if not PAGE.exists() or PAGE.read_text() != page():
-            print("docs/metrics.md is stale: run python -m tools.metrics_doc")
-            return 1
-        return 0
-    PAGE.write_text(page())
-    return 0
+    return write_or_check(__doc__, PAGE, page(), "metrics_doc", arguments)
 
 
 if __name__ == "__main__":

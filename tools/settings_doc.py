@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import sys
@@ -23,6 +22,7 @@ from leader.http.settings import HttpSettings
 from leader.settings import RULES, LeaderSettings
 from storage.notify.model import PREFIX, NotifySettings
 from storage.publish import Publisher
+from tools.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
@@ -258,15 +258,7 @@ def sentences(settings: type) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with `--check` compare it; 1 if it differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args(arguments).check:
-        if not PAGE.exists() or PAGE.read_text() != page():
-            print("docs/settings.md is stale: run python -m tools.settings_doc")
-            return 1
-        return 0
-    PAGE.write_text(page())
-    return 0
+    return write_or_check(__doc__, PAGE, page(), "settings_doc", arguments)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from leader.http.told import Told
 from protocol.errors import Conflict, UsageError
 from protocol.words import Start
 from storage.connect import connect
-from storage.groups import instructions, live_reset, resets
+from storage.groups import births, instructions, live_reset, resets
 from storage.groups.as_json import options_as_json
 from storage.groups.options import GroupOptions, WhenGone
 from storage.groups.orders import Order, Pause, Resume, Weigh
@@ -74,7 +74,7 @@ class GroupActions:
         wanted, target, streams = of.subscription(told), of.target(told), of.streams(told)
         force, dry_run = of.truth(told, "force"), of.truth(told, "dry_run")
         with connect(self._url, application_name="sublet http") as connection:
-            group = live_reset.live_group(connection, wanted)
+            group = births.live(connection, wanted)
             moves = resets.plan(connection, group, target, streams)
             if not dry_run:
                 moves = live_reset.reset(

@@ -15,7 +15,6 @@ from storage.groups import births
 from storage.groups.as_json import details, history_line, summary
 from storage.groups.listing import Sort, page_of_groups
 from storage.groups.overview import describe
-from storage.groups.refusals import no_such_group
 from storage.history import read_after
 
 MOST_GROUPS, MOST_LINES = 500, 1000
@@ -65,9 +64,7 @@ class GroupsApi:
         wanted = Subscription.parse(request.text("subscription"))
         after, limit = request.whole("after", 0, _LARGEST), request.whole("limit", 100, MOST_LINES)
         with self._reading.connection() as connection:
-            group = births.find_live(connection, wanted)
-            if group is None:
-                raise no_such_group(wanted)
+            group = births.live(connection, wanted)
             lines = read_after(connection, group.group_id, after, limit)
         told = [{"number": number, **history_line(line)} for number, line in lines]
         return as_json({"subscription": str(wanted), "group_id": group.group_id, "history": told})

@@ -8,7 +8,7 @@ from leader.http.facts import Facts
 from leader.http.reading import Reading
 from leader.http.request import Request
 from leader.http.response import Response, as_json
-from storage.nodes import led_groups, list_nodes
+from storage import nodes
 
 
 class NodesApi:
@@ -41,11 +41,5 @@ class NodesApi:
     def nodes(self, request: Request) -> Response:
         """The directory, with what each leads."""
         with self._reading.connection() as connection:
-            entries, led = list_nodes(connection), led_groups(connection)
-        told = []
-        for entry in entries:
-            line = {**asdict(entry.node), **asdict(entry)}
-            del line["node"]
-            line |= {"leads": led.get(entry.node.incarnation, 0), "lives": entry.remaining_s > 0}
-            told.append({**line, "started_at": entry.started_at.isoformat()})
-        return as_json({"nodes": told})
+            entries, led = nodes.list_nodes(connection), nodes.led_groups(connection)
+        return as_json({"nodes": [nodes.as_json(entry, led) for entry in entries]})

@@ -17,6 +17,7 @@ from storage.groups import frontiers, leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Group, GroupOptions, Orders, Start
 from storage.groups.orders import Order
+from storage.groups.refusals import no_such_group
 from storage.groups.rules import deletion, ordered
 from storage.groups.sql import NOW, in_microseconds
 
@@ -69,6 +70,14 @@ _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(grou
 def find_live(connection: Connection, subscription: Subscription) -> Group | None:
     """The group of that subscription that is not deleted."""
     return _group(connection.execute(_LIVE, _names(subscription)).fetchone())
+
+
+def live(connection: Connection, subscription: Subscription) -> Group:
+    """The same, where there must be one. Raises `NotFound`."""
+    group = find_live(connection, subscription)
+    if group is None:
+        raise no_such_group(subscription)
+    return group
 
 
 def find(connection: Connection, group_id: int) -> Group | None:

@@ -7,26 +7,16 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from protocol.errors import NotFound
-from protocol.words import Subscription
-from storage.groups import births, resets
+from storage.groups import resets
 from storage.groups.channel import Connection
 from storage.groups.instructions import instruct
 from storage.groups.model import Group
 from storage.groups.orders import Pause, Resume
-from storage.groups.refusals import no_such_group
 from storage.groups.resets import Move
 from storage.groups.targets import Target
 
 LOOK_S = 0.2
 """Between two looks whether members have handed over what they had."""
-
-
-def live_group(connection: Connection, wanted: Subscription) -> Group:
-    """The group of that subscription. Raises `NotFound`."""
-    group = births.find_live(connection, wanted)
-    if group is None:
-        raise no_such_group(wanted)
-    return group
 
 
 def reset(

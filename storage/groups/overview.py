@@ -26,7 +26,6 @@ from storage.groups import births
 from storage.groups.channel import Connection
 from storage.groups.options import GroupOptions
 from storage.groups.orders import Orders
-from storage.groups.refusals import no_such_group
 from storage.history import Newest, forced_lately
 
 STATEMENT_TIMEOUT_S = 10.0
@@ -304,9 +303,7 @@ def describe(connection: Connection, subscription: Subscription) -> Overview:
 
 def look(connection: Connection, subscription: Subscription) -> Overview:
     """The same, in `one_instant` that is under way."""
-    found = births.find_live(connection, subscription)
-    if found is None:
-        raise no_such_group(subscription)
+    found = births.live(connection, subscription)
     (overview,) = overviews(connection, _groups(connection, found.group_id))
     with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
         streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group]), prepare=False).fetchall()

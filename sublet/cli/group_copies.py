@@ -39,7 +39,6 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
       sublet groups clone '$share/billing/orders/#' '$share/billing-v2/orders/#'
     """
     from storage.groups import births, copies
-    from storage.groups.refusals import no_such_group
 
     source, wanted = Subscription.parse(subscription), Subscription.parse(target)
     if source.filter != wanted.filter:
@@ -48,9 +47,7 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
             f"Write '${wanted.kind}/{wanted.group}/{source.filter}', or create a group with a --start of its own."
         )
     with _written(cli, wanted, dry_run) as connection:
-        found = births.find_live(connection, source)
-        if found is None:
-            raise no_such_group(source)
+        found = births.live(connection, source)
         progress = copies.take(connection, found)
         made = copies.begin(connection, wanted, found.options, progress, f"a clone of {source}, group {found.group_id}")
     _answer(cli, made, progress, dry_run, made_now=True)

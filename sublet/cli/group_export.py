@@ -23,13 +23,10 @@ def export(cli: Cli, subscription: GroupName) -> None:
     """
     from storage.groups import births, copies, overview
     from storage.groups.as_json import options_as_json
-    from storage.groups.refusals import no_such_group
 
     wanted = Subscription.parse(subscription)
     with cli.connection() as connection, overview.one_instant(connection):
-        group = births.find_live(connection, wanted)
-        if group is None:
-            raise no_such_group(wanted)
+        group = births.live(connection, wanted)
         told, streams = copies.to_json(copies.take(connection, group)), overview.look(connection, wanted).streams
     told["streams"] += [
         {"stream_id": line.stream_id, "position": line.position, "status": line.status}

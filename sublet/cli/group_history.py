@@ -40,7 +40,6 @@ def history(
     """
     from storage.groups import births
     from storage.groups.as_json import history_line
-    from storage.groups.refusals import no_such_group
     from storage.history import read_history, read_then
 
     wanted = Subscription.parse(subscription)
@@ -48,9 +47,7 @@ def history(
     most = values.whole("--limit", limit, least=1)
     then_us = None if at is None else round(values.moment("--at", at).timestamp() * 1_000_000)
     with cli.connection() as connection:
-        group = births.find_live(connection, wanted)
-        if group is None:
-            raise no_such_group(wanted)
+        group = births.live(connection, wanted)
         if then_us is not None:
             _show_then(cli, group, then_us, read_then(connection, group.group_id, then_us, stream_id))
             return

@@ -74,13 +74,13 @@ def reset(
       sublet groups reset '$share/billing/orders/#' --shift-by 1 --stream 12
     """
     from storage.connect import connect
-    from storage.groups import live_reset, resets
+    from storage.groups import births, live_reset, resets
 
     wanted = Subscription.parse(subscription)
     target = _target(to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file)
     streams, patience_s = frozenset(stream or ()), values.seconds(timeout)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group = live_reset.live_group(connection, wanted)
+        group = births.live(connection, wanted)
         moves = resets.plan(connection, group, target, streams)
         if not cli.json:
             _show(cli, moves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -32,17 +31,12 @@ def list_(cli: Cli) -> None:
     \b
       sublet nodes list
     """
-    from storage.nodes import led_groups, list_nodes
+    from storage.nodes import as_json, led_groups, list_nodes
 
     with cli.connection() as connection:
         entries, led = list_nodes(connection), led_groups(connection)
     if cli.json:
-        lines = []
-        for entry in entries:
-            line = {**asdict(entry.node), **asdict(entry), "leads": led.get(entry.node.incarnation, 0)}
-            del line["node"]
-            lines.append({**line, "started_at": entry.started_at.isoformat(), "lives": entry.remaining_s > 0})
-        cli.emit({"nodes": lines})
+        cli.emit({"nodes": [as_json(entry, led) for entry in entries]})
         return
     cli.table(
         ("NAME", "ADDRESS", "STATE", "LEADS>", "PROTOCOL>", "NEWS", "STARTED"),
