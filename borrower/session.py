@@ -404,7 +404,8 @@ class Session:
         return True
 
     def _look(self, lent: WholeLent) -> bool:
-        """See what is completed of what follows; True if it goes on."""
+        """See what is completed of what follows; True unless it is to be looked at again later: the next stream's turn
+        has come."""
         known = lent.plan.scanned
         begun = lent.go_on(self._batch_bytes)
         if not begun:
@@ -415,7 +416,7 @@ class Session:
             begun = lent.go_on(self._batch_bytes)
         if begun:
             self._handler.moved(lent)
-        return begun or lent.plan.scanned > known
+        return begun or lent.plan.scanned > known or not lent.may_have_more
 
     def _page(self, lent: Lent) -> Page | None:
         return self._readable(lent, lambda: self._reader.page(lent, self._may_start))

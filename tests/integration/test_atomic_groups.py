@@ -15,6 +15,7 @@ from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from protocol.errors import GrantLost, InvalidSetting, UsageError
 from protocol.words import Start, Subscription
 from storage import fence
+from storage.catalogue import open_streams
 from storage.connect import UnknownOutcome, connect
 from storage.groups.model import GroupOptions
 from storage.groups.postgres import PostgresGroups
@@ -69,6 +70,30 @@ def publish(publisher: Publisher, epoch: int | tuple[int, int], count: int) -> N
     for number in range(count):
         publisher.at(epoch).publish("t", b"%d" % number, key=b"%d" % number)
     publisher.flush()
+
+
+def test_streams_that_have_nothing_do_not_delay_the_one_that_has(database: str, fleet: Fleet) -> None:
+    declare(database, start="earliest")
+    with Publisher(database, space="default") as publisher:
+        publisher.advance(1)
+        for epoch in (1, 2, 3):
+            publish(publisher, epoch, 1)  # all of one key, and so in one stream
+            publisher.advance(epoch + 1)
+    with Session(GROUP, database, settings=FAST) as session:
+        with connect(database) as connection:
+            streams = len(open_streams(connection))
+        eventually(lambda: len(session._handler.streams()) == streams, 20.0)
+        waits: list[float] = []
+        take = session._inbox.take
+
+        def taken(wait_s: float = 0.0) -> Any:
+            waits.append(wait_s)
+            return take(wait_s)
+
+        session._inbox.take = taken  # type: ignore[method-assign]
+        batch = session.next_batch(20.0)
+        assert batch is not None and len(batch) == 3 and streams > 1
+        assert not any(waits)
 
 
 def test_an_epoch_is_given_out_when_it_is_completed_and_announced_when_it_is_consumed(
