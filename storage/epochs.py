@@ -74,16 +74,16 @@ def append_and_hold(
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
     raises: then nothing has happened, or nobody knows, and it may be repeated."""
     wanted = LowerFrontier.of(least)
-    with outcome_in_doubt(conn), conn.transaction():
-        with conn.pipeline():
-            conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
-            answers = append(conn, appends)
+    with outcome_in_doubt(conn), conn.pipeline(), conn.transaction():
+        conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
+        answers = append(conn, appends, in_pipeline=True)
         if any(answer.outcome not in STORED for answer in answers):
             return Moved(answers)
-        try:
-            return Moved(answers, _hold(conn, space_id, who, wanted, lease_s)[1])
-        except SubletError as error:
-            return Moved(answers, refusal=error)
+        asked = _ask_to_hold(conn, space_id, who, wanted, lease_s)
+    try:
+        return Moved(answers, _held(asked, space_id, who, wanted)[1])
+    except SubletError as error:
+        return Moved(answers, refusal=error)
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None:
@@ -212,8 +212,19 @@ def _hold(
     conn: psycopg.Connection[Any], space_id: int, who: Producer, wanted: LowerFrontier, lease_s: float
 ) -> tuple[LowerFrontier, Change]:
     """The frontier that is left, and the news of it. Raises what `hold` raises."""
-    parameters = space_id, who.producer_id, who.incarnation, _json(wanted), lease_s
-    found = conn.execute(_HOLD, parameters, prepare=True).fetchone()
+    return _held(_ask_to_hold(conn, space_id, who, wanted, lease_s), space_id, who, wanted)
+
+
+def _ask_to_hold(
+    conn: psycopg.Connection[Any], space_id: int, who: Producer, wanted: LowerFrontier, lease_s: float
+) -> psycopg.Cursor[Any]:
+    return conn.execute(_HOLD, (space_id, who.producer_id, who.incarnation, _json(wanted), lease_s), prepare=True)
+
+
+def _held(
+    asked: psycopg.Cursor[Any], space_id: int, who: Producer, wanted: LowerFrontier
+) -> tuple[LowerFrontier, Change]:
+    found = asked.fetchone()
     assert found is not None
     outcome, stored, name, moves = found
     lower = lower_of_json(stored) or LowerFrontier()

@@ -162,15 +162,16 @@ class Head:
     gone: bool
 
 
-def append(conn: psycopg.Connection[Any], appends: Sequence[Append]) -> list[Appended]:
+def append(conn: psycopg.Connection[Any], appends: Sequence[Append], *, in_pipeline: bool = False) -> list[Appended]:
     """Append the blocks in one transaction (the caller's, if it is in one), by stream id; answers in the given order.
+    `in_pipeline`: the caller has begun a pipeline, and a transaction in it.
 
     Raises `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
     and then nothing was written.
     """
     order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
     with outcome_in_doubt(conn):
-        answers = _send(conn, [appends[index] for index in order])
+        answers = _send(conn, [appends[index] for index in order], in_pipeline)
     by_index = dict(zip(order, answers, strict=True))
     return [by_index[index] for index in range(len(appends))]
 
@@ -321,10 +322,10 @@ def fenced(producer_id: str, incarnation: int) -> ProducerFenced:
     )
 
 
-def _send(conn: psycopg.Connection[Any], appends: list[Append]) -> list[Appended]:
-    if len(appends) == 1:
-        return [_answer(_execute(conn, appends[0]))]
-    if conn.info.transaction_status != TransactionStatus.IDLE:
+def _send(conn: psycopg.Connection[Any], appends: list[Append], in_pipeline: bool) -> list[Appended]:
+    if in_pipeline or len(appends) == 1:
+        cursors = [_execute(conn, each) for each in appends]
+    elif conn.info.transaction_status != TransactionStatus.IDLE:
         with conn.pipeline():
             cursors = [_execute(conn, each) for each in appends]
     else:

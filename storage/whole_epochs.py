@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import functools
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final
 
 import psycopg
@@ -32,6 +34,8 @@ from storage.block import Epochs
 PAGE_MARKS: Final = 2048
 MOST_LOOKS: Final = 20_000
 """A step ends sooner where so many looks at blocks were in vain, as among many of epochs far in the future."""
+
+_FIRST, _END = attrgetter("first"), attrgetter("end")
 
 _MARKS = """
 select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
@@ -174,7 +178,8 @@ class WholeEpochs:
         """Marks behind those that are known. What was completed counts only if they reach the head."""
         for mark in marks.blocks:
             if mark.first <= self.scanned < mark.end:
-                self._append(replace(mark, first=self.scanned))  # compaction makes one of several
+                # Compaction makes one of several.
+                self._append(mark if mark.first == self.scanned else replace(mark, first=self.scanned))
                 self.scanned = mark.end
         if self.scanned == marks.head:
             self.lower = marks.lower
@@ -186,11 +191,12 @@ class WholeEpochs:
             if best is not None and (draft.size > limit_bytes or draft.looks > MOST_LOOKS):
                 break
             if draft.has_effect:
-                best = tuple(draft.wanted), draft.reached
+                best = draft.wanted, len(draft.wanted), draft.reached
         if best is None:
             return None
+        wanted, count, reached = best  # a draft's list grows, and nothing else
         self._begin_draft()
-        return self._step(*best)
+        return self._step(wanted[:count], reached)
 
     def step_to(self, upto: int, lower: LowerFrontier | None) -> Step:
         """The step to where all that lies before `upto`, which is known, and is completed by `lower` is consumed."""
@@ -200,7 +206,7 @@ class WholeEpochs:
             for mark in self._waiting
             if mark.first < reached.upto and _touches(mark, self.consumed, reached)
         ]
-        return self._step(tuple(wanted), reached)
+        return self._step(wanted, reached)
 
     def lowers(self) -> set[LowerFrontier]:
         """What the writers of the blocks that are left to read saw completed, and what is completed at the end."""
@@ -217,7 +223,9 @@ class WholeEpochs:
 
     def reach(self, position: int, consumed: ConsumedFrontier) -> None:
         """What comes next begins there."""
-        self._waiting = [mark for mark in self._waiting if _stays(mark, consumed)]
+        passed = self._before(consumed.upto)
+        left = [mark for mark in self._waiting[:passed] if _stays(mark, consumed)]
+        self._waiting = left + self._waiting[passed:]
         self.position, self.consumed = position, consumed
         self._begin_draft()
         self.scanned = max(self.scanned, position)
@@ -244,24 +252,28 @@ class WholeEpochs:
     def _begin_draft(self) -> None:
         self._draft, self._drafted = _Draft(self.consumed), 0
 
-    def _step(self, wanted: tuple[Mark, ...], reached: ConsumedFrontier) -> Step:
-        left = (mark.first for mark in self._waiting if _stays(mark, reached))
+    def _before(self, offset: int) -> int:
+        """How many of the blocks that wait end there or before. However many do not, nobody looks at them."""
+        return bisect_right(self._waiting, offset, key=_END)
+
+    def _step(self, wanted: Iterable[Mark], reached: ConsumedFrontier) -> Step:
+        left = (mark.first for mark in self._waiting[: self._before(reached.upto) + 1] if _stays(mark, reached))
         position = max(self.position, next(left, reached.upto))
-        runs = self._runs(sorted(wanted, key=lambda mark: mark.first), reached)
+        runs = self._runs(sorted(wanted, key=_FIRST), reached)
         return Step(tuple(runs), self.consumed, position, reached)
 
     def _runs(self, wanted: Iterable[Mark], reached: ConsumedFrontier) -> Iterator[Run]:
-        run: Run | None = None
+        start, end, size, clean = -1, -1, 0, False
         for mark in wanted:
-            clean = _is_clean(mark, self.consumed, reached)
-            if run is not None and (run.end, run.clean) == (mark.first, clean):
-                run = replace(run, end=mark.end, size=run.size + mark.size)
+            is_clean = _is_clean(mark, self.consumed, reached)
+            if (end, clean) == (mark.first, is_clean):
+                end, size = mark.end, size + mark.size
                 continue
-            if run is not None:
-                yield run
-            run = Run(max(mark.first, self.position), mark.end, mark.size, clean)
-        if run is not None:
-            yield run
+            if size:
+                yield Run(start, end, size, clean)
+            start, end, size, clean = max(mark.first, self.position), mark.end, mark.size, is_clean
+        if size:
+            yield Run(start, end, size, clean)
 
 
 class _Draft:

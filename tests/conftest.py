@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from storage.embedded import EmbeddedPostgres
 from storage.migrate import migrate
@@ -23,6 +24,9 @@ TEMPLATE = "sublet_template"
 LONGEST = ("spark", "simulation")
 """Folders whose tests take the longest. A file's tests stay with one worker: they share a JVM, or a thousand seeds."""
 _numbers = itertools.count(1)
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

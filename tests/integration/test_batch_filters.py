@@ -113,7 +113,7 @@ def test_any_filters_give_what_spark_would_have_left(world: str) -> None:
     everything = Plan(world).rows()
     assert len(everything) == COUNT
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     @given(FILTERS)
     def check(filters: list[Any]) -> None:
         plan = Plan(world, filters)

@@ -118,7 +118,7 @@ COMMAND = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(TO_LEADER)
 def test_messages_to_the_leader_survive_the_wire(message: ToLeader) -> None:
     read = codec.decode_to_leader(pb.ToLeader.FromString(codec.encode_to_leader(message).SerializeToString()))
@@ -126,7 +126,7 @@ def test_messages_to_the_leader_survive_the_wire(message: ToLeader) -> None:
     assert type(read) is type(message)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(TO_BORROWER)
 def test_messages_to_the_borrower_survive_the_wire(message: ToBorrower) -> None:
     read = codec.decode_to_borrower(pb.ToBorrower.FromString(codec.encode_to_borrower(message).SerializeToString()))
@@ -134,13 +134,11 @@ def test_messages_to_the_borrower_survive_the_wire(message: ToBorrower) -> None:
     assert type(read) is type(message)
 
 
-@settings(deadline=None)
 @given(COMMAND)
 def test_commands_survive_the_wire(command: Subscribe | Unsubscribe | Send) -> None:
     assert wire.decode_command(pb.Command.FromString(wire.encode_command(command).SerializeToString())) == command
 
 
-@settings(deadline=None)
 @given(DELIVERY)
 def test_deliveries_survive_the_wire(delivery: Delivery) -> None:
     encoded = wire.encode_delivery(delivery)
@@ -175,7 +173,7 @@ def test_every_field_of_a_message_is_on_the_wire(kind: type) -> None:
 
 
 @pytest.mark.conforms("X4", "R11")
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_command_or_an_error(payload: bytes) -> None:
     try:

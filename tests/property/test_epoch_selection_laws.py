@@ -46,7 +46,7 @@ def _told(number: int, reader: Reader) -> tuple[int, int]:
 
 @pytest.mark.conforms("S3")
 @both
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_of_one_that_is_not_the_smallest_history_is_found(dimensions: int, data: st.DataObject) -> None:
     world = World(lambda n: data.draw(st.integers(0, n - 1)), dimensions)

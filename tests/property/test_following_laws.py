@@ -64,7 +64,7 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(STEP, max_size=60))
 def test_what_is_in_the_log_is_found_whatever_is_pushed(steps: list[tuple[float, int, str]]) -> None:
     reader = Reader()
@@ -89,7 +89,7 @@ def test_what_is_in_the_log_is_found_whatever_is_pushed(steps: list[tuple[float,
     assert reader.read == reader.heads
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.booleans())
 def test_a_quiet_minute_costs_few_looks(pushed: bool) -> None:
     reader = Reader()

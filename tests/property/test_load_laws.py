@@ -37,7 +37,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 @pytest.mark.conforms("E18")
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(worlds(), st.integers(0, 3))
 def test_it_comes_to_rest_and_no_stream_comes_back(world: World, delay: int) -> None:
     quiet = 0
@@ -50,7 +50,7 @@ def test_it_comes_to_rest_and_no_stream_comes_back(world: World, delay: int) -> 
 
 
 @pytest.mark.conforms("E18")
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(worlds(), st.integers(0, 3), st.integers(0, 1 << 32))
 def test_measurements_that_tremble_move_no_stream_back(world: World, delay: int, seed: int) -> None:
     rng = random.Random(seed)
@@ -70,7 +70,7 @@ def test_few_streams_are_on_their_way_at_once(situation: Situation) -> None:
 
 
 @pytest.mark.conforms("E18", "E20")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(worlds())
 def test_at_rest_nobody_starves_and_nobody_hoards(world: World) -> None:
     world.settle()
@@ -85,7 +85,7 @@ def _ordinary(rng: random.Random, streams: int) -> Loads:
 
 
 @pytest.mark.conforms("E18")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(4, 12), st.integers(0, 1 << 32))
 def test_ordinary_loads_end_within_a_quarter_of_the_mean_and_a_stream(members: int, each: int, seed: int) -> None:
     rng = random.Random(seed)
@@ -103,7 +103,7 @@ def test_ordinary_loads_end_within_a_quarter_of_the_mean_and_a_stream(members: i
 
 
 @pytest.mark.conforms("E18")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 8), st.integers(0, 60))
 def test_where_no_load_is_known_it_goes_by_number(members: int, streams: int) -> None:
     world = World(LOAD, {}, set(range(streams)), dict.fromkeys(NAMES[:members], 1.0))

@@ -65,7 +65,7 @@ def calm(world: World) -> None:
 
 
 @pytest.mark.conforms("D3", "D5", "D6", "D7", "D9")
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.sampled_from([0.0, 0.3]), st.booleans())
 def test_soon_after_things_are_quiet_every_cache_is_the_truth(
     seed: int, loss: float, repeats: float, turmoil: bool
@@ -90,7 +90,7 @@ def test_soon_after_things_are_quiet_every_cache_is_the_truth(
 
 
 @pytest.mark.conforms("D1", "D10")
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_with_every_message_lost_regular_catch_ups_make_every_cache_the_truth(seed: int) -> None:
     world = World(seed, settings=NotifySettings())
@@ -106,7 +106,7 @@ def test_with_every_message_lost_regular_catch_ups_make_every_cache_the_truth(se
 
 
 @pytest.mark.conforms("D4")
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.data())
 def test_one_gap_is_one_catch_up_and_a_late_arrival_is_none(seed: int, missing: int, data: st.DataObject) -> None:
     """A steady publisher says `missing` messages that do not come, and one that does; some of them come late."""
@@ -200,7 +200,6 @@ def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, en
         decode(raw[:place] + noise + raw[place + len(noise) :])
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(200, 3000))
 def test_what_the_announcer_says_fits_and_loses_nothing(seed: int, limit: int) -> None:
     """Every object that was told of is in some message at its newest version, or its channel shows a hole."""

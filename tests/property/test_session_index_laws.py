@@ -13,7 +13,7 @@ STEP = st.tuples(st.booleans(), st.sampled_from(NAMES), st.sampled_from(CHANNELS
 
 
 @pytest.mark.conforms("R3")
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(STEP, max_size=60))
 def test_the_index_is_the_set_of_subscriptions(steps: list[tuple[bool, str, str, str | None]]) -> None:
     index = SubscriptionIndex()

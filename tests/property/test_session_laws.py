@@ -171,7 +171,7 @@ def calm(world: World) -> None:
     assert world.agent.status is Status.CONNECTED
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([0.0, 0.02]))
 def test_nothing_is_lost_or_seen_twice_without_a_word(seed: int, loss: float, restarts: float) -> None:
     world = World(seed, loss, restarts)

@@ -122,7 +122,7 @@ class Consumer:
 
 @pytest.mark.conforms("S8", "S3")
 @pytest.mark.parametrize("numbers", [1, 2])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_every_epoch_is_given_out_whole_and_once(numbers: int, data: st.DataObject) -> None:
     log = Log(numbers, LowerFrontier.of([(0,) * numbers]))
@@ -162,7 +162,7 @@ def _check_whole(log: Log, consumer: Consumer) -> None:
         assert of_it <= given or not of_it & given
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_step_is_no_larger_than_it_must_be(data: st.DataObject) -> None:
     log = Log(1, LowerFrontier.of([(0,)]))

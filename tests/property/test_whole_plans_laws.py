@@ -85,7 +85,7 @@ def acts(numbers: int) -> st.SearchStrategy[list[tuple[str, int, list[Epoch | No
 
 @pytest.mark.conforms("S11")
 @pytest.mark.parametrize("numbers", [1, 2])
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_each_epoch_is_in_one_batch_and_a_batch_can_be_done_again(numbers: int, data: st.DataObject) -> None:
     lower = LowerFrontier(((0,) * numbers,))

@@ -39,7 +39,7 @@ def matched(one: Filter) -> set[str]:
     return {topic for topic in TOPICS if one.matches(topic)}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(FILTERS, FILTERS)
 @example(Filter("+/#"), Filter("#"))
 @example(Filter("a"), Filter("a/#"))
@@ -48,7 +48,7 @@ def test_covers_is_inclusion(one: Filter, other: Filter) -> None:
     assert one.covers(other) == (matched(other) <= matched(one))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(FILTERS, FILTERS)
 @example(Filter("a/#"), Filter("a"))
 @example(Filter("/#"), Filter("+"))
@@ -62,7 +62,6 @@ def test_the_most_specific_of_two_that_match_is_never_in_doubt(one: Filter, othe
         assert one.specificity != other.specificity
 
 
-@settings(deadline=None)
 @given(FILTERS)
 def test_the_regex_says_what_matches_says(one: Filter) -> None:
     by_arrow = pc.match_substring_regex(pa.array(TOPICS), one.regex).to_pylist()
@@ -71,7 +70,6 @@ def test_the_regex_says_what_matches_says(one: Filter) -> None:
     assert [re.fullmatch(one.regex, topic) is not None for topic in TOPICS] == expected
 
 
-@settings(deadline=None)
 @given(TEXT_FILTERS, TEXT_FILTERS)
 def test_any_text_is_literal_in_the_regex(text: str, other: str) -> None:
     topics = [text, other, text + "\n", text + "/x"]

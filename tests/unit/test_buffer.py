@@ -1,0 +1,69 @@
+"""The queue between those who publish and the sender: which advances are due with what was taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.words import Filter
+from storage.publish import buffer as module
+from storage.publish.buffer import Buffer, Limits
+from storage.publish.pieces import Load
+from storage.publish.routes import Routes
+from storage.routing import Space, StreamInfo, ranges
+
+ONE_MESSAGE = Limits(block_messages=1, block_bytes=1 << 20, blocks_per_commit=1, buffered_bytes=1 << 20, linger_s=0.0)
+
+
+@pytest.fixture
+def buffer(monkeypatch: pytest.MonkeyPatch) -> Buffer:
+    """Of a space of one stream; each message is a load of its own, and the pause between two advances is a day."""
+    monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 86_400.0)
+    ((low, high),) = ranges(1)
+    streams = [StreamInfo(1, 1, 1, low, high, 0, False)]
+    return Buffer(Routes([Space(1, "default", Filter("#"), 1)], streams, None), ONE_MESSAGE)
+
+
+def publish_in(buffer: Buffer, *epochs: int) -> None:
+    """A message in each, and an advance behind it."""
+    for epoch in epochs:
+        buffer.add("t", None, b"", None, 0, (epoch,))
+        buffer.advance([(epoch + 1,)])
+
+
+def send(buffer: Buffer) -> int | None:
+    """As the sender does: the epoch that is advanced to with the next load, if one is."""
+    loads = buffer.take()
+    assert loads is not None
+    least = buffer.due(loads)
+    settle(buffer, loads)
+    if least is None:
+        return None
+    buffer.advanced(least)
+    return least[0][0]
+
+
+def settle(buffer: Buffer, loads: list[Load]) -> None:
+    for load in loads:
+        load.stored(0)
+    buffer.settled(loads)
+
+
+def test_under_load_an_advance_that_nobody_waits_for_waits_for_the_next(buffer: Buffer) -> None:
+    publish_in(buffer, 1, 2, 3, 4)
+    assert [send(buffer) for _ in range(4)] == [2, None, None, 5], (
+        "the last has nothing behind it that it could wait for"
+    )
+    assert not buffer._advances
+
+
+def test_an_advance_comes_alone_if_what_came_before_it_is_stored(buffer: Buffer) -> None:
+    publish_in(buffer, 1)
+    assert send(buffer) == 2
+    buffer.advance([(3,)])
+    assert send(buffer) == 3
+
+
+def test_whoever_flushes_waits_for_no_other_advance(buffer: Buffer) -> None:
+    publish_in(buffer, 1, 2, 3)
+    buffer._flushing += 1
+    assert [send(buffer) for _ in range(3)] == [2, 3, 4]
