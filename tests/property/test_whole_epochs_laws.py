@@ -193,6 +193,16 @@ def test_blocks_that_become_one_while_they_are_looked_at_are_read_once() -> None
     assert consumer.given == list(range(6))
 
 
+def test_what_is_left_of_a_block_that_was_made_of_done_and_undone_ones_stays_behind() -> None:
+    five, six = LowerFrontier(((5,),)), LowerFrontier(((6,),))
+    done, merged = Mark(0, 5, 1, five, Epochs(((5,),), ((5,),))), Mark(5, 20, 1, six, Epochs(((6,),), ((9,),)))
+    plan = WholeEpochs(0, ConsumedFrontier(10, five))
+    plan.note(Marks((done, merged, Mark(20, 30, 1, six, merged.epochs)), 30, False, six))
+    step = plan.next_step(limit_bytes=0)
+    assert step is not None
+    assert ([(run.start, run.end) for run in step.runs], step.position, step.consumed.upto) == ([(0, 5)], 5, 10)
+
+
 def test_a_step_is_planned_soon_among_many_blocks_of_epochs_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     touches = whole_epochs._touches
