@@ -1,6 +1,6 @@
 """What epochs cost: publishing with them over without, an atomic group over one that is not, and a group's frontier.
 
-`python -m bench epochs --rounds 5`. Contenders take turns, on one Postgres with one node.
+`python -m bench epochs --rounds 7`. Contenders take turns, on one Postgres with one node.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench epochs", description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="per round and contender")
+    parser.add_argument("--messages", type=int, default=2_000_000, help="per round and contender")
     parser.add_argument("--paces", type=int, nargs="+", default=[20_000, 1000], help="messages to an epoch, by 1000")
     parser.add_argument("--batch-bytes", type=int, default=4 * 1024 * 1024, help="of a consumer's batch")
     parser.add_argument("--streams", type=int, default=10_000, help="of the group whose frontier moves")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--statement-rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, default=None, help="where the results go")
     parser.add_argument("--page", type=Path, default=report.PAGE)
