@@ -20,7 +20,7 @@ from bench._report import read_lines, significant
 from bench.peers.known import SYSTEMS
 from bench.peers.load import MESSAGE_BYTES, Load
 from bench.peers.processes import module
-from bench.peers.system import LeftOut, System
+from bench.peers.system import LeftOut, Role, System
 from tests.kit import eventually
 
 RATES = (100, 10_000)
@@ -32,16 +32,18 @@ TARGET = 1.0
 PROSE = """One publisher and one consumer, processes on the machine of the servers; messages of {bytes} bytes, one per
 call of *publish*, for {seconds:g} s after {warm_up:g} s that do not count; calls are due each millisecond or less
 often, for every system alike. Measured is the time from just before the call to the message, as bytes, in the
-consumer's hands, by the clock that both processes have in common; each figure is the median of {rounds} rounds in
-which the systems took turns with fresh servers. Every system acknowledges each message to the publisher, which does
-not wait for one before it sends the next, and the consumer acknowledges what it has. *sublet* has one Postgres with
-fsync and synchronous_commit on, one node, `Publisher` and `Session` as they are, under each notification driver of the
-node. *Redis Streams*: XADD, XREADGROUP with BLOCK, and XACK in the same round trip. *NATS JetStream*: a stream in
-files, explicit acknowledgements, and a consumer that is pushed each message or one that pulls up to 1,000. Durable are
-sublet under every driver, Redis with appendfsync always and NATS with sync_interval always; the others may lose a
-second, or two minutes, of what they have acknowledged, when the machine stops. A system that published fewer than
-{kept:.0%} of the rate is shown with what it published, and measures nobody. The target is sublet's p50 at or below
-that of the best durable peer, with one of its drivers that push."""
+consumer's hands, by the clock that both processes have in common; each figure is the median of {rounds} rounds in which
+the systems took turns with fresh servers. Every system acknowledges each message to the publisher, which does not wait
+for one before it sends the next, and the consumer acknowledges what it has. *sublet* has one Postgres with fsync and
+synchronous_commit on, one node, `Publisher` and `Session` as they are, under each notification driver of the node.
+*Postgres alone* is the limit of what is kept there: with no more than psycopg the publisher's thread inserts what waits
+and says NOTIFY in the same transaction, and the consumer selects what is new when it is told, for itself alone and
+without an acknowledgement. *Redis Streams*: XADD, XREADGROUP with BLOCK, and XACK in the same round trip. *NATS
+JetStream*: a stream in files, explicit acknowledgements, and a consumer that is pushed each message or one that pulls
+up to 1,000. Durable are sublet under every driver, Redis with appendfsync always and NATS with sync_interval always;
+the others may lose a second, or two minutes, of what they have acknowledged, when the machine stops. A system that
+published fewer than {kept:.0%} of the rate is shown with what it published, and measures nobody. The target is sublet's
+p50 at or below that of the best durable peer, with one of its drivers that push."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ def _turn(system: System, address: str, load: Load, directory: Path) -> Turn:
 
 def best_durable_peer(lines: Sequence[Line], rate: int) -> Line | None:
     """Of those that keep the rate, the one with the least p50."""
-    peers = [line for line in lines if line.rate == rate and not line.system.is_ours and line.system.is_durable]
+    peers = [line for line in lines if line.rate == rate and line.system.role is Role.PEER and line.system.is_durable]
     return min((line for line in peers if line.keeps_rate), key=lambda line: line.median("p50_ms"), default=None)
 
 
@@ -165,7 +167,11 @@ def claims_of(lines: Sequence[Line], rates: Sequence[int]) -> list[dict[str, Any
     claims = []
     for rate in rates:
         measure = best_durable_peer(lines, rate)
-        pushed = [line for line in lines if line.rate == rate and line.system.is_ours and line.system.setting != "poll"]
+        pushed = [
+            line
+            for line in lines
+            if line.rate == rate and line.system.role is Role.OURS and line.system.setting != "poll"
+        ]
         if measure is None or not pushed:
             continue
         best = min(pushed, key=lambda line: line.median("p50_ms"))

@@ -29,21 +29,23 @@ from sublet.spark import consume
 
 BLOCKS = (1000, 10_000)
 CEILING, BATCH_CEILING, ROWS = "ready batches, as a stream", "ready batches, as a table", "a row per message"
+TASKS = {"minPartitions": str(SLOTS), "maxPartitions": str(SLOTS)}
+"""As many as the source with ready batches has."""
 OF_CEILING, TIMES_ROWS, OF_PLAIN, MICRO_BATCH = 0.8, 5.0, 0.8, 1.15
-PROSE = """{rows:,} messages of {value} bytes, each with a key and one of two topics, over {streams} streams, in
-blocks of about {sizes}, are read from Postgres into Spark's sink that takes everything; Spark has {slots} slots and
-its own defaults. Medians over {rounds} rounds in which all contenders take turns; a first round does not count,
-for Java compiles in it. *stream* is `readStream.format("sublet")` with all its columns, by Trigger.AvailableNow in
-micro-batches of {batch_rows:,}: from the beginning of the second to the end of the last, with all that Spark does in
-between. *table* is `spark.read.format("sublet")`, its planning included. *Ready batches* are those of a Python data
-source that does nothing: rows of the same columns and sizes that its process holds in memory, {arrow_rows:,} to an
-Arrow batch, over {slots} tasks. *Parquet* has the same rows, as Spark wrote them, and the machine's memory has the
-files. *A row per message* is a table (offset, stream, topic, key, value, time) of {table_rows:,} rows with a primary
-key, read by {way} in {slots} key ranges. *In a task* is `sublet.spark.consume` with one task and a function that
-counts, from its first batch to its last; *plain reader* is the same function in a loop over a `Session` in Python,
-without Spark. Below it are micro-batches of two rows, in two tasks: {micro_batches} in each round after {warm_up}
-that do not count, of our stream and of the source with ready batches, and what Spark says of their parts. Its time to
-the next one's beginning counts what lies between two."""
+PROSE = """{rows:,} messages of {value} bytes, each with a key and one of two topics, over {streams} streams, in blocks
+of about {sizes}, are read from Postgres into Spark's sink that takes everything; Spark has {slots} slots and its own
+defaults, and of our options `minPartitions` and `maxPartitions` say {slots}. Medians over {rounds} rounds in which all
+contenders take turns; a first round does not count, for Java compiles in it. *stream* is `readStream.format("sublet")`
+with all its columns, by Trigger.AvailableNow in micro-batches of {batch_rows:,}: from the beginning of the second to
+the end of the last, with all that Spark does in between. *table* is `spark.read.format("sublet")`, its planning
+included. *Ready batches* are those of a Python data source that does nothing: rows of the same columns and sizes that
+its process holds in memory, {arrow_rows:,} to an Arrow batch, over {slots} tasks. *Parquet* has the same rows, as Spark
+wrote them, and the machine's memory has the files. *A row per message* is a table (offset, stream, topic, key, value,
+time) of {table_rows:,} rows with a primary key, read by {way} in {slots} key ranges. *In a task* is
+`sublet.spark.consume` with one task and a function that counts, from its first batch to its last; *plain reader* is the
+same function in a loop over a `Session` in Python, without Spark. Below it are micro-batches of two rows, in two tasks:
+{micro_batches} in each round after {warm_up} that do not count, of our stream and of the source with ready batches, and
+what Spark says of their parts. Its time to the next one's beginning counts what lies between two."""
 
 
 class Stored:
@@ -68,13 +70,13 @@ class Stored:
         options |= {
             "startingPosition": "earliest",
             "maxMessagesPerTrigger": str(batch_rows),
-            "minPartitions": str(SLOTS),
         }
+        options |= TASKS
         return spark.readStream.format("sublet").options(**options).load()
 
     def table(self, spark: Any) -> Any:
         """All of it."""
-        return spark.read.format("sublet").options(url=self.url, minPartitions=str(SLOTS)).load()
+        return spark.read.format("sublet").options(url=self.url, **TASKS).load()
 
 
 class Reading:
@@ -227,7 +229,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _claims(blocks: list[int], way: str) -> list[Claim]:
-    claims = []
+    claims = [
+        Claim(f"ready batches, as a stream / a row per message by {way}", CEILING, ROWS, None),
+        Claim(f"ready batches, as a table / a row per message by {way}", BATCH_CEILING, ROWS, None),
+    ]
     for block in blocks:
         stream, table, of = f"stream, blocks of {block}", f"table, blocks of {block}", f"blocks of {block:,}"
         task, plain = f"in a task, blocks of {block}", f"plain reader, blocks of {block}"

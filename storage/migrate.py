@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ LOCK_TIMEOUT_S = 60.0
 TABLE_TIMEOUT_S = 1.0
 """How long a migration waits for a table that somebody uses, and everybody behind it; less than a lease allows for."""
 ATTEMPTS = 30
+_IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+Check = Callable[[Any], None]
+"""Raises where a migration must not be; with a connection of psycopg's."""
+
 _alembic = threading.Lock()  # its `op` and `context` are one per process
 
 
@@ -58,9 +63,10 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
                 f"publisher and consumer to the release of {target} first, and then add --downgrade."
             )
         if found != target:
-            if found is not None:
-                _refuse_under_nodes(conn, found, target, _compatible_from(target))
-            _alembic_command(url, schema, command.upgrade, target)
+            compatible = _compatible_from(target)
+            _alembic_command(
+                url, schema, command.upgrade, target, partial(_refuse_under_nodes, found, target, compatible)
+            )
         ensure_default(conn)
         return target
 
@@ -83,9 +89,8 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
             raise SchemaMismatch(
                 f"schema {schema!r} is at version {found}, and {target} is not older. Leave out --downgrade."
             )
-        if target is not None:
-            _refuse_under_nodes(conn, found, target, compatible_from)
-        _alembic_command(url, schema, command.downgrade, target or "base")
+        check = partial(_refuse_under_nodes, found, target, compatible_from)
+        _alembic_command(url, schema, command.downgrade, target or "base", check)
 
 
 def current(url: str, schema: str | None = None) -> str | None:
@@ -141,13 +146,14 @@ def _compatible_from(version: str) -> str | None:
     return getattr(script.module, "compatible_from", None)
 
 
-def _alembic_command(url: str, schema: str, run: Any, revision: str) -> None:
-    """Try until the tables are free: whoever waits for one in a transaction makes all others wait behind it."""
+def _alembic_command(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
+    """Try until the tables are free: whoever waits for one in a transaction makes all others wait behind it. Each time
+    `check` may refuse, before anything is done and again before it is committed, as it may have waited meanwhile."""
     for _ in range(ATTEMPTS):
         try:
-            _alembic_attempt(url, schema, run, revision)
-        except (psycopg.errors.LockNotAvailable, OperationalError) as error:
-            if not isinstance(getattr(error, "orig", error), psycopg.errors.LockNotAvailable):
+            _alembic_attempt(url, schema, run, revision, check)
+        except (psycopg.OperationalError, OperationalError) as error:
+            if not isinstance(getattr(error, "orig", error), _IN_USE):
                 raise
             time.sleep(TABLE_TIMEOUT_S)  # those who had to wait go first
         else:
@@ -158,7 +164,7 @@ def _alembic_command(url: str, schema: str, run: Any, revision: str) -> None:
     )
 
 
-def _alembic_attempt(url: str, schema: str, run: Any, revision: str) -> None:
+def _alembic_attempt(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: connect(
@@ -167,9 +173,15 @@ def _alembic_attempt(url: str, schema: str, run: Any, revision: str) -> None:
         poolclass=NullPool,
     )
     with _alembic, engine.connect() as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        config.attributes["mark"] = lambda: _mark(connection)
+        config, driver = _config(), connection.connection.dbapi_connection
+
+        def finish() -> None:
+            _mark(connection)
+            check(driver)
+
+        check(driver)
+        connection.rollback()
+        config.attributes["connection"], config.attributes["finish"] = connection, finish
         run(config, revision)
     engine.dispose()
 
@@ -218,9 +230,11 @@ def _refuse_newer(version: str | None, schema: str) -> None:
         )
 
 
-def _refuse_under_nodes(conn: psycopg.Connection[Any], found: str, target: str, compatible_from: str | None) -> None:
+def _refuse_under_nodes(
+    found: str | None, target: str | None, compatible_from: str | None, conn: psycopg.Connection[Any]
+) -> None:
     """Raise where nodes live and programs of the older version do not work with the schema of the newer."""
-    if compatible_from is not None and compatible_from <= min(found, target):
+    if found is None or target is None or (compatible_from is not None and compatible_from <= min(found, target)):
         return
     if names := [entry.node.name for entry in list_nodes(conn) if entry.remaining_s > 0]:
         raise SchemaMismatch(

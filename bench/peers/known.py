@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.peers.limit import PostgresAlone
 from bench.peers.nats import Nats
 from bench.peers.ours import Sublet
 from bench.peers.redis import Redis
@@ -13,6 +14,7 @@ SYSTEMS: dict[str, System] = {
         Sublet("poll"),
         Sublet("postgres"),
         Sublet("zmq"),
+        PostgresAlone(),
         Redis("everysec"),
         Redis("always"),
         Nats(None),

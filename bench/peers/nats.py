@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.peers.load import Load, Pace, Recorder
 from bench.peers.processes import free_port, listening
-from bench.peers.system import MOST_UNACKNOWLEDGED
+from bench.peers.system import MOST_UNACKNOWLEDGED, Role
 
 SERVER = "nats-server"
 LEAST_VERSION = (2, 15)
@@ -43,7 +43,7 @@ class Nats:
     sync_interval: str | None
     pulls: bool = False
     name = "NATS JetStream"
-    is_ours = False
+    role = Role.PEER
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import _postgres as postgres
 from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.processes import Running, module
-from bench.peers.system import LeftOut
+from bench.peers.system import LeftOut, Role
 from protocol.errors import SubletError
 from storage.connect import connect
 from storage.nodes import list_nodes
@@ -31,7 +31,7 @@ class Sublet:
 
     driver: str
     name = "sublet"
-    is_ours = True
+    role = Role.OURS
     is_durable = True
 
     @property

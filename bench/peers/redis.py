@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.processes import free_port, listening
-from bench.peers.system import MOST_UNACKNOWLEDGED
+from bench.peers.system import MOST_UNACKNOWLEDGED, Role
 
 SERVER = "redis-server"
 GROUP = "bench"
@@ -33,7 +33,7 @@ class Redis:
 
     appendfsync: str
     name = "Redis Streams"
-    is_ours = False
+    role = Role.PEER
 
     @property
     def key(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,14 @@ MOST_UNACKNOWLEDGED = 4000
 
 class LeftOut(Exception):
     """This system cannot be measured here; the message says why and what helps."""
+
+
+class Role(Enum):
+    """What a system stands there for."""
+
+    OURS = "ours"  # it is measured
+    PEER = "peer"  # it is what ours is measured by
+    LIMIT = "limit"  # what ours is made of, without ours
 
 
 class System(Protocol):
@@ -35,8 +44,8 @@ class System(Protocol):
         ...
 
     @property
-    def is_ours(self) -> bool:
-        """Whether it is measured, or stands beside."""
+    def role(self) -> Role:
+        """What it stands there for."""
         ...
 
     @property

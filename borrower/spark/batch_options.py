@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from borrower.spark.options import StreamOptions, camel, check_database, read_options
+from borrower.spark.options import StreamOptions, camel, check_database, check_partitions, read_options
 from protocol.epochs import LARGEST, SMALLEST
 from protocol.errors import InvalidSetting, UsageError
 from protocol.words import Filter, Start
@@ -47,6 +47,8 @@ class BatchOptions:
     """The first epoch not to read any more."""
     min_partitions: int | None = None
     """Into how many tasks the query is divided at least, if it has as many messages (default: one per stream)."""
+    max_partitions: int | None = None
+    """Into how many it is divided at most: a task reads several streams one after the other then."""
     fail_on_data_loss: bool = True
     """Whether the query fails when retention takes messages after it was planned; else they are left out, with a
     warning."""
@@ -80,6 +82,7 @@ def batch_options(given: Mapping[str, str]) -> BatchOptions:
     options = BatchOptions(**read_options(given, BatchOptions, "read", epoch))
     Filter.parse(options.filter)
     check_database(options.url, options.data_dir)
+    check_partitions(options.min_partitions, options.max_partitions)
     _check_position("startingPosition", options.starting_position, "earliest")
     _check_position("endingPosition", options.ending_position, "latest")
     _check_order(options)

@@ -19,7 +19,7 @@ from borrower.spark.batch_options import BatchOptions
 from borrower.spark.columns import arrow_schema
 from borrower.spark.held import database
 from borrower.spark.pushed import ALL, sorted_out
-from borrower.spark.ranges import RangePartition, divided, read_range
+from borrower.spark.ranges import RangePartition, read_task, tasks_of
 from protocol import words
 from protocol.errors import InvalidEpoch, UnknownSpace
 from storage.catalogue import list_spaces
@@ -45,13 +45,11 @@ class SubletBatchReader(DataSourceReader):
         o = self._options
         found = database(o.url, o.data_dir)
         tasks = [self._task(extent, found) for extent in self._pushed.narrowed(self._extents(found))]
-        return divided(tasks, o.min_partitions or 0)
+        return tasks_of(tasks, o.min_partitions, o.max_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a task. (Where there are no tasks, Spark makes one of nothing.)"""
-        if not isinstance(partition, RangePartition):
-            return iter(())
-        return read_range(partition, arrow_schema(self._schema))
+        """The messages of a task."""
+        return read_task(partition, arrow_schema(self._schema))
 
     def _extents(self, found: Database) -> list[Extent]:
         o = self._options

@@ -50,6 +50,9 @@ class StreamOptions:
     """About how many bytes it has at most, as they are stored; a block of messages is the least."""
     min_partitions: int | None = None
     """Into how many tasks a micro-batch is divided at least, if it has as many messages (default: one per stream)."""
+    max_partitions: int | None = None
+    """Into how many it is divided at most: a task reads several streams one after the other then. Each task costs Spark
+    some 40 ms, however little it reads, so that the number of cores is a good value where streams are more."""
     whole_epochs: bool = False
     """Insist on micro-batches of whole epochs: what the streams that this query has of a space have of an epoch is in
     one batch. That is so in each group that is atomic; of any other the query is refused."""
@@ -82,6 +85,7 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
     Subscription.parse(options.subscription)
     check_option_name("sessionName", options.session_name)
     check_database(options.url, options.data_dir)
+    check_partitions(options.min_partitions, options.max_partitions)
     check_arguments(weight=options.weight, start=options.starting_position, batch_bytes=1, nodes=options.nodes)
     if options.on_lost_range not in POLICIES:
         raise InvalidSetting(f"option onLostRange is {options.on_lost_range!r}: it is {' or '.join(POLICIES)}.")
@@ -100,6 +104,15 @@ def check_database(url: str | None, data_dir: str | None) -> None:
     """Raise `InvalidSetting` for two of them."""
     if url is not None and data_dir is not None:
         raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
+
+
+def check_partitions(least: int | None, most: int | None) -> None:
+    """Raise `InvalidSetting` where no number is both."""
+    if least is not None and most is not None and least > most:
+        raise InvalidSetting(
+            f"options minPartitions {least} and maxPartitions {most}: no number of tasks is both. Leave out one of "
+            "them, or give them the same value."
+        )
 
 
 def read_options(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,11 @@ class RangePartition(InputPartition):
     wanted: Wanted | None = None
     data_dir: str | None = None
 
+    @property
+    def messages(self) -> int:
+        """At most so many."""
+        return self.end - self.start if self.step is None else self.step.messages
+
     def pieces(self, count: int) -> list[RangePartition]:
         """The same in so many parts of about one size, at most one for each offset; a step stays whole."""
         if self.step is not None:
@@ -74,12 +80,47 @@ class RangePartition(InputPartition):
         return [replace(self, start=low, end=high) for low, high in pairwise(bounds) if low < high]
 
 
-def divided(tasks: Sequence[RangePartition], least: int) -> list[InputPartition]:
-    """At least so many tasks, where there are as many messages: the largest are divided."""
-    total = sum(task.end - task.start for task in tasks)
-    if len(tasks) >= least or not total:
-        return list(tasks)
-    return [piece for task in tasks for piece in task.pieces(-(-least * (task.end - task.start) // total))]
+@dataclass(frozen=True)
+class RangesPartition(InputPartition):
+    """Several ranges, which one task reads one after the other."""
+
+    ranges: tuple[RangePartition, ...]
+
+
+def tasks_of(ranges: Sequence[RangePartition], least: int | None, most: int | None) -> list[InputPartition]:
+    """A task for each range; or at least so many, if there are as many messages, for which the largest are divided; or
+    at most so many, of about one size."""
+    divided = _divided(ranges, least or 0)
+    if most is None or len(divided) <= most:
+        return list(divided)
+    return [RangesPartition(tuple(together)) for together in _put_together(divided, most)]
+
+
+def _divided(ranges: Sequence[RangePartition], least: int) -> list[RangePartition]:
+    total = sum(each.end - each.start for each in ranges)
+    if len(ranges) >= least or not total:
+        return list(ranges)
+    return [piece for each in ranges for piece in each.pieces(-(-least * (each.end - each.start) // total))]
+
+
+def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[RangePartition]]:
+    """The largest first, each to whoever has least so far; in each task they come in the order in which they were."""
+    places: list[list[int]] = [[] for _ in range(most)]
+    waiting = [(0, task) for task in range(most)]
+    for place in sorted(range(len(ranges)), key=lambda place: -ranges[place].messages):
+        size, task = heappop(waiting)
+        places[task].append(place)
+        heappush(waiting, (size + ranges[place].messages, task))
+    return [[ranges[place] for place in sorted(mine)] for mine in places if mine]
+
+
+def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """All that a task has, as `read_range` does; nothing of the one that Spark makes where there are none."""
+    if isinstance(partition, RangesPartition):
+        for each in partition.ranges:
+            yield from read_range(each, schema)
+    elif isinstance(partition, RangePartition):
+        yield from read_range(partition, schema)
 
 
 def read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -33,7 +33,7 @@ from borrower.plans import Begun, Most, Planned
 from borrower.spark.columns import arrow_schema
 from borrower.spark.offsets import NOTHING, Offset, check_owner, offset_of, ranges_of
 from borrower.spark.options import StreamOptions
-from borrower.spark.ranges import RangePartition, divided, read_range
+from borrower.spark.ranges import RangePartition, read_task, tasks_of
 from protocol.errors import LostRange
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(planned not in self._begun for planned in ranges):
             self._resume(self._ranges(start), ranges)
         tasks = list(self._tasks([self._begun[planned] for planned in ranges if planned in self._begun]))
-        return divided(tasks, self._options.min_partitions or 0)
+        return tasks_of(tasks, self._options.min_partitions, self._options.max_partitions)
 
     def commit(self, end: Offset) -> None:
         """Comes one batch late, and for the last one not at all: `latestOffset` knows sooner."""
@@ -120,8 +120,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
-        assert isinstance(partition, RangePartition)
-        return read_range(partition, arrow_schema(self._schema))
+        return read_task(partition, arrow_schema(self._schema))
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql.datasource import Filter, InputPartition
 
 from borrower.spark.columns import all_columns
-from borrower.spark.ranges import RangePartition
+from borrower.spark.ranges import RangePartition, RangesPartition
 from borrower.spark.source import DefaultSource
 
 Row = dict[str, Any]
@@ -31,8 +31,12 @@ class Plan:
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
         """(stream, start, end) of the tasks."""
-        tasks = [task for task in self.tasks if isinstance(task, RangePartition)]
-        return [(task.stream_id, task.start, task.end) for task in tasks]
+        return [part for task in self.tasks for part in self.ranges_of(task)]
+
+    def ranges_of(self, task: InputPartition) -> list[tuple[int, int, int]]:
+        """The same of one task."""
+        parts = task.ranges if isinstance(task, RangesPartition) else (task,)
+        return [(part.stream_id, part.start, part.end) for part in parts if isinstance(part, RangePartition)]
 
     def rows(self) -> list[Row]:
         """What the tasks read, each in an executor that was sent it."""

@@ -176,6 +176,14 @@ def test_a_query_is_divided_into_as_many_tasks_as_are_asked_for(database: str, c
     assert len(Plan(database, minPartitions=1000).tasks) == 40
 
 
+def test_a_query_has_as_few_tasks_as_are_asked_for(database: str, conn: psycopg.Connection[Any]) -> None:
+    sent = publish(database, 40)
+    plain, plan = Plan(database), Plan(database, maxPartitions=1)
+    assert len(plain.tasks) > len(plan.tasks) == 1
+    assert plan.ranges == plain.ranges
+    assert plan.values() == sent
+
+
 @pytest.fixture
 def aged(database: str, conn: psycopg.Connection[Any]) -> list[bytes]:
     """What is in the older generation of `eu`, past its retention."""

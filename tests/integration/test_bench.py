@@ -112,7 +112,7 @@ def test_spark(page: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = figures(page)
-    assert len(found["claims"]) == 6
+    assert len(found["claims"]) == 8
     assert all(claim["ratio"] > 0 for claim in found["claims"])
     assert found["figures"][0]["what"] == "a micro-batch"
     assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in found["figures"][:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -184,6 +185,33 @@ def test_what_would_break_programs_at_work_is_refused(database: str) -> None:
         downgrade(database, to=NEXT)
         downgrade(database, to=SCHEMA_VERSION)
         assert current(database) == SCHEMA_VERSION
+
+
+@pytest.mark.conforms("A10")
+@pytest.mark.usefixtures("knows_more")
+def test_a_node_that_starts_while_a_migration_waits_is_seen(database: str) -> None:
+    with psycopg.connect(database) as reader, connect(database) as conn, ThreadPoolExecutor(1) as pool:
+        reader.execute("select count(*) from sublet.stream")
+        migrating = pool.submit(migrate, database)
+        eventually(lambda: conn.execute("select from pg_locks where not granted").fetchone() is not None, WAIT_S)
+        register(conn, NodeRef("n1", "a life", "127.0.0.1:1"), 60, 1)
+        reader.rollback()
+        with pytest.raises(SchemaMismatch, match="at work: n1"):
+            migrating.result(WAIT_S)
+    assert current(database) == SCHEMA_VERSION
+
+
+@pytest.mark.conforms("A10")
+@pytest.mark.usefixtures("knows_more")
+def test_a_migration_that_loses_a_deadlock_is_tried_again(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrations, "TABLE_TIMEOUT_S", 3.0)  # it is found after a second
+    with psycopg.connect(database) as other, connect(database) as conn, ThreadPoolExecutor(1) as pool:
+        other.execute("set deadlock_timeout = '1min'; select from sublet.stream limit 1")
+        migrating = pool.submit(migrate, database, None, NEXT)
+        eventually(lambda: conn.execute("select from pg_locks where not granted").fetchone() is not None, WAIT_S)
+        other.execute("select from sublet.lending limit 1")  # which the migration has changed by now
+        other.rollback()
+        assert migrating.result(WAIT_S) == NEXT
 
 
 @pytest.mark.usefixtures("knows_more")

@@ -6,15 +6,18 @@ What Spark itself makes of it is in `tests/spark/test_source.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from borrower.settings import BorrowerSettings
+from borrower.spark.offsets import Offset
 from borrower.spark.ranges import RangePartition
+from borrower.spark.stream_reader import SubletStreamReader
 from leader.settings import LeaderSettings
 from protocol.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded
 from storage.publish import Publisher
@@ -276,6 +279,27 @@ def test_a_batch_is_divided_into_as_many_tasks_as_are_asked_for(
     number = max(checkpoint.sink, key=lambda number: len(checkpoint.sink[number]))
     ends = checkpoint.offsets[number]["streams"]
     assert sum(part["to"] - part["from"] for part in ends.values()) >= 7
+
+
+def test_a_batch_has_as_few_tasks_as_are_asked_for(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    partitions = SubletStreamReader.partitions
+
+    def counted(self: SubletStreamReader, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        tasks = partitions(self, start, end)
+        counts.append(len(tasks))
+        return tasks
+
+    monkeypatch.setattr(SubletStreamReader, "partitions", counted)
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 40)
+    runs.append(run := Run(checkpoint, url, maxPartitions=1))
+    run.until(40)
+    assert checkpoint.values() == values
+    assert set(counts) == {1}
+    assert max(len(offset["streams"]) for offset in checkpoint.offsets) > 1
 
 
 def test_available_now_takes_what_is_there_in_batches_and_ends(

@@ -28,11 +28,12 @@ def test_everything_and_in_any_case() -> None:
         "startingEpoch": "-3",
         "endingEpoch": "12",
         "minpartitions": "4",
+        "maxPartitions": "8",
         "failOnDataLoss": "False",
         "pushFilters": "true",
     }
     options = batch_options(given)
-    expected = BatchOptions("orders/#", "postgresql://here/db", None, "eu", TIME, "offset:7", -3, 12, 4, False, True)
+    expected = BatchOptions("orders/#", "postgresql://here/db", None, "eu", TIME, "offset:7", -3, 12, 4, 8, False, True)
     assert options == expected
     assert (str(options.start), options.end, options.epochs) == (TIME, Start.offset(7), (-3, 12))
 
@@ -63,6 +64,10 @@ def test_epochs_without_one_end_go_on() -> None:
         ({"startingEpoch": "1.5"}, "option startingEpoch is '1.5': it is an epoch of one number"),
         ({"endingEpoch": str(2**64)}, f"option endingEpoch is '{2**64}'"),
         ({"minPartitions": "0"}, "option minPartitions is '0': it is a whole number from 1 on"),
+        (
+            {"minPartitions": "4", "maxPartitions": "3"},
+            "minPartitions 4 and maxPartitions 3: no number",
+        ),
         ({"pushFilters": "all"}, "option pushFilters is 'all': it is true or false"),
         ({"space": ""}, "option space is empty"),
         ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),

@@ -1,0 +1,130 @@
+"""What Postgres alone takes on the same way: the limit of whatever keeps its messages there.
+
+The publisher's thread inserts whatever waits in one statement and says NOTIFY in the same transaction; the consumer
+LISTENs and selects what is new. No group, no acknowledgement, no node; one publisher and one consumer only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from bench import _postgres as postgres
+from bench.peers.load import Load, Recorder, keep_pace
+from bench.peers.system import Role
+
+LOOK_S = 1.0
+"""A consumer that is told of nothing looks all the same."""
+
+_SETUP = "create table message (number bigint generated always as identity primary key, value bytea not null)"
+_INSERT = (
+    "with told as (select pg_notify('message', '')) insert into message (value) select unnest(%b::bytea[]) from told"
+)
+_SELECT = "select number, value from message where number > %s order by number"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAlone:
+    """As durable as sublet's."""
+
+    key = "postgres-alone"
+    name = "Postgres alone"
+    setting = "INSERT and NOTIFY, LISTEN and SELECT"
+    role = Role.LIMIT
+    is_durable = True
+
+    def missing(self) -> str | None:
+        """Nothing: sublet needs it too."""
+        return None
+
+    @contextlib.contextmanager
+    def serve(self, directory: Path) -> Iterator[str]:
+        """The address is the database's URL."""
+        with postgres.server() as server:
+            yield postgres.database(server, 1)
+
+    def publish(self, address: str, topic: str, load: Load) -> None:
+        """`topic` is not looked at: of the messages of one rate those of another have been consumed."""
+        with contextlib.closing(_Inserter(address)) as inserter:
+            last = keep_pace(load, inserter.add)
+            inserter.settle()
+            inserter.add(last)
+            inserter.settle()
+
+    def consume(self, address: str, topic: str, recorder: Recorder) -> None:
+        """LISTEN, then read whenever something is said."""
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("create schema if not exists bench")
+            connection.execute("set search_path to bench")
+            connection.execute("drop table if exists message")
+            connection.execute(_SETUP)
+            connection.execute("listen message")
+            recorder.ready()
+            number = 0
+            while not recorder.over:
+                rows = connection.execute(_SELECT, (number,), prepare=True, binary=True).fetchall()
+                if rows:
+                    number = rows[-1][0]
+                    recorder.take([value for _, value in rows])
+                for _ in connection.notifies(timeout=LOOK_S, stop_after=1):
+                    pass
+
+
+class _Inserter:
+    """Takes from the caller's thread, and commits in its own all that waits together."""
+
+    def __init__(self, address: str) -> None:
+        self._connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True)
+        self._connection.execute("set search_path to bench")
+        self._waiting: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._busy = self._over = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._insert, daemon=True)
+        self._thread.start()
+
+    def add(self, value: bytes) -> None:
+        with self._changed:
+            self._waiting.append(value)
+            self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Wait until all are committed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or not (self._waiting or self._busy))
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._connection.close()
+
+    def _insert(self) -> None:
+        try:
+            while values := self._take():
+                self._connection.execute(_INSERT, (values,), prepare=True)
+        except psycopg.Error as error:
+            self._failure = error
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+
+    def _take(self) -> list[bytes]:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._waiting or self._over)
+            values = list(self._waiting)
+            self._waiting.clear()
+            self._busy = bool(values)
+            return values

@@ -1,0 +1,44 @@
+"""What one task of a query reads: ranges are divided, and put together."""
+
+from __future__ import annotations
+
+import pytest
+
+from borrower.spark.ranges import RangePartition, RangesPartition, tasks_of
+
+
+def ranges(*sizes: int) -> list[RangePartition]:
+    """One of each stream, from offset 100 on."""
+    return [
+        RangePartition(stream, 1, 100, 100 + size, "#", "default", "postgresql://", None, "here", True)
+        for stream, size in enumerate(sizes, 1)
+    ]
+
+
+def shape(sizes: list[int], least: int | None, most: int | None) -> list[list[tuple[int, int]]]:
+    """(stream, messages) of each task."""
+    tasks = tasks_of(ranges(*sizes), least, most)
+    parts = [task.ranges if isinstance(task, RangesPartition) else (task,) for task in tasks]
+    return [[(part.stream_id, part.messages) for part in each if isinstance(part, RangePartition)] for each in parts]
+
+
+def test_a_task_for_each_stream_if_nothing_is_asked_for() -> None:
+    assert shape([5, 0, 7], None, None) == [[(1, 5)], [(2, 0)], [(3, 7)]]
+    assert shape([5, 7], None, 2) == [[(1, 5)], [(2, 7)]]
+    assert shape([], 3, 3) == []
+
+
+def test_what_is_put_together_has_about_one_size_and_keeps_its_order() -> None:
+    assert shape([1, 9, 4, 6, 2], None, 2) == [[(2, 9), (5, 2)], [(1, 1), (3, 4), (4, 6)]]
+    assert shape([1, 9, 4, 6, 2], None, 1) == [[(1, 1), (2, 9), (3, 4), (4, 6), (5, 2)]]
+
+
+@pytest.mark.parametrize("sizes", [[10, 1], [1, 10, 1], [3, 3, 3, 3, 3], [100], [1] * 16])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_as_many_as_are_asked_for_and_each_message_once(sizes: list[int], count: int) -> None:
+    tasks = shape(sizes, count, count)
+    assert len(tasks) == count
+    read: dict[int, int] = {}
+    for stream, messages in (part for task in tasks for part in task):
+        read[stream] = read.get(stream, 0) + messages
+    assert read == dict(enumerate(sizes, 1))
