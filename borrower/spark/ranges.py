@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from pyspark.sql.datasource import InputPartition
 from borrower.spark.held import hold
 from borrower.spark.patience import patiently
 from borrower.spark.sockets import check_socket
+from borrower.worker import Worker
 from protocol.errors import Gone
 from protocol.words import Filter
 
@@ -151,15 +152,29 @@ def _keep_freed_memory() -> None:
 
 
 def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence[pa.RecordBatch]]:
-    filter, offset = Filter.parse(partition.filter), start
+    """While Spark takes one page, the next is read."""
+    filter, worker = Filter.parse(partition.filter), _worker(os.getpid())
+    ahead = worker.submit(partial(_next_page, partition, filter, start, end))
+    while (page := ahead.result()) is not None:
+        ahead = worker.submit(partial(_next_page, partition, filter, page.position, end))
+        yield page.batches
+
+
+@cache
+def _worker(pid: int) -> Worker:
+    """One thread in each process, so that its connection is used for one thing after the other, also when a task ends
+    in the midst of its pages."""
+    return Worker("sublet reads ahead")
+
+
+def _next_page(partition: RangePartition, filter: Filter, offset: int, end: int) -> Page | None:
+    """None where nothing is left, or retention has taken all the rest."""
     while offset < end:
         try:
-            page = _page(partition, filter, offset, end)
+            return _page(partition, filter, offset, end)
         except Gone as gone:
             offset = _passed(partition, gone, end)
-            continue
-        yield page.batches
-        offset = page.position
+    return None
 
 
 def _passed(partition: RangePartition, gone: Gone, end: int) -> int:
