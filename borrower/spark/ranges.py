@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -116,17 +116,29 @@ def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[Rang
 
 
 def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All that a task has, as `read_range` does; nothing of the one that Spark makes where there are none."""
-    if isinstance(partition, RangesPartition):
-        for each in partition.ranges:
-            yield from read_range(each, schema)
-    elif isinstance(partition, RangePartition):
-        yield from read_range(partition, schema)
+    """All that a task has, in the columns of the schema; nothing of the one that Spark makes where there are none.
+
+    While Spark takes one page, the next is read. A database that is away for a while is waited for. Raises `Gone`,
+    `DatabaseUnreachable`.
+    """
+    ranges = partition.ranges if isinstance(partition, RangesPartition) else (partition,)
+    pages = chain.from_iterable(_read_range(one, schema) for one in ranges if isinstance(one, RangePartition))
+    worker = _worker(os.getpid())
+    ahead = worker.submit(partial(next, pages, None))
+    while (page := ahead.result()) is not None:
+        ahead = worker.submit(partial(next, pages, None))
+        yield from page
 
 
-def read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Its messages in the columns of the schema; a database that is away for a while is waited for. Raises `Gone`,
-    `DatabaseUnreachable`."""
+@cache
+def _worker(pid: int) -> Worker:
+    """One thread in each process, so that its connection is used for one thing after the other, also when a task ends
+    in the midst of its pages."""
+    return Worker("sublet reads ahead")
+
+
+def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[pa.RecordBatch]]:
+    """Page by page."""
     from borrower.spark.columns import rows
 
     hold(partition.data_dir, partition.driver)
@@ -136,12 +148,12 @@ def read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[pa.Reco
     _keep_freed_memory()
     if partition.step is None:
         for batches in _pages(partition, partition.start, partition.end):
-            yield from rows(batches, partition.space, schema)
+            yield list(rows(batches, partition.space, schema))
         return
     for run in partition.step.runs:
         for batches in _pages(partition, run.start, run.end):
             sifted = [partition.step.sift(run, batch) for batch in batches]
-            yield from rows([batch for batch in sifted if batch.num_rows], partition.space, schema)
+            yield list(rows([batch for batch in sifted if batch.num_rows], partition.space, schema))
 
 
 @cache
@@ -152,29 +164,15 @@ def _keep_freed_memory() -> None:
 
 
 def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence[pa.RecordBatch]]:
-    """While Spark takes one page, the next is read."""
-    filter, worker = Filter.parse(partition.filter), _worker(os.getpid())
-    ahead = worker.submit(partial(_next_page, partition, filter, start, end))
-    while (page := ahead.result()) is not None:
-        ahead = worker.submit(partial(_next_page, partition, filter, page.position, end))
-        yield page.batches
-
-
-@cache
-def _worker(pid: int) -> Worker:
-    """One thread in each process, so that its connection is used for one thing after the other, also when a task ends
-    in the midst of its pages."""
-    return Worker("sublet reads ahead")
-
-
-def _next_page(partition: RangePartition, filter: Filter, offset: int, end: int) -> Page | None:
-    """None where nothing is left, or retention has taken all the rest."""
+    filter, offset = Filter.parse(partition.filter), start
     while offset < end:
         try:
-            return _page(partition, filter, offset, end)
+            page = _page(partition, filter, offset, end)
         except Gone as gone:
             offset = _passed(partition, gone, end)
-    return None
+            continue
+        yield page.batches
+        offset = page.position
 
 
 def _passed(partition: RangePartition, gone: Gone, end: int) -> int:

@@ -24,9 +24,9 @@ class Plan:
             given["url"] = url
         if filters:
             given["pushFilters"] = "true"
-        self._reader: Any = DefaultSource(given).reader(all_columns())
-        self.left: list[Filter] = list(self._reader.pushFilters(list(filters))) if filters else []
-        self.tasks: list[InputPartition] = list(self._reader.partitions())
+        self.reader: Any = DefaultSource(given).reader(all_columns())
+        self.left: list[Filter] = list(self.reader.pushFilters(list(filters))) if filters else []
+        self.tasks: list[InputPartition] = list(self.reader.partitions())
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
@@ -40,7 +40,7 @@ class Plan:
 
     def rows(self) -> list[Row]:
         """What the tasks read, each in an executor that was sent it."""
-        reader, tasks = pickle.loads(pickle.dumps((self._reader, self.tasks)))
+        reader, tasks = pickle.loads(pickle.dumps((self.reader, self.tasks)))
         return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
     def values(self) -> list[bytes]:

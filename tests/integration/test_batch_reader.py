@@ -21,6 +21,7 @@ from borrower.spark.columns import all_columns
 from protocol.errors import DatabaseUnreachable, Gone, InvalidEpoch, SchemaMismatch, UnknownSpace
 from storage.compaction import compact_stream
 from storage.database import open_database
+from storage.log import PAGE_BLOCKS
 from storage.publish import Publisher
 from storage.retention import retain
 from storage.spaces import create_space, drop_space, reshard
@@ -182,6 +183,22 @@ def test_a_query_has_as_few_tasks_as_are_asked_for(database: str, conn: psycopg.
     assert len(plain.tasks) > len(plan.tasks) == 1
     assert plan.ranges == plain.ranges
     assert plan.values() == sent
+
+
+def test_a_task_that_ends_early_leaves_the_next_one_nothing_of_its_reading_ahead(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    sent = [b"%06d" % number for number in range(3 * PAGE_BLOCKS)]
+    for value in sent:
+        put(conn, stream, value)
+    plan = Plan(database)
+    for _ in range(3):
+        (task,) = [task for task, (_, start, end) in zip(plan.tasks, plan.ranges, strict=True) if end > start]
+        reading = iter(plan.reader.read(task))
+        assert next(reading).column("value")[0].as_py() == sent[0]
+        reading.close()
+        assert plan.values() == sent
 
 
 @pytest.fixture

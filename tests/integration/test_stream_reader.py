@@ -366,7 +366,7 @@ def test_what_retention_has_taken_fails_a_task_or_is_left_out(url: str, fails: b
             publisher.flush()
     import pyarrow as pa
 
-    from borrower.spark.ranges import read_range
+    from borrower.spark.ranges import read_task
     from storage.connect import connect
 
     with connect(url) as connection:
@@ -390,9 +390,9 @@ def test_what_retention_has_taken_fails_a_task_or_is_left_out(url: str, fails: b
     schema = pa.schema([pa.field("offset", pa.int64())])
     if fails:
         with pytest.raises(Gone):
-            list(read_range(partition, schema))
+            list(read_task(partition, schema))
     else:
-        offsets = [offset for batch in read_range(partition, schema) for offset in batch.column("offset").to_pylist()]
+        offsets = [offset for batch in read_task(partition, schema) for offset in batch.column("offset").to_pylist()]
         assert offsets[0] >= 1
         assert offsets[-1] == found[2] - 1
     assert url not in repr(partition)
