@@ -269,10 +269,10 @@ class WholeEpochs:
             if (end, clean) == (mark.first, is_clean):
                 end, size = mark.end, size + mark.size
                 continue
-            if size:
+            if end >= 0:
                 yield Run(start, end, size, clean)
             start, end, size, clean = max(mark.first, self.position), mark.end, mark.size, is_clean
-        if size:
+        if end >= 0:
             yield Run(start, end, size, clean)
 
 

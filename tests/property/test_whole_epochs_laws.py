@@ -203,6 +203,15 @@ def test_what_is_left_of_a_block_that_was_made_of_done_and_undone_ones_stays_beh
     assert ([(run.start, run.end) for run in step.runs], step.position, step.consumed.upto) == ([(0, 5)], 5, 10)
 
 
+def test_blocks_of_which_nothing_is_stored_here_are_read_as_well() -> None:
+    six = LowerFrontier(((6,),))
+    plan = WholeEpochs(0, ConsumedFrontier(0))
+    plan.note(Marks((Mark(0, 5, 0, None, None), Mark(5, 9, 0, None, Epochs(((5,),), ((5,),)))), 9, False, six))
+    step = plan.next_step(limit_bytes=1)
+    assert step is not None
+    assert ([(run.start, run.end) for run in step.runs], step.position) == ([(0, 9)], 9)
+
+
 def test_a_step_is_planned_soon_among_many_blocks_of_epochs_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     touches = whole_epochs._touches
