@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from protocol.epochs import (
+    LARGEST,
     Epoch,
     LowerFrontier,
     UpperFrontier,
@@ -288,9 +289,11 @@ def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
 def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
     for epoch in wanted.least:
         if not lower.may_come(epoch):
+            is_over = all(number > LARGEST for least in lower.least for number in least)
+            remedy = "There is none left: take another space" if is_over else "Begin with such an epoch"
             raise EpochCompleted(
                 f"epoch {shown_epoch(epoch)} is completed: in this space, what may still be published is at or after "
-                f"{shown(lower)}. Begin with such an epoch."
+                f"{shown(lower)}. {remedy}."
             )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -184,10 +184,10 @@ class Buffer:
 
     def due(self, loads: Iterable[Load]) -> Sequence[Epoch] | None:
         """Where to advance to once these loads, which were taken, are stored: of several that are due, the last. None
-        also where it can wait, as there is more to send."""
+        also where it can wait, as more is sent at once."""
         with self._lock:
             is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
-            if is_early and self._queued and not self._flushing:
+            if is_early and self._queued and self._pause() <= 0 and not self._flushing:
                 return None
             count = self._due(loads)
             return self._advances[count - 1][1] if count else None
@@ -204,12 +204,13 @@ class Buffer:
                 made = wanted is least
 
     def settled(self, loads: Iterable[Load], error: Exception | None = None) -> None:
-        """Forget loads whose tickets were told their fate, and let in who waits for room. With an error, also of an
-        advance alone, the advances that are queued are given up."""
+        """Forget loads whose tickets were told their fate, and let in who waits for room. With an error the advances
+        behind these loads are given up; without loads, all: it is an advance that cannot be made."""
+        loads = list(loads)
         with self._lock:
             self._error = self._error or error
             if error is not None:
-                self._give_up_advances(error)
+                self._give_up_advances(error, {piece.ticket for load in loads for piece in load.pieces})
             for load in loads:
                 self._bytes -= load.size
                 for piece in load.pieces:
@@ -326,11 +327,18 @@ class Buffer:
                 break
         return count
 
-    def _give_up_advances(self, error: Exception) -> None:
-        for ticket, _ in self._advances:
+    def _give_up_advances(self, error: Exception, failed: Collection[Ticket]) -> None:
+        """But for those that waited for nothing but their turn."""
+        kept = 0
+        for ticket in self._unsettled if failed else ():
+            if kept < len(self._advances) and ticket is self._advances[kept][0]:
+                kept += 1
+            elif ticket.left or ticket in failed:
+                break
+        while len(self._advances) > kept:
+            ticket, _ = self._advances.pop()
             del self._unsettled[ticket]
             ticket.abandon(error)
-        self._advances.clear()
 
     def _fits(self, growing: Growing, size: int) -> bool:
         return growing.count < self._limits.block_messages and growing.size + size <= self._limits.block_bytes

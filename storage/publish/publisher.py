@@ -101,6 +101,7 @@ class Publisher:
             self._capability = None
             if space_id is not None:
                 self._capability = Capability(database.url, space_id, writer, patience_s, lease_s)
+            self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
             self._buffer = Buffer(routes, limits)
             advance = None if self._capability is None else self._capability.advance
             self._sender = Sender(database.url, self._buffer, writer, space, patience_s, advance)
@@ -173,12 +174,13 @@ class Publisher:
         if not least:
             raise UsageError("advance() without an epoch: give the one that is next.")
         capability = self._epochs()
-        capability.promise(least)
-        try:
-            made = self._buffer.advance(least)
-        except Exception:
-            capability.forget_promises()
-            raise
+        with self._advancing:
+            capability.promise(least)
+            try:
+                made = self._buffer.advance(least)
+            except Exception:
+                capability.forget_promises()
+                raise
         if wait:
             self.flush()
             if made.error is not None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -420,6 +421,12 @@ def test_the_largest_number_is_refused(database: str, space: int) -> None:
         with pytest.raises(InvalidEpoch, match="64-bit integer, at most"):
             publisher.publish_batch({"topic": "t", "value": [b"x", b"y"], "epoch": [[1], [2**63 - 1]]})
         publisher.at(2**63 - 2).publish("t", b"x").result()
+        publisher.advance(2**63 - 2)
+    with (
+        Publisher(database, space="default") as publisher,
+        pytest.raises(EpochCompleted, match="There is none left: take another space"),
+    ):
+        publisher.at(2**63 - 2)
 
 
 def test_an_advance_that_comes_to_nothing_is_told_by_the_next_flush(
@@ -447,6 +454,27 @@ def test_what_was_not_stored_keeps_its_epoch_open(database: str, conn: psycopg.C
     assert publisher.at(3).publish("t", b"again").result().offset == 0
     assert least(lower_frontier(conn, space)) == [(3,)]
     publisher.close()
+
+
+def test_of_two_threads_that_advance_none_undoes_the_other(
+    database: str, conn: psycopg.Connection[Any], space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = Buffer.advance
+    with Publisher(database, space="default") as publisher:
+        publisher.advance(3)
+        other = threading.Thread(target=publisher.advance, args=(6,), kwargs={"wait": False})
+
+        def interrupted(self: Buffer, least: Sequence[Any]) -> Any:
+            if other.ident is None:
+                other.start()
+                other.join(0.2)  # it would be through by then if it could
+            return advance(self, least)
+
+        monkeypatch.setattr(Buffer, "advance", interrupted)
+        publisher.advance(5, wait=False)
+        other.join()
+        publisher.flush()
+        assert least(lower_frontier(conn, space)) == [(6,)]
 
 
 def test_an_advance_behind_something_that_failed_raises_why(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.errors import SubletError
 from protocol.words import Filter
 from storage.publish import buffer as module
 from storage.publish.buffer import Buffer, Limits
@@ -18,9 +19,13 @@ ONE_MESSAGE = Limits(block_messages=1, block_bytes=1 << 20, blocks_per_commit=1,
 def buffer(monkeypatch: pytest.MonkeyPatch) -> Buffer:
     """Of a space of one stream; each message is a load of its own, and the pause between two advances is a day."""
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 86_400.0)
+    return a_buffer(ONE_MESSAGE)
+
+
+def a_buffer(limits: Limits) -> Buffer:
     ((low, high),) = ranges(1)
     streams = [StreamInfo(1, 1, 1, low, high, 0, False)]
-    return Buffer(Routes([Space(1, "default", Filter("#"), 1)], streams, None), ONE_MESSAGE)
+    return Buffer(Routes([Space(1, "default", Filter("#"), 1)], streams, None), limits)
 
 
 def publish_in(buffer: Buffer, *epochs: int) -> None:
@@ -61,6 +66,43 @@ def test_an_advance_comes_alone_if_what_came_before_it_is_stored(buffer: Buffer)
     assert send(buffer) == 2
     buffer.advance([(3,)])
     assert send(buffer) == 3
+
+
+def test_an_advance_waits_for_no_message_that_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 86_400.0)
+    buffer = a_buffer(Limits(2, 1 << 20, blocks_per_commit=1, buffered_bytes=1 << 20, linger_s=86_400.0))
+    publish_in(buffer, 1)
+    buffer.add("t", None, b"", None, 0, (2,))
+    assert send(buffer) == 2
+    publish_in(buffer, 2)
+    for value in (b"fills the block", b"the next of its block may come in a day"):
+        buffer.add("t", None, value, None, 0, (3,))
+    assert send(buffer) == 3
+
+
+def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer: Buffer) -> None:
+    publish_in(buffer, 1, 2, 3)
+    assert [send(buffer) for _ in range(2)] == [2, None]
+    lost = SubletError("it is lost")
+    loads = buffer.take()
+    assert loads is not None
+    for load in loads:
+        load.failed(lost)
+    buffer.settled(loads, lost)
+    assert buffer.take() == []
+    least = buffer.due([])
+    assert least == [(3,)], "the advance behind what was lost is given up"
+    buffer.advanced(least)
+    assert not buffer._advances
+    assert buffer.pop_error() is lost
+
+
+def test_an_advance_that_cannot_be_made_takes_all_with_it(buffer: Buffer) -> None:
+    publish_in(buffer, 1, 2)
+    assert send(buffer) == 2
+    buffer.advance([(4,)])
+    buffer.settled([], SubletError("refused"))
+    assert not buffer._advances
 
 
 def test_whoever_flushes_waits_for_no_other_advance(buffer: Buffer) -> None:
