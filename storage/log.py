@@ -371,15 +371,20 @@ def no_stream(stream_id: int) -> NotFound:
 
 def check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: int | None) -> None:
     if offset > head:
-        raise BeyondHead(
-            f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup? "
-            "Read from an offset up to the head. A group begins again with `sublet groups delete` and `sublet groups "
-            "create ... --start`."
-        )
+        raise beyond_head(stream_id, offset, head)
     if (gone or oldest is None) and offset < head:
         raise Gone(stream_id, offset, None)
     if oldest is not None and oldest > offset:
         raise Gone(stream_id, offset, oldest)
+
+
+def beyond_head(stream_id: int, offset: int, head: int) -> BeyondHead:
+    """The stream ended there or further once, by the word of whoever asks."""
+    return BeyondHead(
+        f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup? "
+        "Read from an offset up to the head. A group begins again with `sublet groups delete` and `sublet groups "
+        "create ... --start`."
+    )
 
 
 def consecutive(spans: Sequence[tuple[int, int]]) -> int:

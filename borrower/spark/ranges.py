@@ -77,6 +77,7 @@ class RangePartition(InputPartition):
         if self.step is not None:
             return [self]
         total = self.end - self.start
+        count = min(count, total)
         bounds = [self.start + total * number // count for number in range(count + 1)]
         return [replace(self, start=low, end=high) for low, high in pairwise(bounds) if low < high]
 
@@ -89,8 +90,8 @@ class RangesPartition(InputPartition):
 
 
 def tasks_of(ranges: Sequence[RangePartition], least: int | None, most: int | None) -> list[InputPartition]:
-    """A task for each range; or at least so many, if there are as many messages, for which the largest are divided; or
-    at most so many, of about one size."""
+    """A task for each range that has something; or at least so many, if there are as many messages, for which the
+    largest are divided; or at most so many, of about one size."""
     divided = _divided(ranges, least or 0)
     if most is None or len(divided) <= most:
         return list(divided)
@@ -98,9 +99,10 @@ def tasks_of(ranges: Sequence[RangePartition], least: int | None, most: int | No
 
 
 def _divided(ranges: Sequence[RangePartition], least: int) -> list[RangePartition]:
+    ranges = [each for each in ranges if each.messages]
     total = sum(each.end - each.start for each in ranges)
-    if len(ranges) >= least or not total:
-        return list(ranges)
+    if len(ranges) >= least:
+        return ranges
     return [piece for each in ranges for piece in each.pieces(-(-least * (each.end - each.start) // total))]
 
 
@@ -119,7 +121,7 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
     """All that a task has, in the columns of the schema; nothing of the one that Spark makes where there are none.
 
     While Spark takes one page, the next is read. A database that is away for a while is waited for. Raises `Gone`,
-    `DatabaseUnreachable`.
+    `BeyondHead`, `DatabaseUnreachable`.
     """
     ranges = partition.ranges if isinstance(partition, RangesPartition) else (partition,)
     pages = chain.from_iterable(_read_range(one, schema) for one in ranges if isinstance(one, RangePartition))
@@ -171,8 +173,17 @@ def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence
         except Gone as gone:
             offset = _passed(partition, gone, end)
             continue
+        if page.head < end:
+            raise _beyond_head(partition, end, page.head)
         yield page.batches
         offset = page.position
+
+
+def _beyond_head(partition: RangePartition, end: int, head: int) -> Exception:
+    """What was planned is not there any more: a standby took over that had not had it yet, say."""
+    from storage import log as message_log
+
+    return message_log.beyond_head(partition.stream_id, end, head)
 
 
 def _passed(partition: RangePartition, gone: Gone, end: int) -> int:

@@ -363,16 +363,17 @@ def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruli
 
 def _seize(entry: Seize, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
     """Losses are counted only where there was a message to die of: an idle stream is never poisonous, nor is one that
-    waits for epochs to be completed."""
+    waits for epochs to be completed. What is reserved for a session's return is not blocked, however often that dies:
+    nobody else is lent it, and what it does then must be the same again."""
     if _consumed(row.position, stream):
         return _finish(row, row.position, entry.reason, now_us)
     again = row.losses if row.lost_position == row.position else 0
     losses = again + 1 if row.position < stream.head and not _only_waits(row, stream) else 0
     counted = replace(row, losses=losses, lost_position=row.position if losses else None)
-    if losses >= LOSSES_BEFORE_BLOCKED:
+    after = _freed(counted, row.position, now_us, entry.keep_s)
+    if losses >= LOSSES_BEFORE_BLOCKED and after.status is not LendingStatus.RESERVED:
         why = f"{entry.reason}; lost {losses} times at offset {row.position}"
         return replace(_block(counted, why, now_us, _twice(row, stream)), verdict=Verdict.APPLIED)
-    after = _freed(counted, row.position, now_us, entry.keep_s)
     return _given_up("seize", row, after, entry.reason, _twice(row, stream))
 
 

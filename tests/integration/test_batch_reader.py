@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from borrower.spark.batch_options import BatchOptions
 from borrower.spark.batch_reader import SubletBatchReader
 from borrower.spark.columns import all_columns
-from protocol.errors import DatabaseUnreachable, Gone, InvalidEpoch, SchemaMismatch, UnknownSpace
+from protocol.errors import BeyondHead, DatabaseUnreachable, Gone, InvalidEpoch, SchemaMismatch, UnknownSpace
 from storage.compaction import compact_stream
 from storage.database import open_database
 from storage.log import PAGE_BLOCKS
@@ -183,6 +183,19 @@ def test_a_query_has_as_few_tasks_as_are_asked_for(database: str, conn: psycopg.
     assert len(plain.tasks) > len(plan.tasks) == 1
     assert plan.ranges == plain.ranges
     assert plan.values() == sent
+
+
+def test_a_stream_that_ends_before_what_was_planned_of_it_is_an_error(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    for number in range(10):
+        put(conn, stream, b"%d" % number)
+    plan = Plan(database)
+    conn.execute("delete from block where end_offset > 7")
+    conn.execute("update stream set head = 7 where stream_id = %s", (stream,))
+    with pytest.raises(BeyondHead, match=r"offset 10 is beyond the head 7\. Was the database restored"):
+        plan.rows()
 
 
 def test_a_task_that_ends_early_leaves_the_next_one_nothing_of_its_reading_ahead(

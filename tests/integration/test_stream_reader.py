@@ -20,6 +20,7 @@ from borrower.spark.ranges import RangePartition
 from borrower.spark.stream_reader import SubletStreamReader
 from leader.settings import LeaderSettings
 from protocol.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded
+from storage.groups.model import LOSSES_BEFORE_BLOCKED
 from storage.publish import Publisher
 from storage.spaces import reshard
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
@@ -279,6 +280,24 @@ def test_a_batch_is_divided_into_as_many_tasks_as_are_asked_for(
     number = max(checkpoint.sink, key=lambda number: len(checkpoint.sink[number]))
     ends = checkpoint.offsets[number]["streams"]
     assert sum(part["to"] - part["from"] for part in ends.values()) >= 7
+
+
+@pytest.mark.conforms("E27")
+def test_a_query_that_dies_of_one_batch_again_and_again_does_the_same_each_time(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 10)
+    for _ in range(LOSSES_BEFORE_BLOCKED + 2):
+        runs.append(run := Run(checkpoint, url, inDoubtHold=LONG))
+        with pytest.raises(Died):
+            run.until(11, die="sunk")
+    runs.append(run := Run(checkpoint, url, inDoubtHold=LONG))
+    publish(url, 10, 5)
+    run.until(15)
+    assert checkpoint.values()[:10] == values
+    assert len(checkpoint.values()) == 15
+    assert {status for status, _, _ in lending(conn).values()} <= {"held", "free"}
 
 
 def test_a_batch_has_as_few_tasks_as_are_asked_for(

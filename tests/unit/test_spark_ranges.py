@@ -23,9 +23,13 @@ def shape(sizes: list[int], least: int | None, most: int | None) -> list[list[tu
 
 
 def test_a_task_for_each_stream_if_nothing_is_asked_for() -> None:
-    assert shape([5, 0, 7], None, None) == [[(1, 5)], [(2, 0)], [(3, 7)]]
+    assert shape([5, 0, 7], None, None) == [[(1, 5)], [(3, 7)]], "of what has nothing there is none"
     assert shape([5, 7], None, 2) == [[(1, 5)], [(2, 7)]]
     assert shape([], 3, 3) == []
+
+
+def test_no_more_tasks_than_messages_however_many_are_asked_for() -> None:
+    assert shape([2, 1, 0], 2**62, None) == [[(1, 1)], [(1, 1)], [(2, 1)]]
 
 
 def test_what_is_put_together_has_about_one_size_and_keeps_its_order() -> None:
