@@ -92,8 +92,9 @@ def _one_of(pushed: Pushed, field: str, values: Iterable[Any]) -> Pushed:
 
 def _beginning(pushed: Pushed, prefix: str) -> Pushed | None:
     """Two beginnings are one where one begins with the other."""
-    longer, shorter = max(prefix, pushed.prefix, key=len), min(prefix, pushed.prefix, key=len)
-    return replace(pushed, prefix=longer) if longer.startswith(shorter) else None
+    if prefix.startswith(pushed.prefix):
+        return replace(pushed, prefix=prefix)
+    return pushed if pushed.prefix.startswith(prefix) else None
 
 
 def _is_plain(value: object, kind: type) -> bool:

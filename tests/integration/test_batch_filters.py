@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import datasource as spark
 
@@ -115,6 +115,7 @@ def test_any_filters_give_what_spark_would_have_left(world: str) -> None:
 
     @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     @given(FILTERS)
+    @example([spark.StringStartsWith(("topic",), "b"), spark.StringStartsWith(("topic",), "e")])
     def check(filters: list[Any]) -> None:
         plan = Plan(world, filters)
         left = [row for row in plan.rows() if all(holds(each, row) for each in plan.left)]
