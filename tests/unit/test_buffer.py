@@ -98,9 +98,10 @@ def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer
 
 
 def test_an_advance_that_cannot_be_made_takes_all_with_it(buffer: Buffer) -> None:
-    publish_in(buffer, 1, 2)
+    publish_in(buffer, 1)
     assert send(buffer) == 2
-    buffer.advance([(4,)])
+    buffer.advance([(3,)])
+    publish_in(buffer, 3)
     buffer.settled([], SubletError("refused"))
     assert not buffer._advances
 
