@@ -185,6 +185,7 @@ def test_a_query_has_as_few_tasks_as_are_asked_for(database: str, conn: psycopg.
     assert plan.values() == sent
 
 
+@pytest.mark.timeout(30)
 def test_a_stream_that_ends_before_what_was_planned_of_it_is_an_error(
     database: str, conn: psycopg.Connection[Any]
 ) -> None:
