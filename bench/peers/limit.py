@@ -61,8 +61,6 @@ class PostgresAlone:
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
         """LISTEN, then read whenever something is said."""
         with psycopg.connect(address, autocommit=True) as connection:
-            connection.execute("create schema if not exists bench")
-            connection.execute("set search_path to bench")
             connection.execute("drop table if exists message")
             connection.execute(_SETUP)
             connection.execute("listen message")
@@ -82,7 +80,6 @@ class _Inserter:
 
     def __init__(self, address: str) -> None:
         self._connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True)
-        self._connection.execute("set search_path to bench")
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._busy = self._over = False

@@ -173,17 +173,8 @@ def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence
         except Gone as gone:
             offset = _passed(partition, gone, end)
             continue
-        if page.head < end:
-            raise _beyond_head(partition, end, page.head)
         yield page.batches
         offset = page.position
-
-
-def _beyond_head(partition: RangePartition, end: int, head: int) -> Exception:
-    """What was planned is not there any more: a standby took over that had not had it yet, say."""
-    from storage import log as message_log
-
-    return message_log.beyond_head(partition.stream_id, end, head)
 
 
 def _passed(partition: RangePartition, gone: Gone, end: int) -> int:
@@ -211,7 +202,10 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> P
                 few=FEW_ROWS,
             )
 
-    return patiently(attempt, AWAY_S, "the database is away, reading goes on when it is back")
+    page = patiently(attempt, AWAY_S, "the database is away, reading goes on when it is back")
+    if page.head < end:  # a standby took over, say, that had not had all that was planned
+        raise message_log.beyond_head(partition.stream_id, end, page.head)
+    return page
 
 
 @contextmanager

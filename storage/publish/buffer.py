@@ -319,22 +319,21 @@ class Buffer:
         for load in loads:
             for piece in load.pieces:
                 taken[piece.ticket] += piece.count
+        return self._next_behind(lambda ticket: ticket.left <= taken[ticket])
+
+    def _next_behind(self, is_done: Callable[[Ticket], bool]) -> int:
+        """So many advances have nothing before them but what is done."""
         count = 0
         for ticket in self._unsettled:
             if count < len(self._advances) and ticket is self._advances[count][0]:
                 count += 1
-            elif ticket.left > taken[ticket]:
+            elif not is_done(ticket):
                 break
         return count
 
     def _give_up_advances(self, error: Exception, failed: Collection[Ticket]) -> None:
         """But for those that waited for nothing but their turn."""
-        kept = 0
-        for ticket in self._unsettled if failed else ():
-            if kept < len(self._advances) and ticket is self._advances[kept][0]:
-                kept += 1
-            elif ticket.left or ticket in failed:
-                break
+        kept = self._next_behind(lambda ticket: not ticket.left and ticket not in failed) if failed else 0
         while len(self._advances) > kept:
             ticket, _ = self._advances.pop()
             del self._unsettled[ticket]
