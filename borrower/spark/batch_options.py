@@ -27,8 +27,8 @@ class BatchOptions:
     filter: str = "#"
     """A topic filter, such as orders/#: which messages are read."""
     url: str | None = field(default=None, repr=False)
-    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL of the driver, else the embedded
-    server of `dataDir`)."""
+    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
+    was started, else the embedded server of `dataDir`, which must have been made)."""
     data_dir: str | None = None
     """The directory of the embedded server, on this machine."""
     space: str | None = None

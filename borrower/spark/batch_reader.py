@@ -20,6 +20,7 @@ from borrower.spark.columns import arrow_schema
 from borrower.spark.held import database
 from borrower.spark.pushed import ALL, sorted_out
 from borrower.spark.ranges import RangePartition, read_task, tasks_of
+from borrower.spark.reach import check_made
 from protocol import words
 from protocol.errors import InvalidEpoch, UnknownSpace
 from storage.catalogue import list_spaces
@@ -43,6 +44,7 @@ class SubletBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """The tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
         o = self._options
+        check_made(o.url, o.data_dir)
         found = database(o.url, o.data_dir)
         tasks = [self._task(extent, found) for extent in self._pushed.narrowed(self._extents(found))]
         return tasks_of(tasks, o.min_partitions, o.max_partitions)

@@ -14,6 +14,8 @@ from protocol.words import Subscription
 
 POLICIES = ("drop", "fail")
 MAX_NUMBER = 2**62
+SHOWN = 100
+"""So many characters of a wrong value are shown."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "second": 1.0, "m": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _YES = {"true": True, "false": False}
@@ -33,8 +35,8 @@ class StreamOptions:
     its checkpoint: what was in doubt then comes back to it. A second query of that name takes the place of the
     first."""
     url: str | None = field(default=None, repr=False)
-    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL of the driver, else the embedded
-    server of `dataDir`)."""
+    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
+    was started, else the embedded server of `dataDir`, which must have been made)."""
     data_dir: str | None = None
     """The directory of the embedded server, on this machine."""
     nodes: tuple[str, ...] | None = None
@@ -142,16 +144,21 @@ def _nodes(name: str, text: str) -> tuple[str, ...]:
 
 
 def _count(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_NUMBER):
-        raise InvalidSetting(f"option {name} is {text!r}: it is a whole number from 1 on.")
+    if not (_is_number(text) and int(text) > 0):
+        raise InvalidSetting(f"option {name} is {text[:SHOWN]!r}: it is a whole number from 1 to {MAX_NUMBER}.")
     return int(text)
 
 
 def ordinal(name: str, text: str) -> int:
     """A number that may be 0. Raises `InvalidSetting`."""
-    if not (text.isascii() and text.isdigit() and int(text) <= MAX_NUMBER):
-        raise InvalidSetting(f"option {name} is {text!r}: it is a whole number from 0 on.")
+    if not _is_number(text):
+        raise InvalidSetting(f"option {name} is {text[:SHOWN]!r}: it is a whole number from 0 to {MAX_NUMBER}.")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    """What is longer than the largest need not be looked at: Python refuses to, from 4301 digits on."""
+    return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER)) and int(text) <= MAX_NUMBER
 
 
 def _number(name: str, text: str) -> float:

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import InputPartition
 
 from borrower.spark.held import hold
 from borrower.spark.patience import patiently
-from borrower.spark.sockets import check_socket
+from borrower.spark.reach import check_socket
 from borrower.worker import Worker
 from protocol.errors import Gone
 from protocol.words import Filter
@@ -41,7 +41,8 @@ AWAY_S = 30.0
 FREED_BYTES = 31 * 1024 * 1024
 """Just below what glibc takes for large in any case."""
 
-_connections: dict[tuple[int, str], psycopg.Connection[Any]] = {}
+_connections: dict[tuple[int, str, str | None], psycopg.Connection[Any]] = {}
+"""By process, URL and schema."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _connected(url: str) -> Iterator[psycopg.Connection[Any]]:
 def _connection(url: str) -> psycopg.Connection[Any]:
     from storage.connect import connect
 
-    key = os.getpid(), url
+    key = _key(url)
     connection = _connections.get(key)
     if connection is None or connection.closed:
         connection = _connections[key] = connect(url, application_name="sublet spark", silence_s=AWAY_S)
@@ -229,6 +230,10 @@ def _connection(url: str) -> psycopg.Connection[Any]:
 
 
 def _drop(url: str) -> None:
-    connection = _connections.pop((os.getpid(), url), None)
+    connection = _connections.pop(_key(url), None)
     if connection is not None:
         connection.close()
+
+
+def _key(url: str) -> tuple[int, str, str | None]:
+    return os.getpid(), url, os.environ.get("SUBLET_SCHEMA")

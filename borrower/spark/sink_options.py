@@ -23,8 +23,9 @@ class WriteOptions:
     topic: str | None = None
     """The topic of rows that have none: where there is no column `topic`, it must be given."""
     url: str | None = field(default=None, repr=False)
-    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL of the driver, else the embedded
-    server of `dataDir`). Driver and executors have to reach it."""
+    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
+    was started, else the embedded server of `dataDir`, which must have been made). Driver and executors
+    have to reach it."""
     data_dir: str | None = None
     """The directory of the embedded server, on this machine."""
     space: str | None = None

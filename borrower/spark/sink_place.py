@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 
+from borrower.spark.reach import check_made, check_socket
 from borrower.spark.sink_options import WriteOptions
-from borrower.spark.sockets import check_socket
 from protocol.errors import InvalidSetting
 
 LOCK_TIMEOUT_S = 30.0
@@ -32,10 +32,11 @@ class Place:
 
     @classmethod
     def of(cls, options: WriteOptions) -> Place:
-        """What the options and the driver's environment say."""
+        """What the options and the driver's environment say. Raises `InvalidSetting` where there is no database yet."""
         from storage.connect import database_url
         from storage.embedded import usable_data_dir
 
+        check_made(options.url, options.data_dir)
         given = None if options.data_dir else database_url(options.url)
         data_dir = None
         if given is None:

@@ -34,6 +34,7 @@ from borrower.spark.columns import arrow_schema
 from borrower.spark.offsets import NOTHING, Offset, check_owner, offset_of, ranges_of
 from borrower.spark.options import StreamOptions
 from borrower.spark.ranges import RangePartition, read_task, tasks_of
+from borrower.spark.reach import check_made
 from protocol.errors import LostRange
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             _heed_sigterm()
             o = self._options
+            check_made(o.url, o.data_dir)
             self._planner = Planner(
                 o.subscription,
                 o.url,

@@ -20,8 +20,8 @@ from borrower.runner import run as run_function
 from borrower.settings import BorrowerSettings
 from borrower.spark.ending import Ending
 from borrower.spark.failures import FunctionExited, pack
+from borrower.spark.reach import check_socket
 from borrower.spark.reports import Report
-from borrower.spark.sockets import check_socket
 from protocol.errors import Unavailable
 
 if TYPE_CHECKING:

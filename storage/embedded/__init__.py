@@ -23,7 +23,7 @@ database, with one machine's durability. `place` finds the directory, user and s
 `server` runs them.
 """
 
-from storage.embedded.place import DEFAULT_DATA_DIR, default_data_dir, usable_data_dir
+from storage.embedded.place import DEFAULT_DATA_DIR, default_data_dir, has_cluster, usable_data_dir
 from storage.embedded.server import EmbeddedPostgres
 
-__all__ = ["DEFAULT_DATA_DIR", "EmbeddedPostgres", "default_data_dir", "usable_data_dir"]
+__all__ = ["DEFAULT_DATA_DIR", "EmbeddedPostgres", "default_data_dir", "has_cluster", "usable_data_dir"]

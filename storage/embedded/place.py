@@ -61,6 +61,11 @@ def usable_data_dir() -> Path:
     return wanted
 
 
+def has_cluster(data_dir: Path) -> bool:
+    """Whether a server was ever made there."""
+    return _cluster_owner(data_dir) is not None
+
+
 def server_user(data_dir: Path) -> ServerUser | None:
     """As whom to run the server of this directory; None means as ourselves.
 

@@ -28,7 +28,7 @@ def test_what_spark_keeps_among_them_is_passed_over() -> None:
         ({"checkpointLocation": "x"}, "option 'checkpointLocation': write has none of that name"),
         ({"sinkName": "a"}, "option sinkName without batchId: together they say which batch this is"),
         ({"batchId": "1"}, "option batchId without sinkName"),
-        ({"sinkName": "a", "batchId": "-1"}, "option batchId is '-1': it is a whole number from 0 on"),
+        ({"sinkName": "a", "batchId": "-1"}, "option batchId is '-1': it is a whole number from 0 to 46"),
         ({"sinkName": "a" * 600, "batchId": "1"}, "option sinkName: name is"),
         ({"sinkName": "", "batchId": "1"}, "option sinkName is empty"),
         ({"topic": ""}, "option topic is empty"),

@@ -63,7 +63,7 @@ def test_epochs_without_one_end_go_on() -> None:
         ({"endingEpoch": "3", "startingEpoch": "3"}, "options startingEpoch 3 and endingEpoch 3: nothing lies between"),
         ({"startingEpoch": "1.5"}, "option startingEpoch is '1.5': it is an epoch of one number"),
         ({"endingEpoch": str(2**64)}, f"option endingEpoch is '{2**64}'"),
-        ({"minPartitions": "0"}, "option minPartitions is '0': it is a whole number from 1 on"),
+        ({"minPartitions": "0"}, "option minPartitions is '0': it is a whole number from 1 to 46"),
         (
             {"minPartitions": "4", "maxPartitions": "3"},
             "minPartitions 4 and maxPartitions 3: no number",

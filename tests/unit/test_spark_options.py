@@ -68,11 +68,12 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
     ("given", "said"),
     [
         ({"kafka.bootstrap.servers": "x"}, "option 'kafka.bootstrap.servers': readStream has none of that name. It ha"),
-        ({"maxMessagesPerTrigger": "0"}, "option maxMessagesPerTrigger is '0': it is a whole number from 1 on"),
+        ({"maxMessagesPerTrigger": "0"}, "option maxMessagesPerTrigger is '0': it is a whole number from 1 to 46"),
+        ({"maxMessagesPerTrigger": "9" * 5000}, "9999': it is a whole number from 1 to 46"),
         ({"maxMessagesPerTrigger": "ten"}, "option maxMessagesPerTrigger is 'ten'"),
         ({"maxBytesPerTrigger": "-1"}, "option maxBytesPerTrigger is '-1'"),
         ({"minPartitions": "1.5"}, "option minPartitions is '1.5'"),
-        ({"maxPartitions": "0"}, "option maxPartitions is '0': it is a whole number from 1 on"),
+        ({"maxPartitions": "0"}, "option maxPartitions is '0': it is a whole number from 1 to 46"),
         (
             {"minPartitions": "4", "maxPartitions": "3"},
             "minPartitions 4 and maxPartitions 3: no number",
