@@ -16,8 +16,9 @@ News = Tell | Closed | Pushed
 class Inbox:
     """A queue whose reader can wait, and can be woken without news.
 
-    Of what is pushed about one stream it keeps the newest, so that it stays small however long its reader is busy. What
-    is told of streams does not wait for the reader if there is somebody to `hear` it, on the agent's thread.
+    Of what is pushed about one stream it keeps the farthest, whichever way it came, so that it stays small however long
+    its reader is busy. What is told of streams does not wait for the reader if there is somebody to `hear` it, on the
+    agent's thread.
     """
 
     def __init__(self, hear: Callable[[Tell], None] | None = None) -> None:
@@ -36,7 +37,9 @@ class Inbox:
             return
         with self._condition:
             if isinstance(news, Pushed):
-                self._pushed[news.follow.stream_id] = news
+                before = self._pushed.get(news.follow.stream_id)
+                if before is None or before.follow != news.follow or before.head < news.head:
+                    self._pushed[news.follow.stream_id] = news
             else:
                 self._news.append(news)
             self._condition.notify_all()

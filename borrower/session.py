@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -119,6 +119,7 @@ class Session:
         self._drain_by: float | None = None
         self._handler = Handler(self._report)
         self._inbox = Inbox(self._handler.take)
+        self._follows: dict[int, FollowId] = {}
         with contextlib.ExitStack() as opened:
             timeout_s = self.settings.read_timeout_s
             if through_nodes:
@@ -129,6 +130,8 @@ class Session:
             self._agent = AgentThread(way.find_nodes, self.settings)
             opened.callback(self._agent.close)
             epoch = way.draw_epoch() if name is not None and stable else 0
+            if way.hear is not None:
+                opened.callback(way.hear(self._hear))
             self._resources = opened.pop_all()
         self._lookout = Lookout(self._handler, self._heads, self._follow, self._unfollow)
         self._handle = self._agent.subscribe(
@@ -335,10 +338,19 @@ class Session:
                 self._announced[space_id] = found
 
     def _follow(self, follow: FollowId) -> None:
+        self._follows[follow.stream_id] = follow
         self._agent.follow(self._handle, follow)
 
     def _unfollow(self, follow: FollowId) -> None:
+        if self._follows.get(follow.stream_id) == follow:
+            del self._follows[follow.stream_id]
         self._agent.unfollow(self._handle, follow)
+
+    def _hear(self, heads: Mapping[int, int]) -> None:
+        """From publishers, on a thread of theirs: as if a node had pushed it."""
+        for stream_id, head in heads.items():
+            if (follow := self._follows.get(stream_id)) is not None:
+                self._inbox.put(Pushed(follow, head))
 
     def _may_start(self, lent: Lent) -> bool:
         """Whether to go on reading. Epochs that are given out in part are also read on while all is handed over."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from borrower.lent import Lent
 from borrower.node_reader import NodeReader
 from borrower.reader import Reader
+from borrower.shortcut import OnHeads, hear
 from borrower.transaction import Transactions
 from borrower.whole import WholeLent
 from storage import fence
@@ -39,12 +41,14 @@ class PageReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What a session needs of others. `transactions` is None where there is no database to have them on."""
+    """What a session needs of others. `transactions` is None where there is no database to have them on, and `hear`
+    where there is none to hear from: it begins to tell where streams end, and returns what ends that."""
 
     reader: PageReader
     find_nodes: Callable[[], Sequence[str]]
     draw_epoch: Callable[[], int]
     transactions: Transactions | None
+    hear: Callable[[OnHeads], Callable[[], None]] | None
 
 
 def by_database(
@@ -63,7 +67,13 @@ def by_database(
     reader.prepare()
     transactions = Transactions(database.url, group_id)
     opened.callback(transactions.close)
-    return Way(reader, lambda: nodes or _listed(database.url, timeout_s), lambda: _newest(database.url), transactions)
+    return Way(
+        reader,
+        find_nodes=lambda: nodes or _listed(database.url, timeout_s),
+        draw_epoch=lambda: _newest(database.url),
+        transactions=transactions,
+        hear=partial(hear, database.url),
+    )
 
 
 def by_nodes(opened: contextlib.ExitStack, nodes: Sequence[str], batch_bytes: int, timeout_s: float) -> Way:
@@ -71,7 +81,7 @@ def by_nodes(opened: contextlib.ExitStack, nodes: Sequence[str], batch_bytes: in
     reader = NodeReader(nodes, batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.prepare()
-    return Way(reader, lambda: nodes, reader.session_epoch, None)
+    return Way(reader, lambda: nodes, reader.session_epoch, None, None)
 
 
 def _newest(url: str) -> int:

@@ -11,6 +11,8 @@ from typing import Self
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 PIECE_BYTES = 65536
+KEY_DATA = b"K\0\0\0\x0c"
+"""What begins the message that names the server's process."""
 
 
 class PostgresProxy:
@@ -29,6 +31,7 @@ class PostgresProxy:
         self._open, self._flowing = threading.Event(), threading.Event()
         self._refusing = False
         self._delay_s = 0.0
+        self._pooling = False
         self._ends: set[socket.socket] = set()
         self.was_cut = threading.Event()
         self._cutting = self._cutting_commit = False
@@ -62,6 +65,10 @@ class PostgresProxy:
         self._refusing = False
         self._open.set()
         self._flowing.set()
+
+    def pool(self) -> None:
+        """Name another process to clients than the server's, as poolers do, to whom connections are not clients."""
+        self._pooling = True
 
     # --- a moment ---------------------------------------------------------------------------------------------------
 
@@ -140,6 +147,9 @@ class PostgresProxy:
             self._cutting = False
             self.was_cut.set()
             return False
+        if self._pooling and (found := data.find(KEY_DATA)) >= 0:
+            place = found + len(KEY_DATA)
+            data = data[:place] + bytes(4) + data[place + 4 :]
         client.sendall(data)
         return True
 

@@ -133,7 +133,7 @@ class Tour:
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         java = str(java_home(ROOT / ".cache"))
         ours = {"PATH": programs, "JAVA_HOME": java, "PYSPARK_PYTHON": sys.executable, "COLUMNS": "110"}
-        return {**found, **ours, **self._settings}
+        return {**found, **self._settings, **ours}
 
     def _is(self, words: str) -> bool:
         if words == "leads":

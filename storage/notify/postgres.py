@@ -13,7 +13,7 @@ import logging
 import select
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -72,6 +72,18 @@ def from_payload(payload: bytes) -> bytes | None:
         return base64.b64decode(body, validate=True) if kind == b"b" and len(payload) > 1 else None
     except binascii.Error:
         return None
+
+
+def payloads(connection: psycopg.Connection[Any], thread: DriverThread) -> Iterator[bytes]:
+    """What a connection that listens hears, until the thread is asked to end, or `psycopg.OperationalError`."""
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    waiting.register(thread.bell, select.POLLIN)
+    while not thread.ending:
+        while (notification := connection.pgconn.notifies()) is not None:
+            yield notification.extra
+        waiting.poll()
+        connection.pgconn.consume_input()
 
 
 class _Pauses:
@@ -228,25 +240,14 @@ class PostgresInlet(DriverThread):
                     connected = True
                     self.call(self._on_connected)
                     self._pauses.succeeded()
-                    self._hear(connection)
+                    for payload in payloads(connection, self):
+                        if (message := from_payload(payload)) is not None:
+                            self.call(self._on_message, message)
             except _TROUBLE as error:
                 self.complain("no notifications at present: %s", error)
             if connected:
                 self.call(self._on_lost)
             self.pause(self._pauses.next_s())
-
-    def _hear(self, connection: psycopg.Connection[Any]) -> None:
-        """Until asked to end, or `psycopg.OperationalError`."""
-        waiting = select.poll()
-        waiting.register(connection.fileno(), select.POLLIN)
-        waiting.register(self.bell, select.POLLIN)
-        while not self.ending:
-            while (notification := connection.pgconn.notifies()) is not None:
-                message = from_payload(notification.extra)
-                if message is not None:
-                    self.call(self._on_message, message)
-            waiting.poll()
-            connection.pgconn.consume_input()
 
 
 class PostgresDriver:

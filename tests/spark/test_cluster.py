@@ -7,7 +7,7 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -64,8 +64,9 @@ class Job:
             )
 
     def output(self) -> str:
-        """The end of what it has said."""
-        return self._log.read_text(errors="replace")[-4000:]
+        """What a task of Python's has failed with first, if one has, and the end of what it has said."""
+        said = self._log.read_text(errors="replace")
+        return said[said.find("Traceback") :][:4000] + said[-2000:]
 
     def values(self) -> list[int]:
         """All rows of the batches that Spark counts as written."""
@@ -78,8 +79,11 @@ class Job:
 
     def kill(self) -> None:
         """With all that it has started."""
-        for one in [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]:
-            one.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended, and what it has started ends meanwhile
+            job = psutil.Process(self._process.pid)
+            for one in [*job.children(recursive=True), job]:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
         self._process.wait()
 
 

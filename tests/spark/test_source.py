@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -297,7 +298,8 @@ def test_a_frozen_driver_that_wakes_beside_one_on_a_copy_of_its_checkpoint_write
     eventually(lambda: len(older.values()) >= 60, 3 * WAIT_S, frozen.output)
     everybody = [psutil.Process(frozen.pid), *psutil.Process(frozen.pid).children(recursive=True)]
     for one in everybody:
-        one.suspend()
+        with contextlib.suppress(psutil.NoSuchProcess):  # a Python worker may have ended meanwhile
+            one.suspend()
     assert len(older.values()) < 400
     newer = TableQuery(stage, tmp_path / "newer", maxMessagesPerTrigger=20, inDoubtHold="5 minutes")
     shutil.copytree(tmp_path / "older" / "checkpoint", tmp_path / "newer" / "checkpoint")
@@ -305,7 +307,8 @@ def test_a_frozen_driver_that_wakes_beside_one_on_a_copy_of_its_checkpoint_write
     before = len(older.values())
     eventually(lambda: len(older.values()) > before, 3 * WAIT_S, driver.output)
     for one in everybody:
-        one.resume()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.resume()
     eventually(lambda: "failed" in frozen.output(), 3 * WAIT_S, frozen.output)
     assert "fenced" in frozen.output() or "must not be written" in frozen.output()
     eventually(lambda: len(older.values()) >= 400, 3 * WAIT_S, driver.output)

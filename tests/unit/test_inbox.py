@@ -23,6 +23,13 @@ def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all
     assert inbox.take() == ()
 
 
+def test_news_that_came_the_longer_way_does_not_take_the_place_of_what_is_newer() -> None:
+    inbox = Inbox()
+    for follow, head in ((FollowId(7, 50, 1), 9), (FollowId(7, 50, 2), 5), (FollowId(7, 50, 2), 4)):
+        inbox.put(Pushed(follow, head))
+    assert inbox.take() == (Pushed(FollowId(7, 50, 2), 5),)
+
+
 def test_what_is_pushed_wakes_whoever_waits() -> None:
     inbox = Inbox()
     inbox.put(Pushed(FollowId(7, 50, 1), 3))

@@ -1,0 +1,94 @@
+"""News from publishers without a detour over a node, for the sessions of this process: see `storage.notify.shortcut`.
+
+One thread and one connection for all of them, while there is a place to listen at.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping
+
+import psycopg
+
+from borrower.process import sever_in_children
+from protocol.errors import SubletError
+from storage.connect import connect
+from storage.notify.postgres import SILENCE_S, payloads
+from storage.notify.shortcut import heads_of, take_place
+from storage.notify.threads import DriverThread
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 300.0
+"""Between two tries to get a place."""
+
+OnHeads = Callable[[Mapping[int, int]], None]
+"""Is told {stream: head}, of whatever streams there are, on a thread of ours."""
+
+
+class Shortcut(DriverThread):
+    """Listens while it has a place, and tries to get one while it has none."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("sublet shortcut")
+        self._url = url
+        self.hearers: tuple[OnHeads, ...] = ()
+
+    def run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self.ending:
+            try:
+                with connect(self._url, application_name="sublet shortcut", silence_s=SILENCE_S) as connection:
+                    sever_in_children(connection)
+                    if take_place(connection):
+                        pause_s = FIRST_PAUSE_S
+                        for payload in payloads(connection, self):
+                            heads = heads_of(payload)
+                            for hearer in self.hearers:
+                                self.call(hearer, heads)
+            except (psycopg.Error, SubletError) as error:
+                log.info("news comes by way of the nodes only: %s", error)
+            self.pause(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+_open: dict[str, Shortcut] = {}
+_sharing = threading.Lock()
+
+
+def hear(url: str, on_heads: OnHeads) -> Callable[[], None]:
+    """Have `on_heads` called from now on; what ends it is returned, and is called once."""
+    with _sharing:
+        shortcut = _open.get(url)
+        if shortcut is None:
+            shortcut = _open[url] = Shortcut(url)
+            try:
+                shortcut.start()
+            except RuntimeError as error:  # the process ends, or may have no more threads
+                log.info("news comes by way of the nodes only, as no thread can be started: %s", error)
+        shortcut.hearers = (*shortcut.hearers, on_heads)
+
+    def stop() -> None:
+        with _sharing:
+            shortcut.hearers = tuple(each for each in shortcut.hearers if each is not on_heads)
+            is_last = not shortcut.hearers and _open.get(url) is shortcut
+            if is_last:
+                del _open[url]
+        if is_last:
+            shortcut.end()
+
+    return stop
+
+
+def _forget_parents() -> None:
+    """A forked child has a copy of these and none of their threads."""
+    global _sharing
+    _open.clear()
+    _sharing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_parents)
