@@ -121,6 +121,8 @@ def _database(server_url: str, template: str) -> Iterator[str]:
 
 
 class _Untold:
+    listeners = 0
+
     def tell_heads(self, heads: object) -> None:
         """To nobody."""
 
