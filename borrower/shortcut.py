@@ -1,6 +1,7 @@
-"""News from publishers without a detour over a node, for the sessions of this process: see `storage.notify.shortcut`.
+"""News from publishers without a detour over a node, for the sessions of this process.
 
-One thread and one connection for all of them, while there is a place to listen at.
+A few processes listen to what publishers tell nodes by LISTEN and NOTIFY: see `storage.notify.places`. One thread and
+one connection for all sessions of a process, while there is a place to listen at.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import psycopg
 
 from borrower.process import sever_in_children
 from protocol.errors import SubletError
-from storage.connect import connect
+from storage.connect import connect, schema_name
+from storage.notify.places import heads_of, take_place
 from storage.notify.postgres import SILENCE_S, payloads
-from storage.notify.shortcut import heads_of, take_place
 from storage.notify.threads import DriverThread
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 300.0
-"""Between two tries to get a place."""
+"""Before a try to get a place: a session that soon ends makes none."""
 
 OnHeads = Callable[[Mapping[int, int]], None]
 """Is told {stream: head}, of whatever streams there are, on a thread of ours."""
@@ -40,44 +41,51 @@ class Shortcut(DriverThread):
 
     def run(self) -> None:
         pause_s = FIRST_PAUSE_S
+        self.pause(pause_s)
         while not self.ending:
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             try:
                 with connect(self._url, application_name="sublet shortcut", silence_s=SILENCE_S) as connection:
                     sever_in_children(connection)
                     if take_place(connection):
                         pause_s = FIRST_PAUSE_S
                         for payload in payloads(connection, self):
-                            heads = heads_of(payload)
-                            for hearer in self.hearers:
-                                self.call(hearer, heads)
+                            self._tell(heads_of(payload))
             except (psycopg.Error, SubletError) as error:
                 log.info("news comes by way of the nodes only: %s", error)
             self.pause(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _tell(self, heads: Mapping[int, int]) -> None:
+        for hearer in self.hearers if heads else ():
+            self.call(hearer, heads)
 
 
-_open: dict[str, Shortcut] = {}
+_open: dict[tuple[str, str], Shortcut] = {}
+"""By URL and schema."""
 _sharing = threading.Lock()
 
 
 def hear(url: str, on_heads: OnHeads) -> Callable[[], None]:
     """Have `on_heads` called from now on; what ends it is returned, and is called once."""
+    place = url, schema_name()
     with _sharing:
-        shortcut = _open.get(url)
+        shortcut = _open.get(place)
         if shortcut is None:
-            shortcut = _open[url] = Shortcut(url)
             try:
+                shortcut = Shortcut(url)
                 shortcut.start()
-            except RuntimeError as error:  # the process ends, or may have no more threads
-                log.info("news comes by way of the nodes only, as no thread can be started: %s", error)
+            except (OSError, RuntimeError) as error:  # no more files, or threads, or the process ends
+                log.info("news comes by way of the nodes only: %s", error)
+                return lambda: None
+            _open[place] = shortcut
         shortcut.hearers = (*shortcut.hearers, on_heads)
 
     def stop() -> None:
         with _sharing:
             shortcut.hearers = tuple(each for each in shortcut.hearers if each is not on_heads)
-            is_last = not shortcut.hearers and _open.get(url) is shortcut
+            is_last = not shortcut.hearers and _open.get(place) is shortcut
             if is_last:
-                del _open[url]
+                del _open[place]
         if is_last:
             shortcut.end()
 

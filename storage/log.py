@@ -10,7 +10,7 @@ filter skipped. It is one statement: the head, the state of the generation and t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -162,23 +162,16 @@ class Head:
     gone: bool
 
 
-def append(
-    conn: psycopg.Connection[Any],
-    appends: Sequence[Append],
-    *,
-    in_pipeline: bool = False,
-    beside: Callable[[], object] | None = None,
-) -> list[Appended]:
+def append(conn: psycopg.Connection[Any], appends: Sequence[Append], *, in_pipeline: bool = False) -> list[Appended]:
     """Append the blocks in one transaction (the caller's, if it is in one), by stream id; answers in the given order.
-    `in_pipeline`: the caller has begun a pipeline, and a transaction in it. `beside`: has the connection execute
-    what belongs in the same transaction, behind the appends and in the same round trip.
+    `in_pipeline`: the caller has begun a pipeline, and a transaction in it.
 
     Raises `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
     and then nothing was written.
     """
     order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
     with outcome_in_doubt(conn):
-        answers = _send(conn, [appends[index] for index in order], in_pipeline, beside)
+        answers = _send(conn, [appends[index] for index in order], in_pipeline)
     by_index = dict(zip(order, answers, strict=True))
     return [by_index[index] for index in range(len(appends))]
 
@@ -329,23 +322,15 @@ def fenced(producer_id: str, incarnation: int) -> ProducerFenced:
     )
 
 
-def _send(
-    conn: psycopg.Connection[Any], appends: list[Append], in_pipeline: bool, beside: Callable[[], object] | None
-) -> list[Appended]:
-    def send() -> list[psycopg.Cursor[Any]]:
+def _send(conn: psycopg.Connection[Any], appends: list[Append], in_pipeline: bool) -> list[Appended]:
+    if in_pipeline or len(appends) == 1:
         cursors = [_execute(conn, each) for each in appends]
-        if beside is not None:
-            beside()
-        return cursors
-
-    if in_pipeline or (len(appends) == 1 and beside is None):
-        cursors = send()
-    elif len(appends) == 1 or conn.info.transaction_status != TransactionStatus.IDLE:
-        with conn.pipeline():  # which is a transaction, where there is none
-            cursors = send()
+    elif conn.info.transaction_status != TransactionStatus.IDLE:
+        with conn.pipeline():
+            cursors = [_execute(conn, each) for each in appends]
     else:
         with conn.pipeline(), conn.transaction():
-            cursors = send()
+            cursors = [_execute(conn, each) for each in appends]
     return [_answer(cursor) for cursor in cursors]
 
 

@@ -121,8 +121,6 @@ def _database(server_url: str, template: str) -> Iterator[str]:
 
 
 class _Untold:
-    listeners = 0
-
     def tell_heads(self, heads: object) -> None:
         """To nobody."""
 

@@ -25,7 +25,7 @@ from protocol.errors import SubletError
 from storage import nodes
 from storage.connect import connect
 from storage.groups.quiet import Quiet
-from storage.notify import drivers, shortcut
+from storage.notify import drivers
 from storage.notify.announcer import Announcer, Event, Leave, Open, Status, Tell, Tick
 from storage.notify.driver import Factory
 from storage.notify.model import Change, NotifySettings, stream_change
@@ -82,8 +82,6 @@ class Teller:
         self._quiet = Quiet()
         self.sent = 0
         """Messages handed to drivers."""
-        self.listeners = 0
-        """How many listened, at the last look, to what `shortcut.say` says."""
 
     def tell(self, changes: Sequence[Change]) -> None:
         """Let everybody know of changes that are committed. The sequence must not change afterwards."""
@@ -219,7 +217,6 @@ class Teller:
         try:
             with connect(self._url, application_name="sublet look", silence_s=LOOK_TIMEOUT_S) as connection:
                 found = nodes.endpoints(connection)
-                self.listeners = shortcut.listeners(connection)
         except (psycopg.Error, SubletError) as error:
             if self._quiet.ask("look") is not None:
                 log.info("nobody new is told of changes, as the directory cannot be read: %s", error)

@@ -20,7 +20,6 @@ from storage import epochs
 from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
 from storage.log import Append, Appended, Outcome, Producer, Stamp, append, fenced
-from storage.notify.shortcut import Pace, say
 from storage.notify.teller import shared
 from storage.publish.buffer import Buffer
 from storage.publish.pieces import Load
@@ -74,7 +73,6 @@ class Sender(threading.Thread):
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
         self._teller = shared(url)
-        self._pace = Pace()
 
     def run(self) -> None:
         """Take, send, settle; whatever goes wrong reaches the deliveries."""
@@ -124,7 +122,7 @@ class Sender(threading.Thread):
 
     def _until_answered(self, appends: list[Append], least: Sequence[Epoch] | None) -> list[Appended]:
         if least is None:
-            return self._retrying(lambda conn: self._store(conn, appends))
+            return self._retrying(lambda conn: append(conn, appends))
         assert self._advance is not None, "who publishes without epochs queues no advance"
         advance = self._advance
         moved = self._retrying(lambda conn: advance(conn, appends, least))
@@ -133,20 +131,6 @@ class Sender(threading.Thread):
         elif moved.news is not None:
             self._buffer.advanced(least)
         return moved.answers
-
-    def _store(self, conn: psycopg.Connection[Any], appends: list[Append]) -> list[Appended]:
-        """And let whoever listens at this database itself know, where it is time for that."""
-        now = time.monotonic()
-        if not self._pace.may_speak(self._teller.listeners, now):
-            return append(conn, appends)
-        said: list[psycopg.Cursor[Any]] = []
-        streams = {each.stream_id for each in appends}
-        try:
-            answers = append(conn, appends, beside=lambda: said.append(say(conn, streams)))
-        except psycopg.errors.ProgramLimitExceeded:  # some listener holds up all of Postgres's notifications
-            answers = append(conn, appends)
-        self._pace.spoke(alone=any(cursor.rowcount for cursor in said), now=now)
-        return answers
 
     def _stop_fenced(self, loads: list[Load]) -> None:
         error = fenced(self._producer.producer_id, self._producer.incarnation)

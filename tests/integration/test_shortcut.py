@@ -9,21 +9,18 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from borrower.shortcut import hear
-from storage.connect import connect
+from storage.connect import connect, schema_name
 from storage.groups.model import NodeRef
-from storage.log import Append, append
 from storage.nodes import register, remove
-from storage.notify.model import NotifySettings
-from storage.notify.shortcut import MOST_STREAMS, PLACES, heads_of, listeners, say, take_place
-from storage.notify.teller import shared
-from storage.publish import Publisher, sender
-from storage.spaces import reshard
-from tests.integration.log_kit import block, put, read, stream_of
+from storage.notify.codec import encode
+from storage.notify.model import Envelope, NotifySettings, stream_change
+from storage.notify.places import PLACES, take_place
+from storage.notify.postgres import as_payload, channel_of
+from storage.publish import Publisher
 from tests.integration.notify_kit import NODE
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
@@ -56,16 +53,19 @@ def heard(url: str) -> Iterator[dict[int, int]]:
         stop()
 
 
-def speaking(url: str) -> bool:
-    """Whether publishers of this process know that somebody hears them."""
-    shared(url).tell_heads({1: 0})
-    return shared(url).listeners > 0
+def say(conn: Connection, stream: int, head: int) -> None:
+    """As a publisher says it."""
+    message = encode(Envelope("p", "i", "stream", 1, 0, (stream_change(stream, head, closed=False),)))
+    conn.execute("select pg_notify(%s, %s)", (channel_of(schema_name()), as_payload(message, 0)))
 
 
-@pytest.fixture
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishers look soon again who listens."""
-    monkeypatch.setenv("SUBLET_NOTIFY_TELL_LOOK_S", "0.1")
+def listeners(conn: Connection) -> int:
+    """How many places are taken."""
+    row = conn.execute(
+        "select count(*) from pg_locks where locktype = 'advisory' and objsubid = 2"
+        " and database = (select oid from pg_database where datname = current_database())"
+    ).fetchone()
+    return 0 if row is None else int(row[0])
 
 
 def connections(conn: Connection) -> int:
@@ -107,15 +107,12 @@ def test_behind_a_pooler_nobody_listens(database: str) -> None:
             assert not take_place(pooled)
 
 
-@pytest.mark.usefixtures("listened", "quick_looks")
-def test_what_is_published_is_heard_at_once_by_who_listens_and_nothing_stays_behind(
-    database: str, conn: Connection
-) -> None:
+@pytest.mark.usefixtures("listened")
+def test_what_is_published_is_heard_by_who_listens_and_nothing_stays_behind(database: str, conn: Connection) -> None:
     with heard(database) as heads, Publisher(database) as publisher:
-        eventually(lambda: speaking(database))
+        eventually(lambda: listeners(conn) == 1)
         position = publisher.publish("t", b"news").result(10)
         assert eventually(lambda: heads.get(position.stream)) == position.offset + 1
-        assert connections(conn) == 1
         with heard(database) as others:
             publisher.publish("t", b"more").result(10)
             assert eventually(lambda: others.get(position.stream)) == position.offset + 2
@@ -123,17 +120,13 @@ def test_what_is_published_is_heard_at_once_by_who_listens_and_nothing_stays_beh
         last = publisher.publish("t", b"last").result(10)
         eventually(lambda: heads[position.stream] == last.offset + 1)
     eventually(lambda: connections(conn) == 0)
-    eventually(lambda: not speaking(database))
 
 
 @pytest.mark.usefixtures("listened")
 def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
-    put(conn, stream, b"one")
-
     def is_told(heads: dict[int, int]) -> Callable[[], bool]:
         def told() -> bool:
-            say(conn, [stream])
+            say(conn, 5, 1)
             return bool(heads)
 
         return told
@@ -144,66 +137,6 @@ def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection
         eventually(lambda: listeners(conn) == 0)
         heads.clear()
         eventually(is_told(heads))
-
-
-@pytest.mark.usefixtures("listened")
-def test_of_many_streams_some_are_told_of(database: str, conn: Connection) -> None:
-    reshard(conn, "default", 2 * MOST_STREAMS)
-    streams = [row[0] for row in conn.execute("select stream_id from stream")]
-    conn.execute("update stream set head = 9223372036854775806")
-    with connect(database) as ear:
-        assert take_place(ear)
-        say(conn, streams)
-        (said,) = ear.notifies(timeout=10, stop_after=1)
-    assert len(heads_of(said.payload.encode())) == MOST_STREAMS
-
-
-@pytest.mark.usefixtures("listened")
-def test_who_finds_another_speaking_does_not_wait(database: str, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
-    with connect(database) as other, connect(database) as ear:
-        assert take_place(ear)
-        with other.transaction():
-            assert say(other, [stream]).rowcount == 1
-            assert say(conn, [stream]).rowcount == 0
-            assert not list(ear.notifies(timeout=0))
-        assert [said.payload for said in ear.notifies(timeout=10, stop_after=1)] == [f"{stream}:0"]
-        assert say(conn, [stream]).rowcount == 1
-        assert listeners(conn) == 1, "who speaks does not listen"
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_what_is_said_is_of_the_transaction_of_the_append(conn: Connection, count: int) -> None:
-    stream = stream_of(conn, "default")
-    appends = [Append(stream, block(b"a"))] * count
-    seen: list[psycopg.Cursor[Any]] = []
-    state = sql.SQL("select head, pg_current_xact_id_if_assigned() from stream where stream_id = {}").format(stream)
-    answers = append(conn, appends, beside=lambda: seen.append(conn.execute(state)))
-    ((head, transaction),) = seen.pop().fetchall()
-    assert head == answers[-1].end_offset
-    assert conn.execute("select pg_xact_status(%s::text::xid8)", (str(transaction),)).fetchone() == ("committed",)
-    with pytest.raises(psycopg.errors.DivisionByZero):
-        append(conn, appends, beside=lambda: conn.execute("select 1 / 0"))
-    assert len(read(conn, stream)) == count
-
-
-@pytest.mark.usefixtures("listened", "quick_looks")
-def test_notifications_that_fail_for_all_do_not_fail_an_append(
-    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = []
-
-    def full(connection: Connection, stream_ids: set[int]) -> psycopg.Cursor[Any]:
-        said.append(stream_ids)
-        return connection.execute("do $$ begin raise exception using errcode = 'program_limit_exceeded'; end $$")
-
-    monkeypatch.setattr(sender, "say", full)
-    with heard(database), Publisher(database) as publisher:
-        eventually(lambda: speaking(database))
-        stream = publisher.publish("t", b"1").result(10).stream
-        publisher.publish("t", b"2").result(10)
-    assert said
-    assert [message["value"] for message in read(conn, stream)] == [b"1", b"2"]
 
 
 @pytest.mark.conforms("D1", "P5")
@@ -226,10 +159,7 @@ def test_an_invention_makes_a_session_look_once_and_it_goes_on(database: str, tm
             def is_believed() -> bool:
                 session.next_batch(0.05)
                 before = session.news.pushed
-                with conn.transaction():
-                    conn.execute("update stream set head = head + 1000 where stream_id = %s", (stream,))
-                    say(conn, [stream])
-                    conn.execute("update stream set head = head - 1000 where stream_id = %s", (stream,))
+                say(conn, stream, 2**40)
                 session.next_batch(0.05)
                 return session.news.pushed > before
 

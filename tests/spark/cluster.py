@@ -42,7 +42,9 @@ def _launch(role: str, arguments: list[str], log: Path) -> subprocess.Popen[byte
 
     spark_home, java = Path(pyspark.__file__).parent, java_home(CACHE)
     # The executors' environment is the application's, not that of the test.
-    clean = {name: text for name, text in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    clean = {
+        name: text for name, text in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHONPATH"))
+    }
     settings = {
         "JAVA_HOME": str(java),
         "SPARK_HOME": str(spark_home),

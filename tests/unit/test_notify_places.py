@@ -1,0 +1,29 @@
+"""What a session hears of what nodes are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.notify.codec import encode
+from storage.notify.model import Change, Envelope, Hello, group_change, stream_change
+from storage.notify.places import heads_of
+from storage.notify.postgres import as_payload
+
+
+def said(channel: str, *changes: Change) -> bytes:
+    return as_payload(encode(Envelope("p", "i", channel, 7, 6, changes)), 0).encode()
+
+
+def test_of_all_that_is_said_the_heads_of_streams_are_heard() -> None:
+    news = [stream_change(7, 12, closed=False), stream_change(9, 2**62, closed=True)]
+    assert heads_of(said("stream", *news)) == {7: 12, 9: 2**62}
+    assert heads_of(said("group", group_change("$share/g/#", 3))) == {}
+    assert heads_of(as_payload(encode(Hello("p", "i", {"stream": 7})), 0).encode()) == {}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"t0", b"t0{}", b"b0!!", b"\xff", said("stream", Change("stream", "x", 4), Change("stream", "9" * 5000, 4))],
+)
+def test_what_is_not_ours_is_left_out(payload: bytes) -> None:
+    assert heads_of(payload) == {}
