@@ -48,11 +48,10 @@ class Job:
         self._place = place
         (job,) = programs(PAGE)
         (place / "job.py").write_text(job)
-        ours = environment(stage.url)
-        del ours["PYTHONPATH"]  # it has the code of this checkout
-        variables = kit_nodes.environment(SPEED, ours) | {
+        variables = kit_nodes.environment(SPEED, environment(stage.url)) | {
             "JAVA_HOME": str(java_home(CACHE)),
             "PYSPARK_DRIVER_PYTHON": python,
+            "PYTHONPATH": "sublet.zip",  # and not the code of this checkout
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         settings = [part for name, value in SETTINGS.items() for part in ("--conf", f"{name}={value}")]
