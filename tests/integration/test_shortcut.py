@@ -21,6 +21,7 @@ from storage.notify.model import Envelope, NotifySettings, stream_change
 from storage.notify.places import PLACES, take_place
 from storage.notify.postgres import as_payload, channel_of
 from storage.publish import Publisher
+from tests.integration.feed_kit import address_of
 from tests.integration.notify_kit import NODE
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
@@ -143,11 +144,14 @@ def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection
 def test_an_invention_makes_a_session_look_once_and_it_goes_on(database: str, tmp_path: Path) -> None:
     news = NotifySettings().scaled(SPEED)
     extra = {f"SUBLET_NOTIFY_{name.upper()}": str(getattr(news, name)) for name in news.__dataclass_fields__}
-    stage = Stage(database, tmp_path, extra={**extra, "SUBLET_NOTIFY": "postgres"})
+    stage = Stage(database, tmp_path, extra={**extra, "SUBLET_NOTIFY": "poll"})
     try:
         stage.serve("n1")
+        nodes = [address_of(stage.fleet.nodes["n1"])]
+        with connect(database) as conn:
+            register(conn, NODE, 600, 1, notify="postgres:")  # the session's own node hears nothing
         with (
-            Session("$share/g/t", database, settings=BorrowerSettings().scaled(SPEED)) as session,
+            Session("$share/g/t", database, nodes=nodes, settings=BorrowerSettings().scaled(SPEED)) as session,
             connect(database) as conn,
             Publisher(database) as publisher,
         ):
