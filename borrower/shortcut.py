@@ -19,7 +19,7 @@ from protocol.errors import SubletError
 from storage.connect import connect, schema_name
 from storage.notify.places import heads_of, take_place
 from storage.notify.postgres import SILENCE_S, payloads
-from storage.notify.threads import DriverThread
+from storage.notify.threads import DriverThread, Pauses
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +40,19 @@ class Shortcut(DriverThread):
         self.hearers: tuple[OnHeads, ...] = ()
 
     def run(self) -> None:
-        pause_s = FIRST_PAUSE_S
-        self.pause(pause_s)
+        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.pause(pauses.next_s())
         while not self.ending:
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             try:
                 with connect(self._url, application_name="sublet shortcut", silence_s=SILENCE_S) as connection:
                     sever_in_children(connection)
                     if take_place(connection):
-                        pause_s = FIRST_PAUSE_S
+                        pauses.succeeded()
                         for payload in payloads(connection, self):
                             self._tell(heads_of(payload))
             except (psycopg.Error, SubletError) as error:
                 log.info("news comes by way of the nodes only: %s", error)
-            self.pause(pause_s * random.uniform(0.5, 1.0))
+            self.pause(pauses.next_s() * random.uniform(0.5, 1.0))
 
     def _tell(self, heads: Mapping[int, int]) -> None:
         for hearer in self.hearers if heads else ():

@@ -11,12 +11,11 @@ import zlib
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from storage.connect import schema_name
 from storage.notify.codec import decode
 from storage.notify.model import STREAM, Envelope, MalformedMessage
-from storage.notify.postgres import ENDPOINT, channel_of, from_payload
+from storage.notify.postgres import ENDPOINT, channel_of, from_payload, listen
 
 PLACES = 8
 LONGEST_ID = 19
@@ -40,9 +39,7 @@ def take_place(connection: psycopg.Connection[Any]) -> bool:
     places = {"places": PLACES, "endpoint": ENDPOINT, "class": _class()}
     if connection.execute(_TAKE, places).fetchone() is None:
         return False
-    # Who is stopped while it listens would hold up the notifications of the whole server (over TCP).
-    connection.execute("set tcp_user_timeout = '60s'")
-    connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel_of(schema_name()))))
+    listen(connection, channel_of(schema_name()))
     return True
 
 

@@ -24,7 +24,7 @@ from protocol.errors import SubletError
 from storage.connect import connect, schema_name
 from storage.notify.driver import Capabilities, OnConnected, OnLost, OnMessage
 from storage.notify.poll import PollOutlet
-from storage.notify.threads import DriverThread
+from storage.notify.threads import DriverThread, Pauses
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,13 @@ def from_payload(payload: bytes) -> bytes | None:
         return None
 
 
+def listen(connection: psycopg.Connection[Any], channel: str) -> None:
+    """Hear what is said on the channel from now on."""
+    # Who is stopped while it listens would hold up the notifications of the whole server (over TCP).
+    connection.execute("set tcp_user_timeout = '60s'")
+    connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+
+
 def payloads(connection: psycopg.Connection[Any], thread: DriverThread) -> Iterator[bytes]:
     """What a connection that listens hears, until the thread is asked to end, or `psycopg.OperationalError`."""
     waiting = select.poll()
@@ -84,20 +91,6 @@ def payloads(connection: psycopg.Connection[Any], thread: DriverThread) -> Itera
             yield notification.extra
         waiting.poll()
         connection.pgconn.consume_input()
-
-
-class _Pauses:
-    """Longer and longer ones while nothing succeeds."""
-
-    def __init__(self) -> None:
-        self._next_s = FIRST_PAUSE_S
-
-    def succeeded(self) -> None:
-        self._next_s = FIRST_PAUSE_S
-
-    def next_s(self) -> float:
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, LONGEST_PAUSE_S)
-        return pause_s
 
 
 class PostgresOutlet:
@@ -135,7 +128,7 @@ class _Sender(DriverThread):
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._in_hand: list[bytes] = []
-        self._pauses = _Pauses()
+        self._pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.dropped = 0
 
     def add(self, message: bytes) -> None:
@@ -224,7 +217,7 @@ class PostgresInlet(DriverThread):
         super().__init__("sublet notify postgres inlet")
         self._url, self._channel = url, channel
         self._on_message, self._on_connected, self._on_lost = on_message, on_connected, on_lost
-        self._pauses = _Pauses()
+        self._pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.start()
 
     def close(self) -> None:
@@ -236,7 +229,7 @@ class PostgresInlet(DriverThread):
             connected = False
             try:
                 with connect(self._url, application_name="sublet listen", silence_s=SILENCE_S) as connection:
-                    connection.execute(sql.SQL("listen {}").format(sql.Identifier(self._channel)))
+                    listen(connection, self._channel)
                     connected = True
                     self.call(self._on_connected)
                     self._pauses.succeeded()

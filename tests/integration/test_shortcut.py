@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -29,6 +29,7 @@ from tests.kit_nodes import SPEED
 from tests.postgres_proxy import PostgresProxy
 
 Connection = psycopg.Connection[Any]
+OURS: LiteralString = "select oid from pg_database where datname = current_database()"
 
 
 @pytest.fixture
@@ -62,19 +63,16 @@ def say(conn: Connection, stream: int, head: int) -> None:
 
 def listeners(conn: Connection) -> int:
     """How many places are taken."""
-    row = conn.execute(
-        "select count(*) from pg_locks where locktype = 'advisory' and objsubid = 2"
-        " and database = (select oid from pg_database where datname = current_database())"
-    ).fetchone()
-    return 0 if row is None else int(row[0])
+    return count(conn, "pg_locks", "locktype = 'advisory' and objsubid = 2 and database = (" + OURS + ")")
 
 
 def connections(conn: Connection) -> int:
     """Of this process, to listen."""
-    row = conn.execute(
-        "select count(*) from pg_stat_activity where application_name = 'sublet shortcut'"
-        " and datname = current_database()"
-    ).fetchone()
+    return count(conn, "pg_stat_activity", "application_name = 'sublet shortcut' and datid = (" + OURS + ")")
+
+
+def count(conn: Connection, view: LiteralString, which: LiteralString) -> int:
+    row = conn.execute("select count(*) from " + view + " where " + which).fetchone()
     return 0 if row is None else int(row[0])
 
 
