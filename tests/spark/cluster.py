@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ def a_cluster(directory: Path) -> Iterator[str]:
         yield url
     finally:
         for process in processes:
-            _kill_all(process)
+            kill_all(process)
 
 
 def _launch(role: str, arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -71,9 +72,11 @@ def _found(log: Path, words: str) -> str:
     return text.partition(words)[2].split()[0] if words in text and text.endswith("\n") else ""
 
 
-def _kill_all(process: subprocess.Popen[bytes]) -> None:
+def kill_all(process: subprocess.Popen[bytes]) -> None:
     """The process and what it has started."""
-    with_children = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in with_children:
-        one.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, and what it has started ends meanwhile
+        parent = psutil.Process(process.pid)
+        for one in [*parent.children(recursive=True), parent]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
     process.wait()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ from storage.publish import Publisher
 from tests import kit_nodes
 from tests.kit import eventually
 from tests.readme import environment, programs
-from tests.spark.cluster import a_cluster
+from tests.spark.cluster import a_cluster, kill_all
 from tests.spark.packing import pack_environment, zip_code
 from tests.spark.session import CACHE, QUICK_JAVA
 from tests.spark.stage import SPEED, WAIT_S, Stage
@@ -78,12 +78,7 @@ class Job:
 
     def kill(self) -> None:
         """With all that it has started."""
-        with suppress(psutil.NoSuchProcess):  # it has ended, and what it has started ends meanwhile
-            job = psutil.Process(self._process.pid)
-            for one in [*job.children(recursive=True), job]:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-        self._process.wait()
+        kill_all(self._process)
 
 
 @contextmanager
