@@ -1,4 +1,4 @@
-"""Writes the status tables of `docs/protocol.md` from the machines' own tables, so that they cannot disagree.
+"""Writes the status tables of `docs/protocol.md` and their drawings from the machines' own tables: none can disagree.
 
     python -m tools.protocol_doc [--check]
 
@@ -18,6 +18,7 @@ from typing import Any
 from borrower.machine import table as borrower_table
 from leader.election import table as election_table
 from leader.group import table as assignment_table
+from tools import drawing
 
 PAGE = Path(__file__).parent.parent / "docs" / "protocol.md"
 _MEMBER = re.compile(r'^\s+(\w+) = ".*"\s*#\s*(.*)$', re.MULTILINE)
@@ -49,31 +50,51 @@ def answers(table: dict[Any, dict[Any, Any]]) -> Iterator[str]:
                 yield f"| `{status.value}` | {kind.value} | {_words(action)} |"
 
 
-def diagram(moves: dict[Any, Any]) -> Iterator[str]:
-    """A mermaid state diagram."""
-    yield from ("```mermaid", "stateDiagram-v2")
-    for status, following in moves.items():
-        for other in sorted(following, key=list(moves).index):
-            yield f"    {status.value} --> {other.value}"
-    yield "```"
+def labels(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> drawing.Labels:
+    """{status: {status it moves to: the events on which it does}}."""
+    moves: dict[str, dict[str, list[str]]] = {status.value: {} for status in table}
+    for status, row in table.items():
+        for kind, (following, _) in row.items():
+            if following is not status:
+                moves[status.value].setdefault(following.value, []).append(kind.value)
+    return moves
+
+
+def unlabelled(moves: dict[Any, Any]) -> drawing.Labels:
+    """The same where the table does not say on which event."""
+    return {status.value: {other.value: () for other in following} for status, following in moves.items()}
 
 
 def _words(action: Enum) -> str:
     return action.name.lower().replace("_", " ")
 
 
-def _moves(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> dict[Any, set[Any]]:
-    return {status: {after for after, _ in row.values() if after is not status} for status, row in table.items()}
+def pictures() -> dict[str, str]:
+    """Machine -> its drawing."""
+    return {
+        "borrower": drawing.states("The statuses of a borrower", unlabelled(borrower_table.MOVES)),
+        "assignment": drawing.states("The statuses of an assignment", labels(assignment_table.TABLE)),
+        "election": drawing.states("The statuses of a leadership", labels(election_table.TABLE)),
+    }
+
+
+def shown(machine: str) -> list[str]:
+    """The line that shows its drawing."""
+    return [f"![the statuses and their moves](pictures/{_picture(machine).name})"]
+
+
+def _picture(machine: str) -> Path:
+    return PAGE.parent / "pictures" / f"protocol-{machine}.svg"
 
 
 def sections() -> dict[str, list[str]]:
     """Marker -> lines."""
     a, b, e = assignment_table, borrower_table, election_table
     return {
-        "borrower": [*diagram(b.MOVES), "", *statuses(b.Status), "", *answers(b.TABLE)],
+        "borrower": [*shown("borrower"), "", *statuses(b.Status), "", *answers(b.TABLE)],
         "borrower streams": [*statuses(b.StreamStatus)],
-        "assignment": [*diagram(_moves(a.TABLE)), "", *statuses(a.Status), "", *steps(a.TABLE)],
-        "election": [*diagram(_moves(e.TABLE)), "", *statuses(e.Status), "", *steps(e.TABLE)],
+        "assignment": [*shown("assignment"), "", *statuses(a.Status), "", *steps(a.TABLE)],
+        "election": [*shown("election"), "", *statuses(e.Status), "", *steps(e.TABLE)],
     }
 
 
@@ -88,14 +109,15 @@ def render(page: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or with `--check` only say whether it is current."""
-    current = PAGE.read_text()
-    wanted = render(current)
+    """Write the page and its drawings, or with `--check` only say whether they are current."""
+    wanted = {PAGE: render(PAGE.read_text()), **{_picture(name): text for name, text in pictures().items()}}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
-        if current != wanted:
-            print(f"{PAGE} does not show the machines' tables: run `python -m tools.protocol_doc`.", file=sys.stderr)
-        return int(current != wanted)
-    PAGE.write_text(wanted)
+        for path in stale:
+            print(f"{path} does not show the machines' tables: run `python -m tools.protocol_doc`.", file=sys.stderr)
+        return int(bool(stale))
+    for path in stale:
+        path.write_text(wanted[path])
     return 0
 
 

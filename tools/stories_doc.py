@@ -1,0 +1,90 @@
+"""Writes `docs/stories.md` and its drawings from the stories that the tests play (`tests/scenarios`).
+
+    python -m tools.stories_doc [--check]
+
+What is drawn is what the tests check, and the comments beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.scenarios import story as stories
+from tools import drawing
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = ROOT / "tests" / "scenarios"
+PAGE = ROOT / "docs" / "stories.md"
+PICTURES = ROOT / "docs" / "pictures"
+
+HEAD = """# The protocol in stories
+
+What [the protocol](protocol.md) comes to when things happen: each story is played by a test with the product's own
+nodes and agents, on a clock of its own, and drawn here from the file that the test reads. Time runs downwards. `a` and
+`b` are agents, each in a process that consumes; `n1` and `n2` are nodes. A dot is what an agent tells its session; a
+dashed lifeline is a process that is dead, stopped or frozen; a red arrow is a message that is lost. `a/1` is the
+agent's first borrower, `a/2` the one that succeeded it. Pings are left out where they are beside the point.
+"""
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """(file, text) of the page and its drawings."""
+    parts = [HEAD]
+    for path in sorted(FILES.glob("*.toml")):
+        told = stories.load(path)
+        title = path.stem.replace("-", " ").capitalize()
+        picture = PICTURES / f"story-{path.stem}.svg"
+        requirements = ", ".join(f"[{name}](requirements.md)" for name in told.conforms)
+        parts += [
+            f"## {title}\n",
+            f"{told.about} ({requirements}; [the story](../tests/scenarios/{path.name}))\n",
+            f"![{title}](pictures/{picture.name})\n",
+        ]
+        yield picture, drawing.story(told.about, _parties(told), _scenes(told, _comments(path.read_text())))
+    yield PAGE, "\n".join(parts)
+
+
+def _scenes(told: stories.Story, comments: list[str]) -> Iterator[drawing.Scene]:
+    """Steps where nothing is said and nothing explained are left out."""
+    for step, comment in zip(told.steps, comments, strict=True):
+        if step.do or step.then or comment:
+            yield drawing.Scene(step.at, comment, step.do, step.then)
+
+
+def _comments(text: str) -> list[str]:
+    """What stands as a comment before each step."""
+    before = text.split("[[step]]")[:-1]
+    explained = (re.findall(r"^# ?(.*)$", part.rsplit("\n\n", 1)[-1], re.MULTILINE) for part in before)
+    return [" ".join(lines).replace("`", "") for lines in explained]
+
+
+def _parties(told: stories.Story) -> list[str]:
+    """Agents and nodes that speak or are spoken to: the first agent, the nodes, the other agents."""
+    spoken = (re.match(r"(\w+) -> (\w+):", line) for step in told.steps for line in step.then)
+    named = {name for found in spoken if found for name in found.groups()}
+    agents = sorted(named - set(told.nodes))
+    return [*agents[:1], *(name for name in told.nodes if name in named), *agents[1:]]
+
+
+def main() -> int:
+    """Write them, or with `--check` only say whether they are current."""
+    wanted = dict(pages())
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    stale += [path for path in PICTURES.glob("story-*.svg") if path not in wanted]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path} does not show the stories: run `python -m tools.stories_doc`.", file=sys.stderr)
+        return int(bool(stale))
+    for path in stale:
+        if path in wanted:
+            path.write_text(wanted[path])
+        else:
+            path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
