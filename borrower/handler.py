@@ -116,12 +116,20 @@ class Handler:
                 self._report(lent.progress())
 
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as the log says or somebody who pushes."""
+        """(stream, head), as the log says."""
         with self._lock:
             for stream_id, head in heads:
                 lent = self._lent.get(stream_id)
                 if lent is not None:
-                    lent.head = max(head, lent.read)
+                    lent.head, lent.said = max(head, lent.read), 0
+
+    def note_said(self, heads: Iterable[tuple[int, int]]) -> None:
+        """(stream, head), as somebody says who may be wrong."""
+        with self._lock:
+            for stream_id, head in heads:
+                lent = self._lent.get(stream_id)
+                if lent is not None:
+                    lent.said = head
 
     def not_read(self, lent: Lent) -> None:
         """It is not being read any more."""

@@ -10,7 +10,8 @@ from protocol.words import Filter
 
 @dataclass(slots=True, eq=False)
 class Lent:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet.
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `said`: where it
+    ends as somebody has said since, which is worth a look and nothing more.
 
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
     what was taken last. `given_up`: nobody will acknowledge what is outstanding any more.
@@ -25,6 +26,7 @@ class Lent:
     filter: Filter
     read: int
     head: int | None = None
+    said: int = 0
     outstanding: dict[int, int] = field(default_factory=dict)
     given_up: bool = False
     reading: bool = False
@@ -45,7 +47,12 @@ class Lent:
     @property
     def may_have_more(self) -> bool:
         """Worth reading now."""
-        return not (self.stopping or self.over or self.unreadable) and (self.head is None or self.head > self.read)
+        return not (self.stopping or self.over or self.unreadable) and self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """There may be more than was read."""
+        return self.head is None or max(self.head, self.said) > self.read
 
     def take(self, start: int, end: int, head: int) -> bool:
         """Move on behind what lies at [start, end) of a stream that ends at `head`.
@@ -58,7 +65,7 @@ class Lent:
             return False
         if end > start:
             self.outstanding[start] = self.ticket = start
-        self.read, self.head, self.reading = end, head, False
+        self.read, self.head, self.said, self.reading = end, head, 0, False
         return True
 
     def done(self, ticket: int) -> bool:

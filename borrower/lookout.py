@@ -27,6 +27,8 @@ class Followed(Protocol):
 
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None: ...
 
+    def note_said(self, heads: Iterable[tuple[int, int]]) -> None: ...
+
 
 class Lookout:
     """The shell around the pure `Following`. `follow` and `unfollow` ask for news by push, and for no more of them."""
@@ -63,7 +65,7 @@ class Lookout:
             self._unfollow(follow)
         for follow in outcome.follow:
             self._follow(follow)
-        self._handler.note_heads(outcome.news.items())
+        self._handler.note_said(outcome.news.items())
         self._look_at = float("inf") if outcome.wake_at is None else outcome.wake_at
         if outcome.look:
             heads = self._heads(outcome.look)

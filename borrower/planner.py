@@ -247,7 +247,7 @@ class Planner:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _see(self) -> None:
-        """Learn how far the streams go that were never looked at."""
+        """Learn how far the streams go that were not looked at, or are said to go on."""
         if unseen := self._planning.unseen():
             self._planning.note_heads(self._reader.heads(unseen))
 

@@ -101,18 +101,26 @@ class Planning:
             }
 
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as the log says or somebody who pushes."""
+        """(stream, head), as the log says."""
         with self.changed:
             for stream_id, head in heads:
                 lent = self._lent.get(stream_id)
                 if lent is not None:
-                    lent.head = max(head, lent.head or 0, lent.known)
+                    lent.head, lent.told = max(head, lent.head or 0, lent.known), False
                     lent.target = lent.head if lent.target is None else lent.target
 
-    def unseen(self) -> list[int]:
-        """Streams that were not looked at yet."""
+    def note_said(self, heads: Iterable[tuple[int, int]]) -> None:
+        """(stream, head), as somebody says who may be wrong: only what the log has is planned."""
         with self.changed:
-            return [stream_id for stream_id, lent in self._lent.items() if lent.head is None]
+            for stream_id, head in heads:
+                lent = self._lent.get(stream_id)
+                if lent is not None:
+                    lent.told = head > (lent.head or 0)
+
+    def unseen(self) -> list[int]:
+        """Streams that were not looked at yet, or not since somebody said that they go on."""
+        with self.changed:
+            return [stream_id for stream_id, lent in self._lent.items() if lent.head is None or lent.told]
 
     def lags(self) -> dict[int, tuple[int, int]]:
         """{stream: (next offset to acknowledge, head)} of all that were looked at."""

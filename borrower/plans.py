@@ -56,8 +56,9 @@ class Most:
 
 @dataclass(slots=True, eq=False)
 class Lent:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `target`: where it
-    ended when first looked at. `reach`: up to where may be planned now.
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `told`: somebody
+    has said since that it goes on. `target`: where it ended when first looked at. `reach`: up to where may be planned
+    now.
 
     `doubt`: what is planned and not acknowledged. `saved`: that is written down. `left`: it was planned under an
     earlier grant, and it is not decided yet what becomes of it. `turn`: when it was planned of last.
@@ -69,6 +70,7 @@ class Lent:
     grant: Grant
     position: int
     head: int | None = None
+    told: bool = False
     target: int | None = None
     reach: int = 0
     doubt: InDoubt | None = None

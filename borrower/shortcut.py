@@ -17,7 +17,7 @@ import psycopg
 from borrower.process import sever_in_children
 from protocol.errors import SubletError
 from storage.connect import connect, schema_name
-from storage.notify.places import heads_of, take_place
+from storage.notify.places import heads_of, places, take_place
 from storage.notify.postgres import SILENCE_S, payloads
 from storage.notify.threads import DriverThread, Pauses
 
@@ -50,7 +50,7 @@ class Shortcut(DriverThread):
                         pauses.succeeded()
                         for payload in payloads(connection, self):
                             self._tell(heads_of(payload))
-            except (psycopg.Error, SubletError) as error:
+            except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
                 log.info("news comes by way of the nodes only: %s", error)
             self.pause(pauses.next_s() * random.uniform(0.5, 1.0))
 
@@ -65,26 +65,28 @@ _sharing = threading.Lock()
 
 
 def hear(url: str, on_heads: OnHeads) -> Callable[[], None]:
-    """Have `on_heads` called from now on; what ends it is returned, and is called once."""
-    place = url, schema_name()
+    """Have `on_heads` called from now on; what ends it is returned, and is called once. Raises `InvalidSetting`."""
+    if places() == 0:
+        return lambda: None
+    database = url, schema_name()
     with _sharing:
-        shortcut = _open.get(place)
-        if shortcut is None:
+        shortcut = _open.get(database)
+        if shortcut is None or not shortcut.is_alive():
             try:
                 shortcut = Shortcut(url)
                 shortcut.start()
             except (OSError, RuntimeError) as error:  # no more files, or threads, or the process ends
                 log.info("news comes by way of the nodes only: %s", error)
                 return lambda: None
-            _open[place] = shortcut
+            _open[database] = shortcut
         shortcut.hearers = (*shortcut.hearers, on_heads)
 
     def stop() -> None:
         with _sharing:
             shortcut.hearers = tuple(each for each in shortcut.hearers if each is not on_heads)
-            is_last = not shortcut.hearers and _open.get(place) is shortcut
+            is_last = not shortcut.hearers and _open.get(database) is shortcut
             if is_last:
-                del _open[place]
+                del _open[database]
         if is_last:
             shortcut.end()
 

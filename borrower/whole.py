@@ -80,7 +80,7 @@ class WholeLent(Lent):
             return False
         if self.pieces or self.step is not None:
             return True
-        return not self.stopping and (self.told or self.head is None or self.head > self.read)
+        return not self.stopping and (self.told or self.goes_on)
 
     @property
     def waits(self) -> bool:
@@ -100,7 +100,7 @@ class WholeLent(Lent):
     def look(self, marks: Marks) -> None:
         """Take notice of what follows."""
         self.plan.note(marks)
-        self.head, self.read, self.told = marks.head, self.plan.scanned, False
+        self.head, self.read, self.said, self.told = marks.head, self.plan.scanned, 0, False
 
     def go_on(self, limit_bytes: int) -> bool:
         """Make the next step, of about so many bytes, from what is known; False if there is none."""

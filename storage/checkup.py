@@ -18,6 +18,8 @@ SKEW_S = 1.0
 """So far a clock may be from the database's before it is worth a word."""
 CROWDED = 0.8
 """Of all connections that the server allows."""
+FILLED = 0.1
+"""Of the server's queue of notifications, which is read by all who listen, and kept for the slowest."""
 LONG_S = 600.0
 """A transaction that is open for so long keeps the server from clearing away what was changed since."""
 MOST_NAMED = 5
@@ -54,6 +56,7 @@ def examine(connection: Connection, now_s: float, protocol_version: int) -> Iter
         lambda: _clock(connection, now_s),
         lambda: _connections(connection),
         lambda: _transactions(connection),
+        lambda: _notifications(connection),
         lambda: _nodes(connection, protocol_version),
         lambda: _housekeeping(connection),
         lambda: _unled(connection),
@@ -118,6 +121,19 @@ def _transactions(connection: Connection) -> Finding:
         said = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
         return Finding("transactions", State.WARNING, said, f"End it: select pg_terminate_backend({pid})")
     return Finding("transactions", State.OK, "none is open for long")
+
+
+def _notifications(connection: Connection) -> Finding:
+    (row,) = connection.execute("select pg_notification_queue_usage()").fetchall()
+    said = f"{row[0]:.0%} of the server's queue is used"
+    if row[0] > FILLED:
+        hint = (
+            "Somebody listens and does not read, in whichever database: a client that is stopped, or a transaction that"
+            " stays open. Find it by state, wait_event and age in pg_stat_activity, and end it with"
+            " pg_terminate_backend: in a full queue nobody's NOTIFY fits."
+        )
+        return Finding("notifications", State.WARNING, said, hint)
+    return Finding("notifications", State.OK, said)
 
 
 def _nodes(connection: Connection, protocol_version: int) -> Finding:

@@ -4,7 +4,7 @@
 
 Names are loaded when they are first used, so that `import sublet` costs next to nothing and a consumer's process never
 loads the leader's or the command line's libraries. `sublet.errors` holds everything that can go wrong by name,
-`sublet.spark` what runs inside Spark.
+`sublet.spark` what runs inside Spark, `sublet.traces` OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HOMES = {
     "Session": "borrower.session",
     "connect": "sublet.database",
 }
-_MODULES = {"errors": "protocol.errors", "spark": "sublet.spark"}
+_MODULES = {"errors": "protocol.errors", "spark": "sublet.spark", "traces": "sublet.traces"}
 
 
 def __getattr__(name: str) -> Any:

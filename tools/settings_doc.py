@@ -21,6 +21,7 @@ from leader.http.settings import PREFIX as HTTP_PREFIX
 from leader.http.settings import HttpSettings
 from leader.settings import RULES, LeaderSettings
 from storage.notify.model import PREFIX, NotifySettings
+from storage.notify.places import PLACES, VARIABLE
 from storage.publish import Publisher
 from tools.generated import write_or_check
 
@@ -154,11 +155,15 @@ Of `sublet leader --http`. See [the HTTP port](http.md) and [metrics](metrics.md
 _NOTIFY = """
 ## Times of notifications
 
-In seconds, but for `sends_per_s`; read by nodes and by whoever publishes, who must be told the same. What they mean is
-told in [notifications](notifications.md).
+In seconds, but for `SENDS_PER_S` and `PLACES`; read by nodes and by whoever publishes, who must be told the same. What
+they mean is told in [notifications](notifications.md).
 
 | Variable | Default | Meaning |
 | --- | --- | --- |
+"""
+
+_PLACES = f"""| `{VARIABLE}` | {PLACES} | So many processes with sessions hear themselves what publishers tell nodes, \
+with the driver `postgres` ([the short way](notifications.md#the-short-way)); 0: this process never does. |
 """
 
 _ARGUMENTS = """
@@ -202,7 +207,7 @@ def page() -> str:
     general = "".join(f"| `{s.name}` | {s.option} | {s.default} | {s.meaning} |\n" for s in GENERAL)
     rules = "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in RULES)
     parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
-    notify = _NOTIFY + times(NotifySettings, PREFIX)
+    notify = _NOTIFY + times(NotifySettings, PREFIX) + _PLACES
     spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions) + _SINK + options(WriteOptions)
     bounds = _HTTP + times(HttpSettings, HTTP_PREFIX)
     return "".join(parts) + bounds + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + spark

@@ -2,29 +2,47 @@
 
 Each NOTIFY wakes every connection of its database that listens. So there are only so many places, each an advisory
 lock, which ends with its connection. Whoever has none hears from its leader's node, as everybody does of what is missed
-here: numbers are not looked at, and nothing is made good.
+here: numbers are not looked at, and what is missing is not asked for.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
+from protocol.errors import InvalidSetting
 from storage.connect import schema_name
 from storage.notify.codec import decode
 from storage.notify.model import STREAM, Envelope, MalformedMessage
 from storage.notify.postgres import ENDPOINT, channel_of, from_payload, listen
 
-PLACES = 8
-LONGEST_ID = 19
+VARIABLE: Final = "SUBLET_NOTIFY_PLACES"
+PLACES: Final = 8
+MOST_PLACES: Final = 1000
+LONGEST_ID: Final = 19
 """In digits: of 63 bits."""
+
+_CLASS: Final = zlib.crc32(b"sublet places") & 0x7FFFFFFF
+"""Of the locks: the same for all schemas, since a NOTIFY wakes whoever listens in the database."""
 
 _TAKE = """
 select place from generate_series(1, %(places)s) place
  where exists (select from node where notify = %(endpoint)s and expires_at > clock_timestamp())
    and pg_try_advisory_lock(%(class)s, place) limit 1"""
+
+
+def places() -> int:
+    """How many there are in a database, as this process was told: 0 and it takes none. Raises `InvalidSetting`."""
+    text = os.environ.get(VARIABLE, str(PLACES))
+    if not text.isdecimal() or len(text) > 4 or int(text) > MOST_PLACES:
+        raise InvalidSetting(
+            f"{VARIABLE} is {text[:40]!r}: it must be a whole number from 0 (never listen) to {MOST_PLACES}. "
+            f"Leave it out for {PLACES}."
+        )
+    return int(text)
 
 
 def take_place(connection: psycopg.Connection[Any]) -> bool:
@@ -36,8 +54,8 @@ def take_place(connection: psycopg.Connection[Any]) -> bool:
     row = connection.execute("select pg_backend_pid()").fetchone()
     if row != (connection.info.backend_pid,):
         return False
-    places = {"places": PLACES, "endpoint": ENDPOINT, "class": _class()}
-    if connection.execute(_TAKE, places).fetchone() is None:
+    wanted = {"places": places(), "endpoint": ENDPOINT, "class": _CLASS}
+    if connection.execute(_TAKE, wanted).fetchone() is None:
         return False
     listen(connection, channel_of(schema_name()))
     return True
@@ -56,8 +74,3 @@ def heads_of(payload: bytes) -> dict[int, int]:
 
 def _is_id(key: str) -> bool:
     return key.isdecimal() and len(key) <= LONGEST_ID
-
-
-def _class() -> int:
-    """Of the locks: those of another schema are others."""
-    return zlib.crc32(f"sublet places {schema_name()}".encode()) & 0x7FFFFFFF

@@ -138,3 +138,18 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
         (line,) = shell.run("nodes", "list", "--json").object["nodes"]
         assert (line["name"], line["lives"], line["address"]) == ("n1", False, "127.0.0.1:1")
         assert "gone" in shell.run("nodes", "list").out
+
+
+def test_who_listens_and_does_not_read_is_missed_before_the_queue_is_full(
+    conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_well(found(conn, "notifications"))
+    monkeypatch.setattr(checkup, "FILLED", 0.0)
+    with connect(database) as sleeper:
+        sleeper.execute("listen said")
+        with sleeper.transaction():
+            sleeper.execute("select 1")
+            for _ in range(8):  # a page of the queue is 8 kB
+                conn.execute("select pg_notify('said', repeat('x', 7000) || n) from generate_series(1, 4) n")
+            finding = found(conn, "notifications")
+            assert (finding.state, "pg_terminate_backend" in (finding.remedy or "")) == (State.WARNING, True)

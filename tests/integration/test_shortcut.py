@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,13 +14,14 @@ import pytest
 
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
-from borrower.shortcut import hear
+from borrower.shortcut import Shortcut, hear
+from protocol.errors import InvalidSetting
 from storage.connect import connect, schema_name
 from storage.groups.model import NodeRef
 from storage.nodes import register, remove
 from storage.notify.codec import encode
 from storage.notify.model import Envelope, NotifySettings, stream_change
-from storage.notify.places import PLACES, take_place
+from storage.notify.places import PLACES, VARIABLE, take_place
 from storage.notify.postgres import as_payload, channel_of
 from storage.publish import Publisher
 from tests.integration.feed_kit import address_of
@@ -71,6 +74,12 @@ def connections(conn: Connection) -> int:
     return count(conn, "pg_stat_activity", "application_name = 'sublet shortcut' and datid = (" + OURS + ")")
 
 
+def holders(conn: Connection) -> list[int]:
+    """Server processes that have a place."""
+    taken = "select pid from pg_locks where locktype = 'advisory' and objsubid = 2 and database = (" + OURS + ")"
+    return [pid for (pid,) in conn.execute(taken)]
+
+
 def count(conn: Connection, view: LiteralString, which: LiteralString) -> int:
     row = conn.execute("select count(*) from " + view + " where " + which).fetchone()
     return 0 if row is None else int(row[0])
@@ -121,6 +130,66 @@ def test_what_is_published_is_heard_by_who_listens_and_nothing_stays_behind(data
     eventually(lambda: connections(conn) == 0)
 
 
+@pytest.mark.conforms("D11")
+def test_the_places_are_of_the_database_whichever_schema(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(conn, NODE, 600, 1, notify="postgres:")
+    conn.execute("create schema other; create table other.node (like sublet.node); insert into other.node table node")
+    with ExitStack() as taken:
+        monkeypatch.setenv("SUBLET_SCHEMA", "other")
+        for _ in range(PLACES):
+            assert take_place(taken.enter_context(connect(database)))
+        monkeypatch.delenv("SUBLET_SCHEMA")
+        with connect(database) as late:
+            assert not take_place(late)
+
+
+@pytest.mark.usefixtures("listened")
+def test_a_process_that_is_told_so_never_listens(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
+    hear(database, print)()
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, Shortcut)]
+    monkeypatch.setenv(VARIABLE, "1")
+    with connect(database) as one, connect(database) as other:
+        assert [take_place(one), take_place(other)] == [True, False]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "eight", "1.5", "1001", "9" * 30])
+def test_a_number_of_places_that_is_none_is_refused(database: str, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(InvalidSetting, match=f"{VARIABLE} is .* from 0 .never listen. to 1000"):
+        hear(database, print)
+
+
+@pytest.mark.usefixtures("listened")
+def test_a_process_without_files_hears_again_when_it_has_some(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def connect_or_not(*arguments: Any, **named: Any) -> Connection:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return connect(*arguments, **named)
+
+    monkeypatch.setattr("borrower.shortcut.connect", connect_or_not)
+    with heard(database):
+        eventually(lambda: listeners(conn) == 1)
+
+
+@pytest.mark.usefixtures("listened")
+def test_who_comes_after_a_thread_that_has_died_has_another(database: str, conn: Connection) -> None:
+    with heard(database):
+        (first,) = [thread for thread in threading.enumerate() if isinstance(thread, Shortcut)]
+        first.end()
+        with heard(database):
+            eventually(lambda: listeners(conn) == 1)
+
+
 @pytest.mark.usefixtures("listened")
 def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection) -> None:
     def is_told(heads: dict[int, int]) -> Callable[[], bool]:
@@ -132,8 +201,9 @@ def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection
 
     with PostgresProxy(database) as proxy, heard(proxy.url) as heads:
         eventually(is_told(heads))
+        (before,) = holders(conn)
         proxy.hang_up()
-        eventually(lambda: listeners(conn) == 0)
+        eventually(lambda: [pid for pid in holders(conn) if pid != before])
         heads.clear()
         eventually(is_told(heads))
 
@@ -149,8 +219,8 @@ def test_an_invention_makes_a_session_look_once_and_it_goes_on(database: str, tm
         with connect(database) as conn:
             register(conn, NODE, 600, 1, notify="postgres:")  # the session's own node hears nothing
         with (
-            Session("$share/g/t", database, nodes=nodes, settings=BorrowerSettings().scaled(SPEED)) as session,
             connect(database) as conn,
+            Session("$share/g/t", database, nodes=nodes, settings=BorrowerSettings().scaled(SPEED)) as session,
             Publisher(database) as publisher,
         ):
             eventually(lambda: session.next_batch(0.1) is None and session.held(), WAIT_S)
@@ -170,5 +240,7 @@ def test_an_invention_makes_a_session_look_once_and_it_goes_on(database: str, tm
             batch = session.next_batch(10)
             assert batch is not None
             assert batch.table["value"].to_pylist() == [b"2"]
+        with connect(database) as conn:
+            eventually(lambda: connections(conn) == 0 and listeners(conn) == 0)
     finally:
         stage.close()

@@ -156,6 +156,19 @@ def test_where_a_stream_ends_is_looked_at_once_and_followed_at_its_end(desk: Des
     assert desk.planning.lags() == {1: (10, 30), 2: (10, 10)}, "a head does not go back"
 
 
+@pytest.mark.conforms("P5", "X4")
+def test_nothing_is_planned_that_somebody_says_and_the_log_does_not_have(desk: Desk) -> None:
+    desk.grant(position=10)
+    desk.heads(s1=10)
+    assert (desk.idle(), desk.planning.unseen()) == ([], [])
+    desk.planning.note_said([(1, 2**40), (2, 7)])
+    assert (desk.idle(), desk.planning.unseen()) == ([], [1])
+    desk.heads(s1=12)
+    assert (desk.idle(), desk.planning.unseen(), desk.planning.lags()) == ([1], [], {1: (10, 12)})
+    desk.planning.note_said([(1, 12)])  # what is known
+    assert desk.planning.unseen() == []
+
+
 def test_the_stream_that_has_waited_longest_is_first() -> None:
     desk = Desk()
     for stream in (1, 2, 3):

@@ -1,0 +1,99 @@
+"""OpenTelemetry traces through streams: `pip install 'sublet[traces]'`. docs/traces.md says how they are set up.
+
+    publisher.publish("orders/eu", value, headers=traces.headers())
+
+    for batch in session:
+        with traces.process(batch):
+            ...
+
+Names of spans and attributes are those of OpenTelemetry's semantic conventions for messaging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from borrower.batch import Batch
+from storage.publish.columns import Headers, as_headers
+from sublet._version import __version__
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.trace import Link, SpanKind
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"sublet.traces needs the package {missing.name}: pip install 'sublet[traces]'.", name=missing.name
+    ) from None
+
+MOST_LINKS: Final = 64
+"""A span names the first so many contexts that its messages came with, and how many there were."""
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_PARENT: Final = "traceparent"
+
+_T = TypeVar("_T")
+
+
+def headers(more: Headers | None = None) -> list[tuple[str, bytes | None]]:
+    """`more`, and the context of the current span as a message bears it (W3C Trace Context); `more` alone outside of a
+    span."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    given = [(str(name), value) for name, value in as_headers(more) or () if name not in carrier]
+    return given + [(name, value.encode()) for name, value in carrier.items()]
+
+
+@contextmanager
+def process(batch: Batch, group: str | None = None) -> Iterator[trace.Span]:
+    """A span around the work on a batch, linked to the spans that its messages were published in. An exception is
+    noted in it and goes on. `group`: the subscription, to be shown."""
+    contexts = _contexts(batch.table)
+    links = [link for link in map(_link, contexts[:MOST_LINKS]) if link is not None]
+    attributes: dict[str, str | int] = {
+        "messaging.system": "sublet",
+        "messaging.operation.type": "process",
+        "messaging.operation.name": "process",
+        "messaging.batch.message_count": len(batch),
+        "messaging.destination.partition.id": str(batch.stream_id),
+        "sublet.first_offset": batch.first,
+        "sublet.end_offset": batch.end,
+        "sublet.grant_id": batch.grant_id,
+        "sublet.contexts": len(contexts),
+    }
+    if group is not None:
+        attributes["messaging.consumer.group.name"] = group
+    tracer = trace.get_tracer("sublet", __version__)
+    name = "process" if group is None else f"process {group}"
+    with tracer.start_as_current_span(name, kind=SpanKind.CONSUMER, links=links, attributes=attributes) as span:
+        yield span
+
+
+def traced(fn: Callable[[Batch], _T], group: str | None = None) -> Callable[[Batch], _T]:
+    """The function with such a span around each call: `consume(spark, subscription, traced(fn), ...)`."""
+    return partial(_call, fn, group)
+
+
+def _call(fn: Callable[[Batch], _T], group: str | None, batch: Batch) -> _T:
+    with process(batch, group):
+        return fn(batch)
+
+
+def _contexts(table: pa.Table) -> list[bytes]:
+    """What the messages bear as their context, each once, in their order."""
+    pairs: Any = pc.list_flatten(table.column("headers"))
+    values = pc.struct_field(pairs, "value").filter(pc.equal(pc.struct_field(pairs, "key"), _PARENT))
+    return [value for value in values.unique().to_pylist() if value is not None]
+
+
+def _link(context: bytes) -> Link | None:
+    """None for what is no context, whoever wrote it."""
+    carrier = {_PARENT: context.decode("ascii", "replace")}
+    span = trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()
+    return Link(span) if span.is_valid else None
