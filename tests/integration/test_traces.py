@@ -102,7 +102,7 @@ def test_the_span_of_a_batch_is_linked_to_those_its_messages_were_published_in(u
 
 def test_an_error_is_in_the_span_and_goes_on(url: str) -> None:
     publish_in_spans(url, 1)
-    failed = []
+    failed: list[Batch] = []
 
     def work(batch: Batch) -> None:
         if not failed:

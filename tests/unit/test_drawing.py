@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+from leader.group import table as assignments
 from tools import drawing, protocol_doc, stories_doc
 from tools.drawing import Scene
 
@@ -64,5 +65,5 @@ def test_every_story_is_drawn_with_all_who_speak_in_it() -> None:
 
 def test_every_move_of_a_machine_is_drawn() -> None:
     drawn = protocol_doc.pictures()["assignment"]
-    moves = sum(len(row) for row in protocol_doc.labels(protocol_doc.assignment_table.TABLE).values())
+    moves = sum(len(row) for row in protocol_doc.labels(assignments.TABLE).values())
     assert len(paths(drawn)) == moves
