@@ -1,7 +1,8 @@
 """What publishers pay for push: throughput with a node that is told of every append, over one that looks by itself.
 
-`python -m bench push_cost --rounds 7`. Two databases on one Postgres, each with a node; what is published to the one is
-announced, and to the other not. Publishers to the two take turns.
+`python -m bench push_cost --rounds 7`. Databases on one Postgres, each with a node; what is published to the one is
+not announced, to the other it is, and to the third it is heard by processes besides, as many as there are places for.
+Publishers to them take turns.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import argparse
 import contextlib
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +31,7 @@ from bench.peers.ours import POLL, node
 from bench.peers.system import LeftOut
 from storage.connect import connect, schema_name
 from storage.notify import drivers
+from storage.notify.places import PLACES
 from storage.notify.postgres import channel_of
 from storage.publish import Publisher
 
@@ -40,10 +44,12 @@ NEWS_S = 20.0
 """Within which a publisher must have begun to tell the node."""
 WAYS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
 PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is told
-of what is appended, over throughput without: with a node that looks by itself (*poll*). Messages of {value} bytes to
-one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in each of {rounds}
-rounds, in which the two take turns; the first round does not count. Publisher, node and Postgres share the machine, so
-that what the node does with the news is in the figure too. Ratios are medians of the rounds' ratios."""
+of what is appended, over throughput without: with a node that looks by itself (*poll*). {heard}Messages of {value}
+bytes to one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in each of
+{rounds} rounds, in which they take turns; the first round does not count. Publisher, node and Postgres share the
+machine, so that what the node does with the news is in the figure too. Ratios are medians of the rounds' ratios."""
+HEARD = """*Heard*: the news wakes, besides the node, {listeners} processes that hear it
+[themselves](notifications.md#the-short-way), on the same machine. """
 
 
 class Side:
@@ -71,14 +77,14 @@ def main(arguments: list[str] | None = None) -> None:
     series = Series()
     with contextlib.ExitStack() as opened:
         try:
-            sides, conn = _sides(opened, options.driver)
+            sides, conn = _sides(opened, options.driver, options.listeners)
         except LeftOut as reason:
             print(f"nothing is measured with {options.driver!r}: {reason}")
             return
         contenders = _contenders(sides, options.messages, options.calls)
         for number in range(options.rounds + 1):
             conn.execute("checkpoint")
-            _round(contenders, series if number else Series(), turned=number % 2 == 0)
+            _round(contenders, series if number else Series(), turn(tuple(sides), number))
             print(f"round {number} of {options.rounds}", flush=True)
     _tell(options, series)
 
@@ -89,23 +95,55 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=1_000_000, help="by columns, per round and side")
     parser.add_argument("--calls", type=int, default=100_000, help="one by one, per round and side")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--listeners", type=int, default=PLACES, help="processes that hear the news as well")
     parser.add_argument("--json", type=Path, default=None, help="where the results go")
     parser.add_argument("--page", type=Path, default=report.PAGE)
     return parser.parse_args(arguments)
 
 
-def _sides(opened: contextlib.ExitStack, driver: str) -> tuple[dict[str, Side], psycopg.Connection[Any]]:
-    """By name, and a connection to the server of both. Raises `LeftOut`."""
+def turn(names: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """The names in the order of that round: each begins in its turn."""
+    first = number % len(names)
+    return names[first:] + names[:first]
+
+
+def _sides(
+    opened: contextlib.ExitStack, driver: str, listeners: int
+) -> tuple[dict[str, Side], psycopg.Connection[Any]]:
+    """By name, and a connection to the server of all. Raises `LeftOut`."""
     server = opened.enter_context(postgres.server())
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
     urls = {"off": postgres.database(server, 1), "on": postgres.database(server, 3)}
-    for (name, url), listens in zip(urls.items(), (POLL, driver), strict=True):
-        opened.enter_context(node(url, listens, directory / f"{name}.log"))
+    if driver == DRIVER and listeners:
+        urls["heard"] = postgres.database(server, 5)
+    for name, url in urls.items():
+        opened.enter_context(node(url, POLL if name == "off" else driver, directory / f"{name}.log"))
     sides = {name: Side(url) for name, url in urls.items()}
     for side in sides.values():
         opened.callback(side.publisher.close)
-    _await_news(sides["on"], urls["on"], driver)
+    for name in tuple(sides)[1:]:
+        _await_news(sides[name], urls[name], driver)
+    if "heard" in urls:
+        _listen(opened, urls["heard"], listeners)
     return sides, opened.enter_context(connect(server))
+
+
+def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
+    """Start them, and wait until they hear. Raises `LeftOut`."""
+    command = [sys.executable, "-m", "bench._listener", url]
+    for _ in range(listeners):
+        process = opened.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, cwd=report.ROOT))
+        assert process.stdin is not None
+        opened.callback(process.stdin.close)
+    deadline = time.monotonic() + NEWS_S
+    hearing = (
+        "select count(*) from pg_stat_activity where application_name = 'sublet shortcut' and query like 'listen%'"
+    )
+    with connect(url) as conn:
+        while conn.execute(hearing).fetchone() != (listeners,):
+            if time.monotonic() > deadline:
+                raise LeftOut(f"fewer than {listeners} processes listen {NEWS_S:g} s after they were started.")
+            time.sleep(0.1)
 
 
 def _await_news(side: Side, url: str, driver: str) -> None:
@@ -139,9 +177,9 @@ def _contenders(sides: dict[str, Side], messages: int, calls: int) -> dict[str, 
     return found
 
 
-def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series, turned: bool) -> None:
+def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series, names: tuple[str, ...]) -> None:
     for way in WAYS:
-        for name in ("on", "off") if turned else ("off", "on"):
+        for name in names:
             messages, publish = contenders[f"{way} {name}"]
             gc.collect()
             started = time.perf_counter()
@@ -151,16 +189,22 @@ def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series
 
 def _tell(options: argparse.Namespace, series: Series) -> None:
     claims = [Claim(f"{WAYS[way]}: push {options.driver} / none", f"{way} on", f"{way} off", TARGET) for way in WAYS]
+    heard = ""
+    if "columns heard" in series.rates:
+        heard = HEARD.format(listeners=options.listeners)
+        claims += [Claim(f"{WAYS[way]}: push, heard / none", f"{way} heard", f"{way} off", TARGET) for way in WAYS]
     settings = {
         "driver": options.driver,
         "messages": options.messages,
         "calls": options.calls,
+        "listeners": options.listeners,
         "rounds": options.rounds,
         "value_bytes": VALUE_BYTES,
     }
     section = report.write("push_cost", settings, series, claims, options.json)
     prose = PROSE.format(
         driver=options.driver,
+        heard=heard,
         value=VALUE_BYTES,
         columns=options.messages,
         block=BLOCK,

@@ -53,6 +53,17 @@ def test_cost_of_push(files: tuple[str, ...]) -> None:
 
 
 @pytest.mark.long
+def test_cost_of_push_with_processes_that_hear_it_themselves(files: tuple[str, ...]) -> None:
+    push_cost.main(["--messages", "2000", "--calls", "100", "--rounds", "1", "--listeners", "2", *files])
+    claims = result(files)["claims"]
+    assert [claim["what"] for claim in claims if "heard" in claim["what"]] == [
+        "publish_batch of 1000: push, heard / none",
+        "publish message by message: push, heard / none",
+    ]
+    assert all(claim["ratio"] > 0 for claim in claims)
+
+
+@pytest.mark.long
 def test_memory_of_subscriptions(files: tuple[str, ...]) -> None:
     subscriptions.main(["--sizes", "100", "200", "--each", "20", "--largest-calls", "100", "--rounds", "1", *files])
     small, large = result(files)["curve"]
