@@ -75,6 +75,7 @@ create table producer (
   incarnation bigint not null,
   sequence bigint not null,
   end_offset bigint not null,
+  refused jsonb not null default '{}',                 -- {"incarnation:sequence": outcome} of late: a retry is told the same
   updated_at timestamptz not null default clock_timestamp(),
   primary key (producer_id, stream_id)
 ) with (fillfactor = 50);
@@ -127,6 +128,16 @@ create function producer_lock(p_producer text) returns bigint language sql immut
   select hashtextextended(p_producer, 0) | (1::bigint << 63)
 $$;
 
+-- Remember, for a retry, that a producer's block was not stored; so many blocks are not committed together.
+create function note_refusal(p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_outcome text)
+returns void language sql as $$
+  update producer p
+     set refused = jsonb_build_object(format('%s:%s', p_incarnation, p_sequence), p_outcome) || (
+       select coalesce(jsonb_object_agg(key, value), '{}') from jsonb_each(p.refused)
+        where split_part(key, ':', 1)::bigint = p_incarnation and split_part(key, ':', 2)::bigint > p_sequence - 1000)
+   where p.producer_id = p_producer and p.stream_id = p_stream
+$$;
+
 -- One block in one round trip, in the caller's transaction. `outcome` is exactly one of
 --   appended   it lies at [end_offset - p_count, end_offset)
 --   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
@@ -150,12 +161,12 @@ declare
 begin
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
-    select p.incarnation, p.sequence, p.end_offset into known from producer p
+    select p.incarnation, p.sequence, p.end_offset, p.refused into known from producer p
      where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
     if not found then
       insert into producer (producer_id, stream_id, incarnation, sequence, end_offset)
       values (p_producer, p_stream, p_incarnation, 0, 0) on conflict do nothing;
-      select p.incarnation, p.sequence, p.end_offset into known from producer p
+      select p.incarnation, p.sequence, p.end_offset, p.refused into known from producer p
        where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
     end if;
     if known.incarnation > p_incarnation or exists (
@@ -165,7 +176,8 @@ begin
       return;
     end if;
     if known.incarnation = p_incarnation and known.sequence >= p_sequence then
-      outcome := 'duplicate';
+      -- A block that was refused may lie before one that was stored with it.
+      outcome := coalesce(known.refused ->> format('%s:%s', p_incarnation, p_sequence), 'duplicate');
       end_offset := case when known.sequence = p_sequence then known.end_offset end;
       return;
     end if;
@@ -176,6 +188,7 @@ begin
      where s.stream_id = p_stream and c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null;
     if not found then
       outcome := 'expired';
+      perform note_refusal(p_producer, p_incarnation, p_sequence, p_stream, outcome);
       return;
     end if;
     if p_epochs #> '{least,0,1}' is null then
@@ -186,6 +199,7 @@ begin
     end if;
     if is_behind then
       outcome := 'completed';
+      perform note_refusal(p_producer, p_incarnation, p_sequence, p_stream, outcome);
       return;
     end if;
   end if;

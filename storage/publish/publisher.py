@@ -46,6 +46,9 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
 RETRY_TIMEOUT_S = 120.0
 
+MOST_BLOCKS = 1000
+"""Of a stream in one transaction: of so many refusals a retry is told."""
+
 REGISTER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 5.0
 """For so long a named producer waits for what its predecessor is writing: a frozen one is cut off before that."""
 
@@ -88,7 +91,7 @@ class Publisher:
         limits = Limits(
             whole("block_messages", block_messages),
             whole("block_bytes", block_bytes, LARGEST_BYTES),
-            whole("blocks_per_commit", blocks_per_commit),
+            whole("blocks_per_commit", blocks_per_commit, MOST_BLOCKS),
             whole("max_buffered_bytes", max_buffered_bytes, 2**63 - 1),
             duration("linger_ms", linger_ms, LONGEST_LINGER_MS) / 1000,
         )

@@ -32,7 +32,7 @@ from storage.publish import Publisher
 from storage.publish.buffer import Buffer
 from storage.publish.pieces import Piece
 from storage.spaces import create_space, drop_space, rollover
-from tests.integration.log_kit import everything, in_epochs
+from tests.integration.log_kit import block, everything, in_epochs
 from tests.kit import eventually
 
 A, B, C = (Producer(name, 1) for name in "abc")
@@ -134,6 +134,33 @@ def test_a_block_is_stored_only_with_epochs_that_its_producer_may_publish(
     assert sent(conn, A, 4, (9,)) is Outcome.EXPIRED
     assert sent(conn, C, 1, (9,)) is Outcome.EXPIRED, "what others hold is not its own"
     assert sum(map(len, everything(conn).values())) == 2
+
+
+@pytest.mark.conforms("S9", "W2")
+def test_a_retry_is_told_what_was_refused_though_what_came_behind_it_is_stored(
+    conn: psycopg.Connection[Any], space: int
+) -> None:
+    """As when the answer to a commit of several blocks got lost."""
+    stream = open_streams(conn)[0].stream_id
+
+    def attempt(incarnation: int, first: int) -> list[str]:
+        blocks = [in_epochs((3,)), block(b"x"), in_epochs((9,)), block(b"y")]
+        stamps = [Stamp("a", incarnation, first + number) for number in range(len(blocks))]
+        appends = [Append(stream, block, stamp) for block, stamp in zip(blocks, stamps, strict=True)]
+        return [answer.outcome.value for answer in append(conn, appends)]
+
+    hold(conn, space, A, [(3,)])
+    hold(conn, space, A, [(5,)])
+    assert attempt(1, 1) == ["completed", "appended", "appended", "appended"]
+    assert attempt(1, 1) == ["completed", "duplicate", "duplicate", "duplicate"]
+    release(conn, space, A)
+    assert attempt(1, 5) == ["expired", "appended", "expired", "appended"]
+    assert attempt(1, 1) == ["completed", "duplicate", "duplicate", "duplicate"]
+    assert attempt(2, 5) == ["expired", "appended", "expired", "appended"], "another life has sequences of its own"
+    hold(conn, space, Producer("a", 2), [(20,)])
+    assert attempt(2, 9) == ["completed", "appended", "completed", "appended"]
+    assert attempt(2, 5) == ["expired", "duplicate", "expired", "duplicate"]
+    assert sum(map(len, everything(conn).values())) == 3 + 2 + 2 + 2
 
 
 def test_blocks_and_streams_say_what_epochs_they_have(conn: psycopg.Connection[Any], space: int) -> None:
