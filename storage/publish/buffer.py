@@ -203,12 +203,21 @@ class Buffer:
                 ticket.made()
                 made = wanted is least
 
-    def settled(self, loads: Iterable[Load], error: Exception | None = None) -> None:
-        """Forget loads whose tickets were told their fate, and let in who waits for room. With an error the advances
-        behind these loads are given up; without loads, all: it is an advance that cannot be made."""
-        loads = list(loads)
-        with self._lock:
+    def failed(self, loads: Sequence[Load], error: Exception) -> None:
+        """Tell these loads' tickets, and settle them. The advances behind them are given up; without loads all are: it
+        is an advance that cannot be made."""
+        with self._lock:  # first: who is woken by a ticket asks for the first failure
             self._error = self._error or error
+        for load in loads:
+            load.failed(error)
+        self._settle(loads, error)
+
+    def settled(self, loads: Iterable[Load]) -> None:
+        """Forget loads whose tickets were told that they are stored, and let in who waits for room."""
+        self._settle(list(loads), None)
+
+    def _settle(self, loads: Sequence[Load], error: Exception | None) -> None:
+        with self._lock:
             if error is not None:
                 self._give_up_advances(error, {piece.ticket for load in loads for piece in load.pieces})
             for load in loads:

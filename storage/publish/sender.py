@@ -97,7 +97,7 @@ class Sender(threading.Thread):
             appends = [self._append(load) for load in loads]
             answers = self._until_answered(appends, self._buffer.due(loads))
         except SubletError as error:
-            self._fail(loads, error)
+            self._buffer.failed(loads, error)
             return
         self._teller.tell_heads(_heads(loads, answers))
         outcomes: dict[Outcome, list[Load]] = {outcome: [] for outcome in Outcome}
@@ -108,7 +108,7 @@ class Sender(threading.Thread):
         self._buffer.settled(outcomes[Outcome.APPENDED] + outcomes[Outcome.DUPLICATE])
         for outcome, refusal in _REFUSALS.items():
             if outcomes[outcome]:
-                self._fail(outcomes[outcome], refusal(self._producer.producer_id))
+                self._buffer.failed(outcomes[outcome], refusal(self._producer.producer_id))
         if outcomes[Outcome.CLOSED]:
             self._reroute(outcomes[Outcome.CLOSED])
         if outcomes[Outcome.FENCED]:
@@ -127,14 +127,14 @@ class Sender(threading.Thread):
         advance = self._advance
         moved = self._retrying(lambda conn: advance(conn, appends, least))
         if moved.refusal is not None:
-            self._buffer.settled([], moved.refusal)
+            self._buffer.failed([], moved.refusal)
         elif moved.news is not None:
             self._buffer.advanced(least)
         return moved.answers
 
     def _stop_fenced(self, loads: list[Load]) -> None:
         error = fenced(self._producer.producer_id, self._producer.incarnation)
-        self._fail(loads, error)
+        self._buffer.failed(loads, error)
         raise error
 
     def _reroute(self, closed: list[Load]) -> None:
@@ -142,14 +142,9 @@ class Sender(threading.Thread):
         try:
             routes = self._retrying(lambda conn: Routes.load(conn, self._space))
         except SubletError as error:
-            self._fail(closed, error)
+            self._buffer.failed(closed, error)
             return
         self._buffer.reroute(routes, closed)
-
-    def _fail(self, loads: list[Load], error: Exception) -> None:
-        for load in loads:
-            load.failed(error)
-        self._buffer.settled(loads, error)
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """Call until there is an answer, over as many connections as it takes, for `retry_timeout_s` at most.

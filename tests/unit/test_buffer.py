@@ -86,9 +86,7 @@ def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer
     lost = SubletError("it is lost")
     loads = buffer.take()
     assert loads is not None
-    for load in loads:
-        load.failed(lost)
-    buffer.settled(loads, lost)
+    buffer.failed(loads, lost)
     assert buffer.take() == []
     least = buffer.due([])
     assert least == [(3,)], "the advance behind what was lost is given up"
@@ -102,8 +100,21 @@ def test_an_advance_that_cannot_be_made_takes_all_with_it(buffer: Buffer) -> Non
     assert send(buffer) == 2
     buffer.advance([(3,)])
     publish_in(buffer, 3)
-    buffer.settled([], SubletError("refused"))
+    buffer.failed([], SubletError("refused"))
     assert not buffer._advances
+
+
+def test_the_first_failure_is_known_before_anybody_is_woken_by_it(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who flushes is woken by the last ticket, and asks at once."""
+    publish_in(buffer, 1)
+    loads, lost = buffer.take(), SubletError("it is lost")
+    assert loads is not None
+    known: list[Exception | None] = []
+    monkeypatch.setattr(Load, "failed", lambda load, error: known.append(buffer.pop_error()))
+    buffer.failed(loads, lost)
+    assert known == [lost]
 
 
 def test_whoever_flushes_waits_for_no_other_advance(buffer: Buffer) -> None:
