@@ -92,16 +92,15 @@ class FeedSender(threading.Thread):
         self._calls.close()
 
     def _deliver(self, load: Load) -> None:
-        problem: SubletError | None = None
         for batch, pieces in _requests(load):
             try:
                 for part in self._published(batch):
                     _store(part, pieces)
             except SubletError as error:
-                problem = problem or error
+                self._buffer.failing(error)
                 for piece in pieces:
                     piece.ticket.failed(piece.count, error)
-        self._buffer.settled([load], problem)
+        self._buffer.settled([load])
 
     def _published(self, batch: pa.RecordBatch) -> tuple[Part, ...]:
         """Where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""

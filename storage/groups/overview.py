@@ -24,6 +24,7 @@ from protocol.words import Filter, Subscription
 from storage.catalogue import filled
 from storage.groups import births
 from storage.groups.channel import Connection
+from storage.groups.model import LendingStatus
 from storage.groups.options import GroupOptions
 from storage.groups.orders import Orders
 from storage.history import Newest, forced_lately
@@ -117,7 +118,10 @@ NO_STREAMS = Counts({}, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class GroupLine:
-    """A group that is not deleted. Its options and orders stay JSON until somebody looks: lists of groups are long."""
+    """A group that is not deleted. Its options and orders stay JSON until somebody looks: lists of groups are long.
+
+    `after_generation`: the newest generation when it was created.
+    """
 
     group_id: int
     kind: str
@@ -127,6 +131,7 @@ class GroupLine:
     stored: str
     ordered: str
     created_at: datetime
+    after_generation: int
 
     @property
     def options(self) -> GroupOptions:
@@ -209,7 +214,8 @@ class Overview:
         )
 
 
-COLUMNS = "g.group_id, g.kind, g.name, g.filter, g.start, g.options::text, g.orders::text, g.created_at"
+COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.start, g.options::text, g.orders::text, g.created_at,
+       g.after_generation"""
 """Of `consumer_group g`: a `GroupLine`."""
 
 _GROUPS = f"""
@@ -251,16 +257,12 @@ with line as (
 ), {SEEN}
 """
 
-_COUNTS = (
-    _LINES
-    + """
-select group_id, array_agg(status order by status), array_agg(streams order by status),
-       sum(known_lag)::bigint, sum(unknown)::bigint
-  from (select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0) as known_lag,
-               count(*) filter (where lag is null) as unknown
-          from seen group by group_id, status) as counted
- group by group_id"""
-)
+_STATUSES = sorted((*LendingStatus, NEW))
+
+_COUNTS = f"""{_LINES}
+select group_id, coalesce(sum(lag), 0)::bigint, count(*) filter (where lag is null),
+       {", ".join(f"count(*) filter (where status = '{status}')" for status in _STATUSES)}
+  from seen group by group_id"""
 
 _STREAMS = (
     _LINES
@@ -334,9 +336,9 @@ def overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview
     parameters = _parameters(connection, groups)
     leaders = {row[0]: Leader(*row) for row in connection.execute(_LEADERS, parameters).fetchall()}
     counts = {
-        group_id: Counts(dict(zip(statuses, streams, strict=True)), lag, unknown)
-        for group_id, statuses, streams, lag, unknown in connection.execute(
-            _COUNTS, parameters, prepare=False
+        group_id: Counts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, lag, unknown)
+        for group_id, lag, unknown, *streams in connection.execute(
+            _COUNTS.encode(), parameters, prepare=False, binary=True
         ).fetchall()
     }
     return tuple(
@@ -345,11 +347,14 @@ def overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview
 
 
 def _parameters(connection: psycopg.Connection[Any], groups: Iterable[GroupLine]) -> dict[str, Any]:
-    """The groups' ids, and beside each the filters of the generations that its unnoticed streams may be in."""
+    """The groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A group
+    that no generation has come after has none."""
     generations = filled(connection)
     parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "filters": [], "matching": []}
     for group in groups:
         parameters["groups"].append(group.group_id)
+        if group.after_generation >= generations.newest:
+            continue
         for filter, matching in generations.wanted(Filter(group.filter)).items():
             parameters["pair_groups"].append(group.group_id)
             parameters["filters"].append(filter.text)

@@ -203,11 +203,15 @@ class Buffer:
                 ticket.made()
                 made = wanted is least
 
+    def failing(self, error: Exception) -> None:
+        """Tickets are about to be told of it: who is woken by one asks for the first failure at once."""
+        with self._lock:
+            self._error = self._error or error
+
     def failed(self, loads: Sequence[Load], error: Exception) -> None:
         """Tell these loads' tickets, and settle them. The advances behind them are given up; without loads all are: it
         is an advance that cannot be made."""
-        with self._lock:  # first: who is woken by a ticket asks for the first failure
-            self._error = self._error or error
+        self.failing(error)
         for load in loads:
             load.failed(error)
         self._settle(loads, error)

@@ -19,13 +19,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import psycopg
 import typer
 
 from protocol.errors import SubletError, SubscriptionEnded, UsageError
 from sublet.cli.output import Output
 
 if TYPE_CHECKING:
+    import psycopg
+
     from borrower.feed import Feed
     from storage.database import Database
 
@@ -181,6 +182,8 @@ def run(cli: Cli, command: Callable[[], int | None]) -> int:
 
 def explained(error: Exception) -> tuple[str, int]:
     """An error as one sentence without secrets, and its exit code."""
+    import psycopg
+
     if isinstance(error, SubscriptionEnded):
         return str(error), _ENDINGS.get(error.reason, error.exit_code)
     if isinstance(error, SubletError):

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-
 from protocol.errors import NotFound, Unavailable
 from protocol.words import Subscription
 from sublet.cli.command import NODE_PATIENCE_S, Cli, Nodes, held_back
@@ -144,6 +142,8 @@ class _Listed:
                 raise Unavailable("No leader node is listed in the database: start one with `sublet leader`.")
 
     def __call__(self) -> Sequence[str]:
+        import psycopg
+
         from storage.connect import connect
         from storage.nodes import live_nodes
 

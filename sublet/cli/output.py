@@ -5,27 +5,36 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod
-from rich.markup import escape
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MOST_DRESSED = 500
 """Rows of a table that a terminal's width is looked at for: of more, the time it takes is felt."""
 
 
 class Output:
-    """`json`: objects instead of text on stdout."""
+    """`json`: objects instead of text on stdout. What dresses text is loaded when there is some to dress."""
 
     def __init__(self, json: bool) -> None:
         self.json = json
-        self.prose = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    @cached_property
+    def prose(self) -> Console:
+        """Where stderr goes."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, soft_wrap=True)
 
     @property
     def coloured(self) -> bool:
         """Whether stdout is a terminal that wants colours."""
+        from rich.console import Console
+
         return Console().is_terminal and not Console().no_color
 
     def say(self, text: str) -> None:
@@ -50,17 +59,8 @@ class Output:
         """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
         as it needs to be elsewhere. Times (`AT`) are not broken."""
         cells = [[shown(cell) for cell in row] for row in rows]
-        if not Console().is_terminal or len(cells) > MOST_DRESSED:
+        if len(cells) > MOST_DRESSED or not _dressed(columns, cells):
             self.write(_aligned(columns, cells))
-            return
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in columns:
-            justify: JustifyMethod = "right" if column.endswith(">") else "left"
-            table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column == "AT")
-        for row in cells:
-            table.add_row(*map(escape, row))
-        Console(highlight=False).print(table)
-        sys.stdout.flush()
 
 
 def dumps(thing: Any) -> str:
@@ -68,14 +68,38 @@ def dumps(thing: Any) -> str:
     return json.dumps(thing, ensure_ascii=False, separators=(",", ":"))
 
 
+def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Show a table that fits the terminal; False if stdout is none."""
+    from rich.console import Console, JustifyMethod
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not Console().is_terminal:
+        return False
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        justify: JustifyMethod = "right" if column.endswith(">") else "left"
+        table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column == "AT")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console(highlight=False).print(table)
+    sys.stdout.flush()
+    return True
+
+
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """The header and the rows, as plain lines."""
     header = [column.rstrip(">") for column in columns]
-    widths = [max(map(cell_len, found)) for found in zip(header, *rows, strict=True)]
+    widths = [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
     for row in (header, *rows):
         places = zip(columns, widths, row, strict=True)
-        padded = [(" " * (width - cell_len(cell)), cell, column) for column, width, cell in places]
+        padded = [(" " * (width - _width(cell)), cell, column) for column, width, cell in places]
         yield " ".join(gap + cell if column.endswith(">") else cell + gap for gap, cell, column in padded).rstrip()
+
+
+def _width(text: str) -> int:
+    """In columns of a terminal."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def shown(cell: object) -> str:
