@@ -150,8 +150,9 @@ def test_a_process_that_is_told_so_never_listens(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "0")
-    hear(database, print)()
+    stop = hear(database, print)
     assert not [thread for thread in threading.enumerate() if isinstance(thread, Shortcut)]
+    stop()
     monkeypatch.setenv(VARIABLE, "1")
     with connect(database) as one, connect(database) as other:
         assert [take_place(one), take_place(other)] == [True, False]
