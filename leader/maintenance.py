@@ -11,14 +11,16 @@ from typing import Any
 import psycopg
 
 from protocol.errors import LostLeadership, SubletError
-from storage import compaction, epochs, history, retention, spaces
+from storage import catalogue, compaction, epochs, history, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
 from storage.notify import snapshot
 from storage.notify.model import Change
 from storage.notify.teller import shared
+from storage.payloads import objects, tiering
 from storage.publish import staging
+from storage.routing import Space
 from storage.turnover import Guard
 
 log = logging.getLogger(__name__)
@@ -100,6 +102,11 @@ def _steps(
     yield "the search for fragmented streams", lambda: fragmented.extend(compaction.fragmented_streams(connection))
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
+    outside: list[Space] = []
+    yield "the search for spaces with payloads elsewhere", lambda: outside.extend(_with_a_place(connection))
+    for space in outside:
+        yield f"moving of payloads of space {space.name}", partial(_tier, connection, guard, space)
+    yield "deleting of objects that no block names", partial(_sweep, connection, guard)
     yield "closing of dead publishers' epochs", partial(_expire_epochs, connection, guard)
     yield "forgetting of idle producers", partial(_forget_producers, connection, guard)
     yield "forgetting of staged blocks", partial(_forget_staged, connection)
@@ -120,6 +127,22 @@ def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
 def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
     saved = compaction.compact_stream(connection, stream_id, guard=guard)
     log.info("stream %d: compaction saved %d blocks", stream_id, saved)
+
+
+def _with_a_place(connection: psycopg.Connection[Any]) -> list[Space]:
+    """Of a space that was dropped the payloads are moved as well."""
+    return [space for space in catalogue.list_spaces(connection, include_dropped=True) if space.payloads is not None]
+
+
+def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> None:
+    moved = tiering.tier_space(connection, space, guard)
+    if moved.blocks:
+        log.info("space %s: payloads of %d blocks, %d bytes, are moved out", space.name, moved.blocks, moved.size)
+
+
+def _sweep(connection: psycopg.Connection[Any], guard: Guard) -> None:
+    if deleted := objects.sweep(connection, guard):
+        log.info("%d objects that no block names are deleted", deleted)
 
 
 def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:

@@ -18,10 +18,12 @@ from protocol.words import Filter
 from storage import epochs
 from storage.block import COMPRESSIONS
 from storage.catalogue import DEFAULT_SPACE, list_spaces, named
+from storage.payloads import place
 from storage.routing import Space, ranges
 from storage.turnover import Guard, retried, turn_over
 
 DEFAULT_SHARDS = 16
+CHANGEABLE = frozenset({"filter", "shards", "retention_s", "rollover_s", "compression", "payloads", "tier_after_s"})
 LONGEST_S = 1000 * 365 * 86400
 """The longest retention and rollover, 1000 years: more would leave the span of Postgres' timestamps."""
 
@@ -54,12 +56,15 @@ def create_space(
     retention_s: int | None = None,
     rollover_s: int | None = None,
     compression: str = "none",
+    payloads: str | None = None,
+    tier_after_s: int | None = None,
 ) -> Space:
     """Give the topics that match `filter` a space of their own; the less specific spaces they leave roll over.
 
     The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
     """
-    wanted = _checked(Space(0, name, Filter(filter), shards, retention_s, rollover_s, compression))
+    kept = (retention_s, rollover_s, compression, payloads, tier_after_s)
+    wanted = _checked(Space(0, name, Filter(filter), shards, *kept))
 
     def create() -> Space:
         spaces = _locked_spaces(conn)
@@ -73,8 +78,8 @@ def create_space(
 
 
 def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Space:
-    """Change `filter`, `shards`, `retention_s`, `rollover_s` or `compression`; streams move only for the first two."""
-    if unknown := changes.keys() - {"filter", "shards", "retention_s", "rollover_s", "compression"}:
+    """Change some of `CHANGEABLE`; streams move only for the filter and the shards."""
+    if unknown := changes.keys() - CHANGEABLE:
         raise InvalidSetting(f"space {name!r}: no such settings: {', '.join(sorted(unknown))}.")
     if "filter" in changes:
         changes["filter"] = Filter(changes["filter"])
@@ -165,7 +170,10 @@ def _checked(space: Space) -> Space:
             f"space name {space.name!r}: 1 to 63 printable characters without blanks, /, +, # and $. Choose another."
         )
     ranges(space.shards)
-    for what, seconds in (("retention_s", space.retention_s), ("rollover_s", space.rollover_s)):
+    spans = (
+        ("retention_s", space.retention_s), ("rollover_s", space.rollover_s), ("tier_after_s", space.tier_after_s)
+    )  # fmt: skip
+    for what, seconds in spans:
         if seconds is not None and seconds <= 0:
             raise InvalidSetting(f"{what} {seconds}: must be above 0 seconds. Leave it out for no limit.")
         if seconds is not None and seconds > LONGEST_S:
@@ -174,7 +182,12 @@ def _checked(space: Space) -> Space:
             )
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
-    return space
+    if space.payloads is None and space.tier_after_s is not None:
+        raise InvalidSetting(
+            f"tier_after_s {space.tier_after_s}: space {space.name!r} has no place that its payloads could be moved to."
+            " Give it `payloads` too, or leave this out."
+        )
+    return space if space.payloads is None else replace(space, payloads=str(place.parse(space.payloads)))
 
 
 def _same(space: Space, wanted: Space) -> Space:
@@ -189,7 +202,8 @@ def _same(space: Space, wanted: Space) -> Space:
 def _settings(space: Space) -> str:
     return (
         f"filter {space.filter.text}, shards {space.shards}, retention_s {space.retention_s}, "
-        f"rollover_s {space.rollover_s}, compression {space.compression}"
+        f"rollover_s {space.rollover_s}, compression {space.compression}, payloads {space.payloads}, "
+        f"tier_after_s {space.tier_after_s}"
     )
 
 
@@ -209,8 +223,8 @@ def _check_not_default(name: str, rule: str) -> None:
 
 def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -> Space:
     row = conn.execute(
-        "insert into space (name, filter, shards, retention_s, rollover_s, compression)"
-        " values (%s, %s, %s, %s, %s, %s) returning space_id",
+        "insert into space (name, filter, shards, retention_s, rollover_s, compression, payloads, tier_after_s)"
+        " values (%s, %s, %s, %s, %s, %s, %s, %s) returning space_id",
         _row(wanted),
     ).fetchone()
     assert row is not None
@@ -221,17 +235,20 @@ def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -
 
 
 def _update(conn: psycopg.Connection[Any], new: Space) -> None:
+    """Where it has payloads already, another way to the same place is the way to these as well."""
     conn.execute(
-        "update space set name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s"
+        "update space set name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s,"
+        " payloads = %s, tier_after_s = %s, payload_places = array("
+        "   select case when split_part(known, '?', 1) = split_part(%s, '?', 1) then %s else known end"
+        "     from unnest(payload_places) as known)"
         " where space_id = %s",
-        (*_row(new), new.space_id),
+        (*_row(new), new.payloads, new.payloads, new.space_id),
     )
 
 
 def _row(space: Space) -> tuple[object, ...]:
-    return (
-        space.name, space.filter.text, space.shards, space.retention_s, space.rollover_s, space.compression
-    )  # fmt: skip
+    kept = (space.retention_s, space.rollover_s, space.compression, space.payloads, space.tier_after_s)
+    return (space.name, space.filter.text, space.shards, *kept)
 
 
 def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
