@@ -49,7 +49,7 @@ select outcome, end_offset from append_block(
 _SINCE = """
 select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload,
        case when b.uri is not null then (
-         select array[b.uri, b.size::text] || payload_places from space where space_id = s.space_id) end
+         select array[b.uri, b.size::text] || payload_places_of(s.space_id)) end
   from stream s join generation g using (generation_id)
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (

@@ -59,10 +59,10 @@ select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, fal
  where g.state = 'gone' order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
 
 _DOOM = """
-insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed)
-select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, true
+insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)
+select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_timestamp()
   from {part} b join generation g on g.generation_id = {generation} where b.uri is not null
-on conflict (uri) do update set doomed = true"""
+on conflict (uri) do update set doomed_at = coalesce(payload_object.doomed_at, excluded.doomed_at)"""
 
 
 def retain(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
@@ -134,7 +134,7 @@ def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) ->
 
 
 def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
-    """What its rows name outside of Postgres is to be deleted from the same instant on, and not before."""
+    """What its rows name outside of Postgres is doomed at the same instant, and not before."""
     part = partition(generation_id)
     steps = [
         sql.SQL("lock table {} in access exclusive mode").format(part),

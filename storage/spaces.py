@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from protocol.errors import Conflict, InvalidSetting
 from protocol.words import Filter
@@ -27,6 +28,8 @@ CHANGEABLE = frozenset({"filter", "shards", "retention_s", "rollover_s", "compre
 LONGEST_S = 1000 * 365 * 86400
 """The longest retention and rollover, 1000 years: more would leave the span of Postgres' timestamps."""
 
+_LOCK = "lock table space in share row exclusive mode"
+
 _DUE = """
 select p.space_id from space p join generation g using (space_id)
  where p.dropped_at is null and g.state = 'open'
@@ -34,17 +37,19 @@ select p.space_id from space p join generation g using (space_id)
    and exists (select from stream s where s.generation_id = g.generation_id and s.head > 0)"""
 
 
-def ensure_default(conn: psycopg.Connection[Any], shards: int = DEFAULT_SHARDS) -> Space:
-    """Create the space `default` with filter `#` if there is none yet; return it as it is."""
+def ensure_default(conn: psycopg.Connection[Any], shards: int = DEFAULT_SHARDS) -> None:
+    """Create the space `default` with filter `#` if there is none yet, in a schema of whichever version.
 
-    def create() -> Space:
-        spaces = _locked_spaces(conn)
-        for space in spaces:
-            if space.name == DEFAULT_SPACE:
-                return space
-        return _create(conn, Space(0, DEFAULT_SPACE, Filter("#"), shards), spaces)
+    It takes topics from no other: none is less specific.
+    """
 
-    return retried(conn, create)
+    def create() -> None:
+        conn.execute(_LOCK)
+        named = "select from space where name = %s and dropped_at is null"
+        if not conn.execute(named, (DEFAULT_SPACE,)).rowcount:
+            _create(conn, Space(0, DEFAULT_SPACE, Filter("#"), shards), [])
+
+    retried(conn, create)
 
 
 def create_space(
@@ -160,7 +165,7 @@ def _due(conn: psycopg.Connection[Any], spaces: Iterable[Space]) -> list[Space]:
 
 
 def _locked_spaces(conn: psycopg.Connection[Any]) -> list[Space]:
-    conn.execute("lock table space in share row exclusive mode")
+    conn.execute(_LOCK)
     return list_spaces(conn)
 
 
@@ -222,11 +227,11 @@ def _check_not_default(name: str, rule: str) -> None:
 
 
 def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -> Space:
-    row = conn.execute(
-        "insert into space (name, filter, shards, retention_s, rollover_s, compression, payloads, tier_after_s)"
-        " values (%s, %s, %s, %s, %s, %s, %s, %s) returning space_id",
-        _row(wanted),
-    ).fetchone()
+    given = {name: value for name, value in zip(_COLUMNS, _row(wanted), strict=True) if value is not None}
+    statement = sql.SQL("insert into space ({}) values ({}) returning space_id").format(
+        sql.SQL(", ").join(map(sql.Identifier, given)), sql.SQL(", ").join(sql.Placeholder() * len(given))
+    )
+    row = conn.execute(statement, list(given.values())).fetchone()
     assert row is not None
     created = replace(wanted, space_id=row[0])
     others = _affected(spaces, created)
@@ -244,6 +249,9 @@ def _update(conn: psycopg.Connection[Any], new: Space) -> None:
         " where space_id = %s",
         (*_row(new), new.payloads, new.payloads, new.space_id),
     )
+
+
+_COLUMNS = ("name", "filter", "shards", "retention_s", "rollover_s", "compression", "payloads", "tier_after_s")
 
 
 def _row(space: Space) -> tuple[object, ...]:

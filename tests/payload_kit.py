@@ -16,7 +16,8 @@ from pyarrow import fs
 
 from storage.block import pack
 from storage.log import Append, append
-from storage.payloads.stores import MARKER
+from storage.payloads import objects
+from storage.payloads.stores import MARKER, WRITABLE
 from storage.payloads.tiering import tier_space
 from storage.routing import Space
 from storage.spaces import create_space
@@ -39,7 +40,7 @@ class PlaceWorld(ABC):
 
     @abstractmethod
     def names(self) -> set[str]:
-        """All objects but the marker."""
+        """All objects but the marker, and what is written to see whether one can."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -67,11 +68,11 @@ class LocalWorld(PlaceWorld):
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "mounted" / "payloads"
+        self.root.mkdir(parents=True)
         self.uri = f"file://{self.root}"
 
     def names(self) -> set[str]:
-        found = {str(each.relative_to(self.root)) for each in self.root.rglob("*") if each.is_file()}
-        return found - {MARKER}
+        return _objects({str(each.relative_to(self.root)) for each in self.root.rglob("*") if each.is_file()})
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
@@ -89,6 +90,10 @@ class LocalWorld(PlaceWorld):
     def come_back(self) -> None:
         shutil.rmtree(self.root)
         self.root.with_name("elsewhere").rename(self.root)
+
+
+def _objects(names: set[str]) -> set[str]:
+    return names - {MARKER, WRITABLE}
 
 
 class S3Server:
@@ -123,8 +128,7 @@ class S3World(PlaceWorld):
 
     def names(self) -> set[str]:
         found = self._fs.get_file_info(fs.FileSelector(self._root, recursive=True, allow_not_found=True))
-        files = {each.path.removeprefix(f"{self._root}/") for each in found if each.type == fs.FileType.File}
-        return files - {MARKER}
+        return _objects({each.path.removeprefix(f"{self._root}/") for each in found if each.type == fs.FileType.File})
 
     def read(self, name: str) -> bytes:
         with self._fs.open_input_stream(f"{self._root}/{name}") as stream:
@@ -181,6 +185,11 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
         blocks += moved.blocks
         if moved.all:
             return blocks
+
+
+def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
+    """Delete what is doomed; how many. Without a grace: who tests does not wait for days."""
+    return objects.sweep(conn, grace_s=grace_s)
 
 
 def outside(conn: psycopg.Connection[Any]) -> set[str]:

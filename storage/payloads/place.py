@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from urllib.parse import parse_qsl, urlsplit
 
 import xxhash
@@ -24,17 +25,25 @@ LONGEST = 1024
 _PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _VALUE = re.compile(r"[A-Za-z0-9.:/\[\]_-]+")
-_NAME = re.compile(r"(\d+)/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{16}")
+NAME = r"(\d+)/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{16}"
+"""An object's, relative to its place; also for Postgres."""
+
+_NAME = re.compile(NAME)
+_OPTION = re.compile(r"[a-z_]{1,32}")
 _SHAPES = "file:///DIRECTORY, or s3://BUCKET/PREFIX with ?endpoint_override=HOST:PORT&scheme=http&region=NAME as needed"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of `OPTIONS` that it has."""
+    """`scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of `OPTIONS` that it has.
+
+    `marker`: the id in its marker; empty: it is not known.
+    """
 
     scheme: str
     root: str
     options: tuple[tuple[str, str], ...] = ()
+    marker: str = ""
 
     @property
     def prefix(self) -> str:
@@ -60,9 +69,12 @@ class Name:
 def parse(text: str) -> Place:
     """A place as somebody writes it. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
     shown = _redacted(text)
-    parts = urlsplit(text)
     if len(text) > LONGEST or not text.isascii() or not text.isprintable():
         raise _invalid(shown, f"at most {LONGEST} printable ASCII characters")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise _invalid(shown, "a URI, without brackets around the host") from None
     if parts.fragment or "@" in parts.netloc or "@" in parts.query:
         raise _invalid(
             shown, "without user, password or fragment: credentials come from the environment or the store's own files"
@@ -82,7 +94,7 @@ def parse(text: str) -> Place:
 def _options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
     found = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(found.keys() - set(OPTIONS)):
-        raise _invalid(shown, f"the options {', '.join(OPTIONS)}, and none of {', '.join(unknown)}")
+        raise _invalid(shown, f"the options {', '.join(OPTIONS)}, and none of {', '.join(map(_option, unknown))}")
     if not all(_VALUE.fullmatch(value) for value in found.values()) or found.get("scheme", "https") not in (
         "http",
         "https",
@@ -97,9 +109,26 @@ def _invalid(shown: str, rule: str) -> InvalidSetting:
 
 def _redacted(text: str) -> str:
     """Without what might be a secret: user and password, and the values of options."""
-    text = re.sub(r"//[^/]*@", "//***@", text)
+    text = re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)
     before, mark, query = text.partition("?")
-    return before + mark + re.sub(r"=[^&]*", "=***", query)
+    return before + mark + "&".join(map(_redacted_option, query.split("&")))
+
+
+def _redacted_option(text: str) -> str:
+    name, mark, _ = text.partition("=")
+    return f"{_option(name)}=***" if mark else _option(name)
+
+
+def _option(name: str) -> str:
+    """It may be a secret that stands where a name should."""
+    return name if not name or _OPTION.fullmatch(name) else "***"
+
+
+@lru_cache(maxsize=256)
+def known(text: str) -> Place:
+    """A place as the database has it: with the id in its marker behind a #."""
+    place, _, marker = text.partition("#")
+    return replace(parse(place), marker=marker)
 
 
 def named(generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview) -> Name:
@@ -114,15 +143,20 @@ def digest(payload: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(payload)
 
 
+def shown(text: str) -> str:
+    """The same for people."""
+    return text.partition("#")[0]
+
+
 def located(uri: str, places: Iterable[str]) -> tuple[Place, Name] | None:
-    """Where an object is, and what it is; None if it is not the name of one, or is in none of these places."""
-    found = [place for place in map(parse, places) if uri.startswith(f"{place.prefix}/")]
-    if not found:
-        return None
-    place = max(found, key=lambda one: len(one.prefix))
-    text = uri[len(place.prefix) + 1 :]
-    matched = _NAME.fullmatch(text)
-    if matched is None:
-        return None
-    generation_id, stream_id, end_offset = map(int, matched.groups()[:3])
-    return place, Name(generation_id, stream_id, end_offset, matched[4], text)
+    """Where an object is, and what it is; None if it is not the name of one, or is in none of these places, which may
+    lie within one another."""
+    for place in map(known, places):
+        if not uri.startswith(f"{place.prefix}/"):
+            continue
+        text = uri[len(place.prefix) + 1 :]
+        matched = _NAME.fullmatch(text)
+        if matched is not None:
+            generation_id, stream_id, end_offset = map(int, matched.groups()[:3])
+            return place, Name(generation_id, stream_id, end_offset, matched[4], text)
+    return None

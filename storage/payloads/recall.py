@@ -18,7 +18,7 @@ select g.generation_id, s.stream_id from generation g join stream s using (gener
 
 _BLOCKS = """
 select end_offset, count, codec, topics, payload, (
-         select array[uri, uri_bytes::text] || payload_places from space join generation g using (space_id)
+         select array[uri, uri_bytes::text] || payload_places_of(g.space_id) from generation g
           where g.generation_id = b.generation_id)
   from block b
  where generation_id = %s and stream_id = %s and end_offset > %s and uri is not null order by end_offset limit %s"""
@@ -53,5 +53,5 @@ def _bring(conn: Connection, owner: Owner, rows: list[tuple[Any, ...]]) -> int:
             where = (owner.generation_id, owner.stream_id, row[0], row[5][0])
             if conn.execute(_BACK, (memoryview(found[4]), *where)).rowcount:
                 back.append((row[5][0], row[0]))
-        objects.doom(conn, owner, back)
+        objects.doom(conn, owner, back, was_named=True)
     return len(back)

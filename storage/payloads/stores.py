@@ -3,20 +3,23 @@
 A write is whole and durable when it returns, or it is not there. On a file system that takes a file beside, fsync, a
 rename, and fsync of the directory, which pyarrow does not do; S3 comes from pyarrow, which every executor has.
 
-A place has a marker, written before its first object: where that is missing the place is away (not mounted, say, or
-another bucket), and what is not found there is not lost.
+A place has a marker with an id of its own, written before its first object and never again: where that is missing, or
+has another id, the place is away (not mounted, say, or another bucket), and what is not found there is not lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
+import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
@@ -25,11 +28,18 @@ from protocol.errors import PayloadUnavailable
 from storage.payloads.place import Place
 
 MARKER: Final = ".sublet"
+WRITABLE: Final = ".sublet-writable"
+"""An empty object that is written to see whether one can."""
+
+MARKER_BYTES: Final = 1000
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 10.0
 ATTEMPTS: Final = 2
+
+_FOR_GOOD = (PermissionError, IsADirectoryError, NotADirectoryError)
+_ID = re.compile(r"\bid ([0-9a-f]{32})\b")
 
 Payload = bytes | memoryview
 _T = TypeVar("_T")
@@ -37,6 +47,15 @@ _T = TypeVar("_T")
 
 class Missing(Exception):
     """There is no such object, and its place is there."""
+
+
+class ObjectRefused(PayloadUnavailable):
+    """Something ails this object, and its place is there: others may be read, written and deleted.
+
+    `is_for_good`: unless somebody does something about it.
+    """
+
+    is_for_good = False
 
 
 class Backend(Protocol):
@@ -53,45 +72,77 @@ class Backend(Protocol):
 
 
 class LocalBackend:
-    """A directory, which is made when something is written to it."""
+    """A directory, which must exist. All that is done is done below it, whatever links there are."""
 
     def __init__(self, place: Place) -> None:
-        self._root = Path(place.root)
+        self._root = place.root
 
     def write(self, name: str, payload: Payload) -> None:
-        path = self._root / name
-        self._make(path.parent)
-        part = _part(path)
-        with part.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
-        _sync(path.parent)
+        with self._folder(name, make=True) as (folder, file_name):
+            part = _part(file_name)
+            how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                with open(os.open(part, how, 0o666, dir_fd=folder), "wb") as file:
+                    file.write(payload)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(part, file_name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(part, dir_fd=folder)
+                raise
+            os.fsync(folder)
 
     def read(self, name: str, most: int) -> Payload:
-        path = self._root / name
-        if not path.parent.resolve().is_relative_to(self._root.resolve()):
-            raise OSError(f"{path.parent} leads out of {self._root}")
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._folder(name) as (folder, file_name), open(os.open(file_name, how, dir_fd=folder), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(f"{path} is not a file")
+                raise IsADirectoryError(f"{self._root}/{name} is not a file")
             return file.read(most)
 
     def delete(self, name: str) -> None:
-        path = self._root / name
-        for each in (path, _part(path)):
-            with contextlib.suppress(FileNotFoundError):
-                each.unlink()
-        if path.parent != self._root:
+        try:
+            with self._folder(name) as (folder, file_name):
+                for each in (file_name, f"{file_name}.part"):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(each, dir_fd=folder)
+        except FileNotFoundError:
+            if not os.path.isdir(self._root):
+                raise
+        above = os.path.dirname(name)
+        if above:
             with contextlib.suppress(OSError):  # there are others
-                path.parent.rmdir()
+                os.rmdir(f"{self._root}/{above}")
 
-    def _make(self, folder: Path) -> None:
-        missing = [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for each in missing:
-            _sync(each.parent)
+    @contextmanager
+    def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The directory of an object, open, and the object's name in it; no link below the place is followed."""
+        above, _, file_name = name.rpartition("/")
+        how = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with contextlib.ExitStack() as opened:
+            try:
+                folder = os.open(self._root, how)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                raise OSError(
+                    f"there is no directory {self._root}. It must exist: one that is not mounted would be made on the "
+                    "bare disk. Mount it, or make it there with mkdir"
+                ) from None
+            opened.callback(os.close, folder)
+            for each in filter(None, above.split("/")):
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(each, dir_fd=folder)
+                        os.fsync(folder)
+                try:
+                    folder = os.open(each, how | os.O_NOFOLLOW, dir_fd=folder)
+                except OSError as error:
+                    if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                        raise
+                    raise NotADirectoryError(f"{self._root}/{above} leads out of {self._root}") from None
+                opened.callback(os.close, folder)
+            yield folder, file_name
 
 
 class S3Backend:
@@ -133,45 +184,90 @@ class Store:
         self._not_before, self._pause_s, self._why = 0.0, 0.0, ""
 
     def put(self, name: str, payload: Payload) -> None:
-        """Write an object that was not there."""
-        self._attempt(lambda backend: backend.write(name, payload))
+        """Write an object that was not there. Raises `ObjectRefused`."""
+        self._attempt(name, lambda backend: backend.write(name, payload))
 
     def get(self, name: str, most: int) -> Payload:
-        """The bytes of an object, of which at most so many. Raises `Missing`."""
-        try:
-            return self._attempt(lambda backend: backend.read(name, most), may_miss=True)
-        except Missing:
-            self.check()
-            raise
+        """The bytes of an object, of which at most so many. Raises `Missing`, `ObjectRefused`."""
+        return self._attempt(name, lambda backend: backend.read(name, most), may_miss=True)
 
     def delete(self, name: str) -> None:
-        """Have no such object."""
-        self._attempt(lambda backend: backend.delete(name))
+        """Have no such object. Raises `ObjectRefused`."""
+        self._attempt(name, lambda backend: backend.delete(name))
 
-    def prepare(self) -> None:
-        """Write the marker."""
-        self.put(MARKER, b"sublet keeps payloads of messages here\n")
+    def try_to_write(self) -> None:
+        """Raise `PayloadUnavailable` where nothing can be written."""
+        self.put(WRITABLE, b"")
+
+    def mark(self, marker: str) -> str:
+        """The id of the place, which is this one from now on where it had none."""
+        found = self._marked()
+        if found is None:
+            text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
+            with self._trouble():
+                self._opened().write(MARKER, text)
+            found = self._marked()
+        if not found:
+            raise self._unavailable(f"does not answer as it should: its object {MARKER} has no id")
+        return found
 
     def check(self) -> None:
-        """Raise `PayloadUnavailable` unless the marker is there."""
-        try:
-            self._attempt(lambda backend: backend.read(MARKER, 1), may_miss=True)
-        except Missing:
+        """Raise `PayloadUnavailable` unless the marker is there, with the id that it has had from the beginning."""
+        found, known = self._marked(), self.place.marker
+        if found is None:
             raise self._unavailable(
                 f"is not there, or not mounted: it has no object {MARKER}, as all in use do"
-            ) from None
+                + (f" (that of this one has the id {known})" if known else "")
+            )
+        if known and found != known:
+            raise self._unavailable(f"is not the one that it was: its object {MARKER} should have the id {known}")
+        self._pause_s = 0.0
 
-    def _attempt(self, work: Callable[[Backend], _T], *, may_miss: bool = False) -> _T:
-        if time.monotonic() < self._not_before:
-            raise PayloadUnavailable(self._why)
+    def silent(self, seconds: float) -> PayloadUnavailable:
+        """What is raised where it has not answered for so long."""
+        return self._unavailable(f"has not answered for {seconds:g} s")
+
+    def _marked(self) -> str | None:
+        """The id in the marker; empty if it is none of ours; None where there is no marker."""
+        self._pause()
+        with self._trouble():
+            try:
+                content = bytes(memoryview(self._opened().read(MARKER, MARKER_BYTES)))
+            except FileNotFoundError:
+                return None
+        matched = _ID.search(content.decode("ascii", "replace"))
+        return matched[1] if matched else ""
+
+    def _attempt(self, name: str, work: Callable[[Backend], _T], *, may_miss: bool = False) -> _T:
+        self._pause()
         try:
             answer = work(self._opened())
         except (OSError, pa.ArrowException) as error:
+            if self.place.marker:
+                self.check()
             if may_miss and isinstance(error, FileNotFoundError):
                 raise Missing from error
-            raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
+            if not self.place.marker:
+                raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
+            refused = ObjectRefused(
+                f"the object {name} at the place of payloads {self.place} does not do as it should: {_said(error)}. It "
+                "is tried again, and others are not held up. See to this object, and to who may do what there."
+            )
+            refused.is_for_good = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
+            raise refused from error
         self._pause_s = 0.0
         return answer
+
+    def _pause(self) -> None:
+        if time.monotonic() < self._not_before:
+            raise PayloadUnavailable(self._why)
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
 
     def _opened(self) -> Backend:
         with self._lock:
@@ -201,16 +297,9 @@ def _store(pid: int, place: Place) -> Store:
     return Store(place)
 
 
-def _part(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _part(name: str) -> str:
+    """Nobody can have put something there before: an object's name is new, that of another file is made so."""
+    return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
 
 
 def _said(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -14,16 +14,33 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def together(work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """What it makes of each, in their order, when all are done. Raises what the first that failed has raised."""
-    if len(items) < 2:
-        return [work(item) for item in items]
-    futures: list[Future[_R]] = [_pool(os.getpid()).submit(work, item) for item in items]
-    wait(futures)
-    return [future.result() for future in futures]
+def together(
+    where: str, work: Callable[[_T], _R], items: Sequence[_T], silence_s: float | None = None
+) -> list[_R | Exception]:
+    """What it makes of each, or has raised, in their order. `where`: those at one do not wait for those at another.
+
+    Raises `TimeoutError` where for `silence_s` none of them has ended: their threads are left to end when they can.
+    """
+    pool = _pool(os.getpid(), where)
+    futures: list[Future[_R]] = [pool.submit(work, item) for item in items]
+    waiting = set(futures)
+    while waiting:
+        ended, waiting = wait(waiting, timeout=silence_s, return_when=FIRST_COMPLETED)
+        if not ended:
+            for future in waiting:
+                future.cancel()
+            raise TimeoutError
+    return [_outcome(future) for future in futures]
 
 
-@lru_cache(maxsize=1)
-def _pool(pid: int) -> ThreadPoolExecutor:
+def _outcome(future: Future[_R]) -> _R | Exception:
+    try:
+        return future.result()
+    except Exception as error:
+        return error
+
+
+@lru_cache(maxsize=64)
+def _pool(pid: int, where: str) -> ThreadPoolExecutor:
     """A forked child has none of its parent's threads."""
     return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sublet payloads")

@@ -30,7 +30,7 @@ from storage.tail import Tail
 from storage.whole_epochs import marks
 from tests.integration.log_kit import read, stream_of
 from tests.kit import eventually
-from tests.payload_kit import LocalWorld, PlaceWorld, S3Server, S3World, a_space, fill, move, outside, s3_server
+from tests.payload_kit import LocalWorld, PlaceWorld, S3Server, S3World, a_space, fill, move, outside, s3_server, swept
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 12
@@ -308,7 +308,7 @@ def test_killed_while_retention_is_at_it_every_object_is_deleted_in_the_end(
     with pytest.raises(Gone):
         since(conn, stream, 0)
     assert len(world.names()) == {"dropped": BLOCKS + 1, "deleted": 1}[point]
-    assert objects.sweep(conn) == BLOCKS
+    assert swept(conn) == BLOCKS
     assert len(world.names()) == 1
     assert len(read(conn, kept)) == 2
     assert conn.execute("select from payload_object").rowcount == 0
@@ -361,7 +361,7 @@ def test_what_a_block_names_is_not_deleted_whatever_the_table_says(
     move(conn, space)
     uri = f"{world.uri.partition('?')[0]}/{name_at(conn, world, 2)}"
     owner = objects.Owner(space.space_id, generation_of(conn, stream), stream)
-    objects.doom(conn, owner, [(uri, 2)])
+    objects.doom(conn, owner, [(uri, 2)], was_named=False)
     assert objects.sweep(conn) == 0
     assert len(world.names()) == BLOCKS
 
@@ -389,14 +389,14 @@ def test_objects_are_deleted_after_their_rows_and_when_the_place_is_back(
     age(conn)
     with conn.transaction():
         conn.execute("update generation set state = 'gone' where state = 'closed'")
-        assert objects.sweep(conn) == 0
+        assert swept(conn) == 0
     assert len(world.names()) == BLOCKS
     world.go_away()
     assert drop_gone(conn) != []
     with pytest.raises(Gone):
         since(conn, stream, 0)
     with pytest.raises(PayloadUnavailable):
-        objects.sweep(conn)
+        swept(conn)
     world.come_back()
     eventually(lambda: _sweeps(conn) == BLOCKS, 20)
     assert world.names() == set()
@@ -404,7 +404,7 @@ def test_objects_are_deleted_after_their_rows_and_when_the_place_is_back(
 
 def _sweeps(conn: psycopg.Connection[Any]) -> int:
     try:
-        return objects.sweep(conn)
+        return swept(conn)
     except PayloadUnavailable:
         return 0
 
@@ -420,7 +420,7 @@ def test_retention_between_the_row_and_its_object_is_gone_and_no_damage(
         monkeypatch.setattr(Store, "get", get)
         with connect(database) as other:
             retain(other)
-            objects.sweep(other)
+            swept(other)
         return get(self, name, most)
 
     monkeypatch.setattr(Store, "get", late)
@@ -443,7 +443,7 @@ def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
     alter_space(conn, "eu", payloads=None)
     assert recall.recall(conn, space.space_id) == BLOCKS + 3
     assert outside(conn) == set()
-    assert objects.sweep(conn) == BLOCKS + 3
+    assert swept(conn) == BLOCKS + 3
     assert [read(conn, stream), read(conn, later)] == before
     assert (world.names(), other.names()) == (set(), set())
 

@@ -137,7 +137,7 @@ def traps(world: str, conn: psycopg.Connection[Any]) -> Callable[[str], int]:
     """Set one: blocks under this condition cannot be fetched any more. How many there are."""
 
     def trap(condition: str) -> int:
-        elsewhere = "update block set payload = null, uri = 'elsewhere' where " + condition
+        elsewhere = "update block set payload = null, uri = 'elsewhere', uri_bytes = 1 where " + condition
         return conn.execute(elsewhere.encode()).rowcount
 
     return trap

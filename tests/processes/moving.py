@@ -24,7 +24,7 @@ def main(url: str, space: str, point: str) -> None:
     if point == "intended":
         tiering.together = _dying(lambda *_: None)  # type: ignore[attr-defined]
     if point == "written":
-        tiering.together = _dying(lambda work, blocks: work(blocks[0]))  # type: ignore[attr-defined]
+        tiering.together = _dying(lambda _, work, blocks: work(blocks[0]))  # type: ignore[attr-defined]
     if point == "deleted":
         objects.together = _dying(objects.together)  # type: ignore[attr-defined]
     with connect(url) as connection:
@@ -35,7 +35,7 @@ def main(url: str, space: str, point: str) -> None:
         retain(connection)
         if point == "dropped":
             _die()
-        objects.sweep(connection)
+        objects.sweep(connection, grace_s=0.0)
 
 
 def _dying(work: Callable[..., Any]) -> Callable[..., Any]:

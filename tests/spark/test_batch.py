@@ -76,7 +76,7 @@ def test_a_time_is_pushed_down_to_blocks_and_decided_by_spark(spark: Any, stage:
     publish_by_minute(stage, 60)
     late = "timestamp > timestamp'2026-11-22 10:32:00Z' and timestamp <= timestamp'2026-11-22 10:47:00Z'"
     before = stage.connection.execute(
-        "update block set payload = null, uri = 'elsewhere'"
+        "update block set payload = null, uri = 'elsewhere', uri_bytes = 1"
         " where last_timestamp < '2026-11-22 10:30Z' or first_timestamp > '2026-11-22 10:50Z'"
     )
     assert before.rowcount >= 35
