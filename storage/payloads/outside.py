@@ -38,7 +38,9 @@ def fetched(generation_id: int, stream_id: int, rows: list[Row]) -> list[Row]:
         return rows
     found_at: dict[int, Payload | Exception] = {}
     for place, indexes in by_place.items():
-        found_at |= zip(indexes, _fetch(generation_id, stream_id, place, [rows[index] for index in indexes]), strict=True)
+        found_at |= zip(
+            indexes, _fetch(generation_id, stream_id, place, [rows[index] for index in indexes]), strict=True
+        )
     whole = []
     for index, row in enumerate(rows):
         payload = found_at.get(index, row[4])
@@ -73,7 +75,9 @@ def fetch(generation_id: int, stream_id: int, end_offset: int, uri: str, size: i
 
     found = located(uri, places)
     if found is None:
-        raise damaged(f"that is not in a place of its space ({', '.join(map(shown, places)) or 'it has none'}): it is not read")
+        raise damaged(
+            f"that is not in a place of its space ({', '.join(map(shown, places)) or 'it has none'}): it is not read"
+        )
     place, name = found
     if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, end_offset):
         raise damaged("that is the name of another block's: it is not read")

@@ -82,7 +82,9 @@ def _former(conn: psycopg.Connection[Any], space_id: int, space: str, place: Pla
             yield _trouble(State.ERROR, space, error)
             return
         said = f"space {space}: {waiting} objects wait to be deleted at {place}, which is away"
-        hint = "No message lies there. Bring it back, or where it is gone for good forget them: docs/payloads.md says how."
+        hint = (
+            "No message lies there. Bring it back, or where it is gone for good forget them: docs/payloads.md says how."
+        )
         yield Finding("payloads", State.WARNING, said, hint)
     else:
         if is_named:

@@ -24,7 +24,7 @@ from storage.log import consecutive
 from storage.payloads import objects
 from storage.payloads.objects import Owner
 from storage.payloads.place import named, parse
-from storage.payloads.stores import ObjectRefused, Store, store
+from storage.payloads.stores import ObjectRefused, store
 from storage.payloads.together import together
 from storage.routing import Space
 from storage.turnover import Guard

@@ -34,10 +34,8 @@ def together(
 
 
 def _outcome(future: Future[_R]) -> _R | Exception:
-    try:
-        return future.result()
-    except Exception as error:
-        return error
+    error = future.exception()
+    return error if isinstance(error, Exception) else future.result()
 
 
 @lru_cache(maxsize=64)

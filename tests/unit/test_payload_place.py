@@ -48,6 +48,8 @@ def test_a_place_is_a_directory_or_a_part_of_a_bucket(text: str, prefix: str, op
         "s3://bucket?region=a b",
         "gs://bucket/a",
         "http://bucket/a",
+        "s3://[bucket",
+        "s3://[::1/a",
     ],
 )
 def test_what_is_no_place_is_refused_with_the_shapes_there_are(text: str) -> None:
@@ -62,6 +64,10 @@ def test_what_is_no_place_is_refused_with_the_shapes_there_are(text: str) -> Non
         "s3://bucket/a?access_key=AKIAEXAMPLE&secret_key=hunter2",
         "s3://bucket/a?endpoint_override=http://AKIAEXAMPLE:hunter2@store",
         "file://AKIAEXAMPLE:hunter2@host/a",
+        "s3://AKIAEXAMPLE:hun/hunter2@bucket/a",
+        "s3://AKIAEXAMPLE:hun?hunter2@bucket/a",
+        "s3://bucket/a?hunter2",
+        "s3://bucket/a?region=x&AKIAEXAMPLE=1",
     ],
 )
 def test_credentials_are_refused_and_not_repeated(text: str) -> None:
@@ -82,3 +88,19 @@ def test_a_name_tells_its_block_and_is_new_each_time() -> None:
     assert located(f"s3://bucket/ab/{one.text}", ["s3://bucket/a"]) is None
     assert located(f"s3://bucket/ab{one.text}", ["s3://bucket/a"]) is None
     assert located(f"s3://bucket/a/{one.text}", []) is None
+
+
+def test_places_may_lie_within_one_another() -> None:
+    name = named(3, 7, 100, b"payload")
+    for places in (["file:///a", "file:///a/3"], ["file:///a/3", "file:///a"]):
+        outer, inner = (located(f"{prefix}/{name.text}", places) for prefix in ("file:///a", "file:///a/3"))
+        assert outer is not None
+        assert inner is not None
+        assert (outer[0].prefix, inner[0].prefix) == ("file:///a", "file:///a/3")
+
+
+def test_what_the_database_knows_of_a_place_has_the_id_in_its_marker() -> None:
+    name = named(3, 7, 100, b"payload")
+    found = located(f"s3://bucket/a/{name.text}", ["s3://bucket/a?region=x#0123"])
+    assert found is not None
+    assert (found[0].marker, str(found[0])) == ("0123", "s3://bucket/a?region=x")
