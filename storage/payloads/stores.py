@@ -126,8 +126,8 @@ class LocalBackend:
                 if not make:
                     raise
                 raise OSError(
-                    f"there is no directory {self._root}. It must exist: one that is not mounted would be made on the "
-                    "bare disk. Mount it, or make it there with mkdir"
+                    f"there is no directory {self._root}, and it must exist, as one that is not mounted would be made "
+                    "on the bare disk: mount it, or make it there with mkdir"
                 ) from None
             opened.callback(os.close, folder)
             for each in filter(None, above.split("/")):

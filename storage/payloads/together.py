@@ -30,12 +30,11 @@ def together(
             for future in waiting:
                 future.cancel()
             raise TimeoutError
-    return [_outcome(future) for future in futures]
-
-
-def _outcome(future: Future[_R]) -> _R | Exception:
-    error = future.exception()
-    return error if isinstance(error, Exception) else future.result()
+    errors = [future.exception() for future in futures]
+    return [
+        error if isinstance(error, Exception) else future.result()
+        for future, error in zip(futures, errors, strict=True)
+    ]
 
 
 @lru_cache(maxsize=64)

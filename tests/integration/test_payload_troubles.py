@@ -26,6 +26,7 @@ from storage.migrate import downgrade
 from storage.payloads import objects, outside, probe, recall, tiering
 from storage.payloads.place import parse
 from storage.payloads.stores import MARKER, WRITABLE, LocalBackend, Store
+from storage.payloads.together import together
 from storage.retention import drop_gone
 from storage.routing import Space
 from storage.spaces import alter_space, create_space, drop_space, rollover
@@ -87,7 +88,7 @@ def test_a_directory_that_is_not_there_is_not_made(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
 ) -> None:
     world.root.rmdir()
-    with pytest.raises(PayloadUnavailable, match=rf"no directory {world.root}\. It must exist.*mkdir"):
+    with pytest.raises(PayloadUnavailable, match=rf"no directory {world.root}, and it must exist.*mkdir"):
         move(conn, space)
     assert not world.root.exists()
     assert (named(conn), rows(conn)) == (set(), 0)
@@ -289,17 +290,14 @@ def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
         if over:
             raise LostLeadership("the term is over")
 
-    put = Store.put
+    def frozen(*args: Any) -> Any:
+        """An hour goes by before it writes."""
+        with connect(database) as other:
+            assert objects.sweep(other, abandoned_s=0) == BLOCKS
+        over.append(True)
+        return together(*args)
 
-    def frozen(self: Store, name: str, payload: bytes) -> None:
-        if name != WRITABLE and not over:
-            over.append(True)
-            with connect(database) as other:
-                assert objects.sweep(other, abandoned_s=0) == BLOCKS
-        put(self, name, payload)
-
-    monkeypatch.setattr("storage.payloads.together.AT_ONCE", 1)
-    monkeypatch.setattr(Store, "put", frozen)
+    monkeypatch.setattr(tiering, "together", frozen)
     with pytest.raises(LostLeadership):
         tiering.tier_space(conn, space, guard)
     assert (len(world.names()), named(conn)) == (BLOCKS, set())
@@ -443,12 +441,16 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LocalWorld], Non
     read, write = LocalBackend.read, LocalBackend.write
 
     def hang(world: LocalWorld) -> None:
-        def hangs(self: LocalBackend) -> None:
-            if self._root == str(world.root):
-                over.wait(60)
+        def hanging(act: Callable[..., Any]) -> Callable[..., Any]:
+            def late(self: LocalBackend, *what: Any) -> Any:
+                if self._root == str(world.root):
+                    over.wait(60)
+                return act(self, *what)
 
-        monkeypatch.setattr(LocalBackend, "read", lambda self, *what: (hangs(self), read(self, *what))[1])
-        monkeypatch.setattr(LocalBackend, "write", lambda self, *what: (hangs(self), write(self, *what))[1])
+            return late
+
+        monkeypatch.setattr(LocalBackend, "read", hanging(read))
+        monkeypatch.setattr(LocalBackend, "write", hanging(write))
 
     yield hang
     over.set()
@@ -629,5 +631,5 @@ def test_where_a_place_is_not_mounted_the_doctor_makes_nothing(
     world.root.rmdir()
     (found,) = probe.examine(conn)
     assert found.state is State.ERROR
-    assert "It must exist" in f"{found.found} {found.remedy}"
+    assert f"no directory {world.root}, and it must exist" in found.found
     assert not world.root.exists()

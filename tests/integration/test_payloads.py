@@ -14,7 +14,7 @@ from borrower.lent import Lent
 from borrower.node_reader import NodeReader
 from borrower.reader import Reader
 from borrower.spark import ranges
-from borrower.spark.ranges import RangePartition, read_range
+from borrower.spark.ranges import RangePartition, read_task
 from protocol.errors import Conflict, InvalidSetting, PayloadDamaged, PayloadUnavailable
 from protocol.words import Filter
 from storage import log as messages
@@ -131,7 +131,7 @@ def test_a_spark_task_waits_for_the_place(
     with monkeypatch.context() as impatient:
         impatient.setattr(ranges, "AWAY_S", 0.0)
         with pytest.raises(PayloadUnavailable):
-            list(read_range(task, schema))
+            list(read_task(task, schema))
     since, asked = messages.since, 0
 
     def looked(*args: Any, **kwargs: Any) -> messages.Page:
@@ -142,7 +142,7 @@ def test_a_spark_task_waits_for_the_place(
         return since(*args, **kwargs)
 
     monkeypatch.setattr(messages, "since", looked)
-    assert sum(batch.num_rows for batch in read_range(task, schema)) == 2 * BLOCKS
+    assert sum(batch.num_rows for batch in read_task(task, schema)) == 2 * BLOCKS
 
 
 def test_an_older_schema_is_refused_while_payloads_are_outside(
