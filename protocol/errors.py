@@ -156,6 +156,14 @@ class DatabaseUnreachable(Unavailable):
     """No connection to Postgres."""
 
 
+class PayloadUnavailable(Unavailable):
+    """Messages lie outside of Postgres, at a place that is away. Nothing is lost: they are read when it is back."""
+
+
+class PayloadDamaged(SubletError):
+    """Messages lie outside of Postgres, and what is found there is not what was put there, or nothing is."""
+
+
 class DataDirectoryUnusable(UsageError):
     """The embedded server cannot live there."""
 

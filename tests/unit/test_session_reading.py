@@ -17,7 +17,7 @@ from borrower.lent import Lent
 from borrower.machine.agent import Closed
 from borrower.machine.events import Install, Progressed, Stop
 from borrower.session import Session
-from protocol.errors import BeyondHead, Gone
+from protocol.errors import BeyondHead, Gone, PayloadDamaged
 from protocol.messages import EndReason, Grant
 from storage.log import Page
 
@@ -116,6 +116,29 @@ def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is
     assert STREAM not in reader.read[5:]
     assert reader.read[5:] == [OTHER] * 20
     assert next(said for said in agent.reports if said.final) == Progressed(STREAM, 1, 3, True, 0, 997)
+
+
+def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_others_go_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, now = reader_of(session), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    reader.gone = {STREAM: PayloadDamaged("its payload is damaged.")}
+
+    def pass_time(number: int) -> None:
+        now[0] = float(number)
+        if number == 35:
+            reader.gone = {}
+        elif number == 50:
+            session.drain()
+
+    reader.before_page = pass_time
+    assert session.next_batch() is None
+    assert [number for number, read in enumerate(reader.read[:40], 1) if read == STREAM][:4] == [1, 12, 23, 34]
+    assert reader.read[44:].count(STREAM) >= 2, "it goes on"
+    said = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
+    assert len(said) == 1
+    assert "all other streams go on" in said[0]
 
 
 def test_the_time_is_looked_at_between_two_pages(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
