@@ -1,8 +1,9 @@
 """Ending what is too old, generation by generation.
 
 A closed generation older than its space's retention is first declared gone, and that is committed: from then on every
-read says so. Then its partition is detached and dropped, which takes no scan and holds up no reader. Every step can be
-repeated: a pass that was interrupted, or did not get a lock in time, is finished by the next one.
+read says so. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the rows,
+without payloads, of a space that has had a place for these: what they name there is doomed. Every step can be repeated:
+a pass that was interrupted, or did not get a lock in time, is finished by the next one.
 
 Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`.
 """
@@ -58,10 +59,13 @@ select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, fal
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
  where g.state = 'gone' order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
 
+# Of a space that never had a place no row is looked at.
 _DOOM = """
 insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)
 select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_timestamp()
-  from {part} b join generation g on g.generation_id = {generation} where b.uri is not null
+  from {part} b join generation g on g.generation_id = {generation}
+ where b.uri is not null and (
+   select payload_places <> '{{}}' from space join generation using (space_id) where generation_id = {generation})
 on conflict (uri) do update set doomed_at = coalesce(payload_object.doomed_at, excluded.doomed_at)"""
 
 
