@@ -27,6 +27,13 @@ alter table space drop column payloads, drop column tier_after_s, drop column pa
 """
 
 
+# A detach that is pending counts as done: queries do not see such a partition any more.
+DETACHED = """
+generation g join space p using (space_id) join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
+ where g.state = 'gone' and p.payload_places <> '{}'
+   and not exists (select from pg_inherits i where i.inhrelid = t.oid and not i.inhdetachpending)"""
+
+
 def upgrade() -> None:
     _run(SQL.read_text(encoding="utf-8"))
 
@@ -35,13 +42,15 @@ def downgrade() -> None:
     """Refused while it would lose messages: the older schema cannot read what lies outside, nor delete it."""
     _run("lock table space, payload_object, block in access exclusive mode")  # in the order of whoever moves payloads
     outside, waiting = _count("block where uri is not null"), _count("payload_object")
-    if outside or waiting:
+    detached = _count(DETACHED)
+    if outside or waiting or detached:
         begun = _count("payload_object where doomed_at is null")
         raise Conflict(
-            f"{outside} blocks have their payload outside of Postgres, and {waiting} objects there are to be deleted "
-            f"({begun} of them were being written, and are nobody's after an hour): without this version nobody could "
-            "read the ones or delete the others. Bring the payloads back with `sublet spaces alter NAME --no-payloads "
-            "--recall` for each space, and let a leader node run until the objects are gone, with "
+            f"{outside} blocks have their payload outside of Postgres, {waiting} objects there are to be deleted "
+            f"({begun} of them were being written, and are nobody's after an hour), and {detached} generations that "
+            "retention is dropping may name more: without this version nobody could read or delete what lies there. "
+            "Bring the payloads back with `sublet spaces alter NAME --no-payloads --recall` for each space, and let a "
+            "leader node run until the generations are dropped and the objects gone, with "
             "SUBLET_PAYLOAD_GRACE_S=1 if no backup is to have them any more. Then stop it, and try again."
         )
     _run(REMOVE)
