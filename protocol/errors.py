@@ -160,6 +160,10 @@ class PayloadUnavailable(Unavailable):
     """Messages lie outside of Postgres, at a place that is away. Nothing is lost: they are read when it is back."""
 
 
+class PayloadUnreadable(PayloadUnavailable):
+    """Messages lie outside of Postgres, in an object that cannot be read, while others at its place can."""
+
+
 class PayloadDamaged(SubletError):
     """Messages lie outside of Postgres, and what is found there is not what was put there, or nothing is."""
 

@@ -48,8 +48,8 @@ select outcome, end_offset from append_block(
 
 _SINCE = """
 select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload,
-       case when b.uri is not null then (
-         select array[b.uri, b.size::text] || payload_places_of(s.space_id)) end
+       case when b.uri is not null then array[b.uri, b.size::text] || (
+         select payload_places_of(space_id) from generation where generation_id = %(generation)s) end
   from stream s join generation g using (generation_id)
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (
@@ -210,7 +210,8 @@ def since(
     `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor such that have
     nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
     fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `Gone` if the offset
-    is older than retention, `BeyondHead` after the end, `NotFound`, `PayloadUnavailable`, and `PayloadDamaged`.
+    is older than retention, `BeyondHead` after the end, `NotFound`; `PayloadUnavailable`, `PayloadUnreadable` and
+    `PayloadDamaged` of the first block only, as a page ends before the next that cannot be had.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id)

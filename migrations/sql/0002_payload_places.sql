@@ -6,12 +6,12 @@ alter table space
   add tier_after_s bigint check (tier_after_s > 0),    -- also those so old of an open generation; null: only of closed ones
   add payload_places text[] not null default '{}';     -- every place where payloads of this space may lie
 
--- Up to here the payloads of a stream have been moved, or are too small for it.
-alter table stream add tiered_offset bigint not null default 0;
+-- Up to here the payloads of a stream have been moved, or are too small for it; some that lie behind it may have been, too.
+-- Null: none is outside.
+alter table stream add tiered_offset bigint;
 
-alter table block
-  add uri_bytes bigint,                                -- of the payload that lies at uri
-  add check ((uri is null) = (uri_bytes is null));
+-- Of the payload that lies at uri. No check says so, which would read all blocks while it locks everybody out.
+alter table block add uri_bytes bigint;
 
 -- What each place is known by: the id in its marker. It is written down here first, so that whoever writes the marker, however
 -- late, writes this one; and when it was seen there it is never written again.
@@ -42,4 +42,6 @@ create table payload_object (
   doomed_at timestamptz,                               -- null: somebody is writing it; -infinity: no block ever named it
   tried_at timestamptz                                 -- when it could not be deleted
 );
-create index payload_object_due on payload_object (space_id, doomed_at);
+create index payload_object_begun on payload_object (at) where doomed_at is null;
+create index payload_object_due on payload_object (space_id, doomed_at) where tried_at is null;
+create index payload_object_stuck on payload_object (space_id, tried_at) where tried_at is not null;

@@ -20,7 +20,7 @@ import psycopg
 from protocol.errors import PayloadUnavailable
 from storage.payloads.place import NAME, Place, known
 from storage.payloads.stores import ObjectRefused, store
-from storage.payloads.together import together
+from storage.payloads.together import TO_CHANGE, once, together
 from storage.turnover import Guard
 
 ABANDONED_S: Final = 3600.0
@@ -48,23 +48,29 @@ _CLAIM = "delete from payload_object where uri = any(%s) and doomed_at is null r
 
 _ABANDON = """
 update payload_object set doomed_at = '-infinity'
- where doomed_at is null and at <= clock_timestamp() - make_interval(secs => %s::float8)"""
+ where doomed_at is null and at <= statement_timestamp() - make_interval(secs => %s::float8)"""
 
-_IS_DUE = "doomed_at <= clock_timestamp() - make_interval(secs => %(grace)s::float8)"
+# Of the statement: a time that changes while it runs is not looked up in an index.
+_IS_DUE = "doomed_at <= statement_timestamp() - make_interval(secs => %(grace)s::float8)"
+_DUE = f"from payload_object where space_id = %(space)s and {_IS_DUE} and tried_at is null"
+_STUCK = f"from payload_object where space_id = %(space)s and {_IS_DUE} and tried_at is not null"
+
+_SPACES = "select space_id from space where payload_places <> '{}' and exists (select from payload_object) order by 1"
 
 _PLACES = f"""
-select p.space_id, place from space p cross join unnest(payload_places_of(p.space_id)) as place
- where exists (select from payload_object o where o.space_id = p.space_id and {_IS_DUE}) order by 1, 2"""
+select place from unnest(payload_places_of(%(space)s)) as place
+ where exists (select {_DUE}) or exists (select {_STUCK}) order by 1"""
 
-# That no block names it is so by the rules above; it is looked at all the same, as nothing brings a payload back.
-_DUE = f"""
-select o.uri from payload_object o
- where o.space_id = %(space)s and {_IS_DUE}
-   and starts_with(o.uri, %(prefix)s) and substr(o.uri, length(%(prefix)s::text) + 1) ~ %(name)s
-   and not exists (
-   select from block b where b.generation_id = o.generation_id and b.stream_id = o.stream_id
-      and b.end_offset = o.end_offset and b.uri = o.uri)
- order by o.tried_at nulls first, o.doomed_at limit %(most)s"""
+# By an index so many and no more are looked at; those that could not be deleted come after all others. That no block
+# names one is so by the rules above; it is looked at all the same, as nothing brings a payload back.
+_IS_THERE = "starts_with(uri, %(prefix)s) and substr(uri, length(%(prefix)s::text) + 1) ~ %(name)s"
+_PICKED = f"""
+select uri, exists (
+         select from block b where b.generation_id = o.generation_id and b.stream_id = o.stream_id
+            and b.end_offset = o.end_offset and b.uri = o.uri)
+  from ((select * {_DUE} and {_IS_THERE} order by doomed_at limit %(most)s)
+        union all
+        (select * {_STUCK} and {_IS_THERE} order by tried_at limit %(most)s)) o limit %(most)s"""
 
 _GONE = "delete from payload_object where uri = any(%s) and doomed_at is not null"
 _TRIED = "update payload_object set tried_at = clock_timestamp() where uri = any(%s)"
@@ -109,6 +115,9 @@ def sweep(
 
     Raises `PayloadUnavailable` when all that can be deleted has been: the others are tried again.
     """
+    spaces = conn.execute(_SPACES).fetchall()
+    if not spaces:
+        return 0
     until = time.monotonic() + most_s
     with conn.transaction():
         if guard is not None:
@@ -116,17 +125,25 @@ def sweep(
         conn.execute(_ABANDON, (abandoned_s,))
     deleted = 0
     problems: list[Exception] = []
-    for space_id, text in conn.execute(_PLACES, {"grace": grace_s}).fetchall():
-        place = known(text)
-        asked = {"space": space_id, "grace": grace_s, "prefix": f"{place.prefix}/", "name": f"^{NAME}$", "most": MOST}
-        uris = [row[0] for row in conn.execute(_DUE, asked)]
-        try:
-            deleted += _delete(conn, place, uris, until, problems)
-        except PayloadUnavailable as error:
-            problems.append(error)
+    for (space_id,) in spaces:
+        asked = {"space": space_id, "grace": grace_s, "name": f"^{NAME}$", "most": MOST}
+        for (text,) in conn.execute(_PLACES, asked).fetchall():
+            place = known(text)
+            try:
+                uris = _picked(conn, {**asked, "prefix": f"{place.prefix}/"})
+                deleted += _delete(conn, place, uris, until, problems)
+            except PayloadUnavailable as error:
+                problems.append(error)
     if problems:
         raise problems[0]
     return deleted
+
+
+def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
+    """What is to be deleted at a place. What a block names is tried last from then on, like what cannot be deleted."""
+    rows = conn.execute(_PICKED, asked).fetchall()
+    conn.execute(_TRIED, ([uri for uri, is_named in rows if is_named],))
+    return [uri for uri, is_named in rows if not is_named]
 
 
 def _note(conn: Connection, statement: str, owner: Owner, uris: Sequence[tuple[str, int]]) -> None:
@@ -152,9 +169,9 @@ def _delete(conn: Connection, place: Place, uris: Sequence[str], until: float, p
         if time.monotonic() >= until:
             break
         chunk = uris[first : first + CHUNK]
-        there.check()
-        outcomes = together(f"{place.prefix} to change", delete, chunk)
-        there.check()  # what is not found at a place that has gone away meanwhile is not deleted
+        once(there, TO_CHANGE, there.check)
+        outcomes = together(there, TO_CHANGE, delete, chunk)
+        once(there, TO_CHANGE, there.check)  # what is not found at a place that has gone away meanwhile is not deleted
         gone = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
         conn.execute(_GONE, (gone,))
         conn.execute(_TRIED, ([uri for uri in chunk if uri not in gone],))

@@ -1,99 +1,111 @@
 """Reading the payloads of blocks that lie outside: checked against the name, in the order of the blocks.
 
 The row says where, and how many bytes; the name says which block, and the digest. What does not fit is an error that
-says so: a block is never passed over.
+says so: a block is never passed over, and what lies before it is read all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
-from protocol.errors import PayloadDamaged
-from storage.payloads.place import Place, digest, located, shown
+from protocol.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
+from storage.payloads.place import Name, Place, digest, located, shown
 from storage.payloads.stores import Missing, ObjectRefused, Payload, store
-from storage.payloads.together import together
+from storage.payloads.together import TO_READ, together
 
 Row = tuple[Any, ...]
 """end_offset, count, codec, topics, payload, where. The last is null for a payload that is inside, else [uri, bytes,
 place of its space, ...]."""
 
-SILENCE_S: Final = 30.0
-"""A place of which nothing comes for so long is away: whoever reads has other streams to see to."""
-
-_REMEDY = (
+_PUT_BACK = (
     "Nothing of it is skipped: put the object back from a copy of the place; what cannot be put back ends with its "
     "generation, or a group goes past it with `sublet groups reset`"
 )
+_LOOK = "It is tried again. See to this object, and to who may read it"
 
 
 def fetched(generation_id: int, stream_id: int, rows: list[Row]) -> list[Row]:
-    """The rows with all payloads there. Raises `PayloadUnavailable`, `PayloadDamaged`."""
-    by_place: dict[Place | None, list[int]] = {}
-    for index, row in enumerate(rows):
-        if row[5] is not None:
-            found = located(row[5][0], row[5][2:])
-            by_place.setdefault(found and found[0], []).append(index)
-    if not by_place:
+    """The rows with their payloads, up to before the first whose payload cannot be had.
+
+    Raises what hinders the very first: `PayloadUnavailable`, `PayloadUnreadable`, `PayloadDamaged`.
+    """
+    if all(row[5] is None for row in rows):
         return rows
-    found_at: dict[int, Payload | Exception] = {}
-    for place, indexes in by_place.items():
-        found_at |= zip(
-            indexes, _fetch(generation_id, stream_id, place, [rows[index] for index in indexes]), strict=True
-        )
-    whole = []
-    for index, row in enumerate(rows):
-        payload = found_at.get(index, row[4])
+    whole: list[Row] = []
+    for row, payload in zip(rows, payloads(generation_id, stream_id, rows), strict=True):
         if isinstance(payload, Exception):
-            raise payload
+            if not whole:
+                raise payload
+            break
         whole.append((*row[:4], payload, row[5]))
     return whole
 
 
-def _fetch(generation_id: int, stream_id: int, place: Place | None, rows: list[Row]) -> list[Payload | Exception]:
-    """Payloads, or what hinders, of what lies in the one place, or in none."""
+def payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
+    """The payload of each row, or what hinders it; null where a row is without one."""
+    found: list[Payload | Exception | None] = [row[4] for row in rows]
+    by_place: dict[Place, list[tuple[int, Name]]] = {}
+    for index, row in enumerate(rows):
+        if row[5] is None:
+            continue
+        uri, _, *places = row[5]
+        where = located(uri, places)
+        if where is None:
+            listed = ", ".join(map(shown, places)) or "it has none"
+            found[index] = _damaged(stream_id, row, f"that is not in a place of its space ({listed}): it is not read")
+        else:
+            by_place.setdefault(where[0], []).append((index, where[1]))
+    for place, there in by_place.items():
+        outcomes = _fetch(generation_id, stream_id, place, [(rows[index], name) for index, name in there])
+        for (index, _), outcome in zip(there, outcomes, strict=True):
+            found[index] = outcome
+    return found
 
-    def one(row: Row) -> Payload:
-        uri, size, *places = row[5]
-        return fetch(generation_id, stream_id, row[0], uri, int(size), places)
 
+def _fetch(
+    generation_id: int, stream_id: int, place: Place, named: list[tuple[Row, Name]]
+) -> Sequence[Payload | Exception]:
+    """Payloads, or what hinders, of what lies in the one place."""
     try:
-        return together("nowhere" if place is None else f"{place.prefix} to read", one, rows, SILENCE_S)
-    except TimeoutError:
-        assert place is not None, "what is nowhere is not waited for"
-        return [store(place).silent(SILENCE_S)] * len(rows)
+        return together(store(place), TO_READ, partial(_fetch_one, generation_id, stream_id, place), named)
+    except PayloadUnavailable as silent:
+        return [silent] * len(named)
 
 
-def fetch(generation_id: int, stream_id: int, end_offset: int, uri: str, size: int, places: Sequence[str]) -> Payload:
-    """The payload of one block. Raises `PayloadUnavailable`, `PayloadDamaged`."""
-
-    def damaged(why: str) -> PayloadDamaged:
-        return PayloadDamaged(
-            f"stream {stream_id}: the payload of the block that ends at offset {end_offset} lies at {uri!r}, and {why}."
-            f" {_REMEDY}."
-        )
-
-    found = located(uri, places)
-    if found is None:
-        raise damaged(
-            f"that is not in a place of its space ({', '.join(map(shown, places)) or 'it has none'}): it is not read"
-        )
-    place, name = found
-    if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, end_offset):
-        raise damaged("that is the name of another block's: it is not read")
+def _fetch_one(generation_id: int, stream_id: int, place: Place, named: tuple[Row, Name]) -> Payload:
+    """The payload of one block. Raises as `fetched` does."""
+    row, name = named
+    size = int(row[5][1])
+    if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, row[0]):
+        raise _damaged(stream_id, row, "that is the name of another block's: it is not read")
     try:
         payload = store(place).get(name.text, size + 1)
     except Missing:
-        raise damaged("there is nothing") from None
+        raise _damaged(stream_id, row, "there is nothing") from None
     except ObjectRefused as refused:
+        why = f"it cannot be read: {refused.__cause__}"
         if refused.is_for_good:
-            raise damaged(f"it cannot be read: {refused.__cause__}") from None
-        raise
+            raise _damaged(stream_id, row, why) from None
+        raise PayloadUnreadable(_told(stream_id, row, why, _LOOK)) from None
     if memoryview(payload).nbytes != size:
-        raise damaged(f"it should have {size} bytes and has {_sized(payload, size)}")
+        raise _damaged(stream_id, row, f"it should have {size} bytes and has {_sized(payload, size)}")
     if digest(payload) != name.digest:
-        raise damaged("its bytes are not those that were put there")
+        raise _damaged(stream_id, row, "its bytes are not those that were put there")
     return payload
+
+
+def _damaged(stream_id: int, row: Row, why: str) -> PayloadDamaged:
+    return PayloadDamaged(_told(stream_id, row, why, _PUT_BACK))
+
+
+def _told(stream_id: int, row: Row, why: str, remedy: str) -> str:
+    end, begin = row[0], row[0] - row[1]
+    return (
+        f"stream {stream_id}: the payload of the block that begins at offset {begin} and ends before offset {end} lies "
+        f"at {row[5][0]!r}, and {why}. {remedy}."
+    )
 
 
 def _sized(payload: Payload, size: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from protocol.errors import PayloadUnavailable
 from storage.checkup import Finding, State
 from storage.payloads.place import Place, known, parse
 from storage.payloads.stores import Missing, Store, store
+from storage.payloads.together import TO_CHANGE, TO_READ, once
 
 _SPACES = """
 select space_id, name, case when dropped_at is null then payloads end, payload_places_of(space_id) from space
@@ -21,7 +23,8 @@ _IS_NAMED = """
 select exists (
   select from stream s join generation g using (generation_id)
     join block b on b.generation_id = s.generation_id and b.stream_id = s.stream_id
-   where g.space_id = %(space)s and g.state <> 'gone' and s.tiered_offset > 0 and starts_with(b.uri, %(prefix)s))"""
+   where g.space_id = %(space)s and g.state <> 'gone' and s.tiered_offset is not null
+     and starts_with(b.uri, %(prefix)s))"""
 
 _WAITING = "select count(*) from payload_object where space_id = %(space)s and starts_with(uri, %(prefix)s)"
 
@@ -51,11 +54,11 @@ def _present(space: str, place: Place) -> Finding:
     there, said = store(place), f"space {space} at {place}"
     try:
         if place.marker:
-            there.check()
+            once(there, TO_CHANGE, there.check)
     except PayloadUnavailable as error:
         return _trouble(State.ERROR, space, error)
     try:
-        _probe(there)
+        once(there, TO_CHANGE, partial(_probe, there))
     except PayloadUnavailable as error:
         if not place.marker:
             return _trouble(State.ERROR, space, error)
@@ -75,8 +78,9 @@ def _former(conn: psycopg.Connection[Any], space_id: int, space: str, place: Pla
     ((waiting,),) = conn.execute(_WAITING, asked).fetchall()
     if not (is_named or waiting):
         return
+    there = store(place)
     try:
-        store(place).check()
+        once(there, TO_READ, there.check)
     except PayloadUnavailable as error:
         if is_named:
             yield _trouble(State.ERROR, space, error)

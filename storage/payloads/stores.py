@@ -224,8 +224,8 @@ class Store:
         self._pause_s = 0.0
 
     def silent(self, seconds: float) -> PayloadUnavailable:
-        """What is raised where it has not answered for so long."""
-        return self._unavailable(f"has not answered for {seconds:g} s")
+        """What is raised where it has not answered for so long, and for as long again without a look."""
+        return self._unavailable(f"has not answered for {seconds:g} s", seconds)
 
     def _marked(self) -> str | None:
         """The id in the marker; empty if it is none of ours; None where there is no marker."""
@@ -275,11 +275,11 @@ class Store:
                 self._backend = LocalBackend(self.place) if self.place.scheme == "file" else S3Backend(self.place)
             return self._backend
 
-    def _unavailable(self, what: str) -> PayloadUnavailable:
+    def _unavailable(self, what: str, pause_s: float = 0.0) -> PayloadUnavailable:
         with self._lock:
             if time.monotonic() >= self._not_before:  # many may have tried at once
                 self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-                self._not_before = time.monotonic() + self._pause_s
+                self._not_before = time.monotonic() + max(self._pause_s, pause_s)
         self._why = (
             f"the place of payloads {self.place} {what}. It is tried again. See that it can be reached from here, with "
             "the right credentials in this process's environment; `sublet doctor` says whether it can."

@@ -4,7 +4,8 @@ A stream's blocks are gone through once, in their order; `stream.tiered_offset` 
 it is written down which objects there will be, the objects are written, and one short transaction lets those blocks
 name them that are still what was read, and frees their payloads. Who dies in between leaves objects written down.
 
-Blocks that are smaller than `LEAST_BYTES` stay: their row is as large.
+Blocks that are smaller than `LEAST_BYTES` stay: their row is as large. What could not be moved holds up nothing that
+lies behind it: each pass goes through all that follows it again, and tries it again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -24,8 +26,8 @@ from storage.log import consecutive
 from storage.payloads import objects
 from storage.payloads.objects import Owner
 from storage.payloads.place import named, parse
-from storage.payloads.stores import ObjectRefused, store
-from storage.payloads.together import together
+from storage.payloads.stores import store
+from storage.payloads.together import TO_CHANGE, once, together
 from storage.routing import Space
 from storage.turnover import Guard
 
@@ -36,12 +38,13 @@ MOST_S: Final = 10.0
 """A pass over a space ends soon after that; the next goes on."""
 
 _WORK = """
-select s.stream_id, s.generation_id, s.tiered_offset, g.state = 'closed'
+select s.stream_id, s.generation_id, coalesce(s.tiered_offset, 0), g.state = 'closed', s.tiered_offset is null
   from stream s join generation g using (generation_id)
- where g.space_id = %(space)s and g.state <> 'gone' and s.tiered_offset < s.head
+ where g.space_id = %(space)s and g.state <> 'gone' and coalesce(s.tiered_offset, 0) < s.head
    and (g.state = 'closed' or (
      select b.appended_at from block b
-      where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset > s.tiered_offset
+      where b.generation_id = s.generation_id and b.stream_id = s.stream_id
+        and b.end_offset > coalesce(s.tiered_offset, 0)
       order by b.end_offset limit 1) <= clock_timestamp() - make_interval(secs => %(after)s::float8))
  order by s.generation_id, s.stream_id"""
 
@@ -86,6 +89,7 @@ update block b set payload = null, uri = n.uri, uri_bytes = n.bytes
    and b.count = n.count and b.codec = n.codec and b.uri is null and sha256(b.payload) = n.digest
 returning b.uri"""
 
+_BEGIN = "update stream set tiered_offset = 0 where stream_id = %s and tiered_offset is null"
 _ADVANCE = "update stream set tiered_offset = %s where stream_id = %s"
 
 Connection = psycopg.Connection[Any]
@@ -102,12 +106,15 @@ class Moved:
 
 @dataclass(slots=True)
 class _Stream:
-    """One with blocks that were not looked at: those behind `offset`."""
+    """One with blocks that were not looked at: those behind `offset`. `is_new`: nobody has moved any of it before.
+    `is_patchy`: something before `offset` was left, and is looked at again in the next pass."""
 
     stream_id: int
     generation_id: int
     offset: int
     closed: bool
+    is_new: bool
+    is_patchy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,32 +137,27 @@ def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_
     """
     if space.payloads is None:
         return Moved(0, 0, True)
-    begun, blocks, size = time.monotonic(), 0, 0
+    until, is_late = time.monotonic() + most_s, False
     mover = _Mover(conn, space, guard)
-    problems: list[Exception] = []
-    is_late = False
     for stream in mover.work():
         try:
-            while not (mover.is_over or is_late):
-                moved = mover.batch(stream)
-                blocks, size = blocks + moved.blocks, size + moved.size
-                is_late = time.monotonic() - begun >= most_s
-                if moved.all:
-                    break
+            while not (mover.is_over or is_late) and mover.batch(stream):
+                is_late = time.monotonic() >= until
         except LostLeadership:
             raise
         except Exception as error:  # what ails one stream must not hold up the others
             if conn.closed:
                 raise
-            problems.append(error)
-            mover.is_over |= isinstance(error, PayloadUnavailable) and not isinstance(error, ObjectRefused)
-    if problems:
-        raise problems[0]
-    return Moved(blocks, size, mover.is_over or not is_late)
+            mover.problems.append(error)
+            mover.is_over |= isinstance(error, PayloadUnavailable)
+    if mover.problems:
+        raise mover.problems[0]
+    return Moved(mover.blocks, mover.size, mover.is_over or not is_late)
 
 
 class _Mover:
-    """One pass over a space. `is_over`: its place is taken away, or away."""
+    """One pass over a space, and what it has moved. `is_over`: its place is taken away, or away. `problems`: what could
+    not be moved."""
 
     def __init__(self, conn: Connection, space: Space, guard: Guard | None) -> None:
         self._conn, self._space = conn, space
@@ -163,6 +165,8 @@ class _Mover:
         self._store = store(self._place)
         self._guard: Guard = guard or (lambda _: None)
         self.is_over = False
+        self.blocks = self.size = 0
+        self.problems: list[Exception] = []
 
     def work(self) -> list[_Stream]:
         """The streams with something to look at, when the place is known to be there."""
@@ -170,19 +174,23 @@ class _Mover:
         found = [_Stream(*row) for row in self._conn.execute(_WORK, due)]
         return found if found and self._prepare() else []
 
-    def batch(self, stream: _Stream) -> Moved:
-        """Some of its blocks. Raises what hindered some of them, after the others were moved."""
-        if stream.closed and stream.offset == 0:  # few large objects rather than many small ones
-            compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
+    def batch(self, stream: _Stream) -> bool:
+        """Move some of its blocks; False: there are no more."""
+        if stream.is_new:
+            self._begin(stream)
         rows = self._rows(stream)
-        if not rows:
-            return Moved(0, 0, True)
         blocks = [self._planned(stream, row) for row in rows if row[3] is not None]
-        written, problem = self._write(stream, blocks) if blocks else ([], None)
-        moved = self._let_them_name(stream, rows, blocks, written)
-        if problem is not None:
-            raise problem
-        return Moved(len(moved), sum(len(block.payload) for block in moved), len(moved) < len(blocks))
+        written = self._write(stream, blocks) if blocks else []
+        moved = self._let_them_name(stream, rows, blocks, written) if rows else []
+        self.blocks, self.size = self.blocks + len(moved), self.size + sum(len(block.payload) for block in moved)
+        return bool(rows)
+
+    def _begin(self, stream: _Stream) -> None:
+        """Before some of it may be outside that is known; once, as it takes as long as it takes."""
+        if stream.closed:  # few large objects rather than many small ones
+            compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
+        self._conn.execute(_BEGIN, (stream.stream_id,))
+        stream.is_new = False
 
     def _prepare(self) -> bool:
         """A place in use has a marker, and the space knows it; False where another was told to it meanwhile."""
@@ -197,12 +205,12 @@ class _Mover:
         if not is_marked:
             with self._conn.transaction():
                 self._guard(self._conn)
-            found = self._store.mark(marker)
+            found = once(self._store, TO_CHANGE, partial(self._store.mark, marker))
             self._conn.execute(_MARKED, (found, prefix))
             marker, _, is_in_use = self._conn.execute(_KNOWN, asked).fetchone() or row
         self._store = store(replace(self._place, marker=marker))
-        self._store.check()
-        self._store.try_to_write()  # who may not is to know it before objects are written down
+        once(self._store, TO_CHANGE, self._store.check)
+        once(self._store, TO_CHANGE, self._store.try_to_write)  # who may not is to know it before more is written down
         if is_in_use:
             return True
         with self._conn.transaction():
@@ -232,25 +240,26 @@ class _Mover:
         name = named(stream.generation_id, stream.stream_id, end_offset, payload).text
         return _Block(end_offset, count, codec, payload, name, f"{self._store.place.prefix}/{name}")
 
-    def _write(self, stream: _Stream, blocks: list[_Block]) -> tuple[list[_Block], Exception | None]:
-        """The blocks whose objects are there, and what hindered the first of the others."""
+    def _write(self, stream: _Stream, blocks: list[_Block]) -> list[_Block]:
+        """The blocks whose objects are there. Where the place hangs, what was written down is nobody's after a while:
+        it may still be written."""
         with self._conn.transaction():
             self._guard(self._conn)
             objects.intend(self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks])
-        where = f"{self._store.place.prefix} to change"
-        outcomes = together(where, lambda block: self._store.put(block.name, block.payload), blocks)
-        problem = next((outcome for outcome in outcomes if outcome is not None), None)
+        put = self._store.put
+        outcomes = together(self._store, TO_CHANGE, lambda block: put(block.name, block.payload), blocks)
+        self.problems += [outcome for outcome in outcomes if outcome is not None][:1]
         try:
-            self._store.check()  # what was written to a place that has gone away meanwhile is elsewhere
-        except PayloadUnavailable as error:
-            return [], problem or error
-        return [block for block, outcome in zip(blocks, outcomes, strict=True) if outcome is None], problem
+            once(self._store, TO_CHANGE, self._store.check)
+        except PayloadUnavailable:  # what was written to a place that has gone away meanwhile is elsewhere
+            self._doom(stream, blocks)
+            raise
+        return [block for block, outcome in zip(blocks, outcomes, strict=True) if outcome is None]
 
     def _let_them_name(
         self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
     ) -> list[_Block]:
         """The blocks that are moved now. Of others the objects are doomed, and they are looked at again."""
-        owner = self._owner(stream)
         try:
             with self._conn.transaction():
                 self._guard(self._conn)
@@ -260,20 +269,22 @@ class _Mover:
                 claimed = objects.claim(self._conn, [block.uri for block in wanted])
                 named = self._name(stream, [block for block in wanted if block.uri in claimed])
                 left = [block for block in blocks if block.uri not in named]
-                objects.doom(self._conn, owner, [(block.uri, block.end_offset) for block in left], was_named=False)
+                self._doom(stream, left)
                 if not self.is_over:
                     self._advance(stream, rows, min((block.end_offset for block in left), default=None))
-        except LostLeadership:
-            # Who is at it now may have forgotten these: they were written down long ago, and have come late.
-            objects.doom(self._conn, owner, [(block.uri, block.end_offset) for block in blocks], was_named=False)
+        except Exception:
+            # Nobody names them now; and who is at it meanwhile may have forgotten those that come late.
+            if not self._conn.closed:
+                self._doom(stream, blocks)
             raise
         return [block for block in blocks if block.uri in named]
 
     def _advance(self, stream: _Stream, rows: Sequence[Sequence[Any]], first_left: int | None) -> None:
-        stream.offset = max(
-            (row[0] for row in rows if first_left is None or row[0] < first_left), default=stream.offset
-        )
-        self._conn.execute(_ADVANCE, (stream.offset, stream.stream_id))
+        """The pass goes on behind these rows; the next begins behind those before the first that was left."""
+        if not stream.is_patchy:
+            done = (row[0] for row in rows if first_left is None or row[0] < first_left)
+            self._conn.execute(_ADVANCE, (max(done, default=stream.offset), stream.stream_id))
+        stream.offset, stream.is_patchy = rows[-1][0], stream.is_patchy or first_left is not None
 
     def _name(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
         ends = [block.end_offset for block in blocks]
@@ -289,6 +300,11 @@ class _Mover:
             "digests": [hashlib.sha256(block.payload).digest() for block in blocks],
         }
         return {row[0] for row in self._conn.execute(_NAME, parameters)}
+
+    def _doom(self, stream: _Stream, blocks: list[_Block]) -> None:
+        objects.doom(
+            self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks], was_named=False
+        )
 
     def _owner(self, stream: _Stream) -> Owner:
         return Owner(self._space.space_id, stream.generation_id, stream.stream_id)
