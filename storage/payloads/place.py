@@ -22,6 +22,9 @@ OPTIONS = ("endpoint_override", "region", "scheme")
 """What may stand behind the `?` of an S3 place."""
 
 LONGEST = 1024
+SHOWN = 200
+"""So much of a text that is no place is repeated."""
+
 _PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _VALUE = re.compile(r"[A-Za-z0-9.:/\[\]_-]+")
@@ -69,6 +72,7 @@ class Name:
 def parse(text: str) -> Place:
     """A place as somebody writes it. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
     shown = _redacted(text)
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
     if len(text) > LONGEST or not text.isascii() or not text.isprintable():
         raise _invalid(shown, f"at most {LONGEST} printable ASCII characters")
     try:
