@@ -19,7 +19,7 @@ from protocol.words import Filter
 from storage import epochs
 from storage.block import COMPRESSIONS
 from storage.catalogue import DEFAULT_SPACE, list_spaces, named
-from storage.payloads import place
+from storage.payloads import place, probe
 from storage.routing import Space, ranges
 from storage.turnover import Guard, retried, turn_over
 
@@ -83,11 +83,14 @@ def create_space(
 
 
 def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Space:
-    """Change some of `CHANGEABLE`; streams move only for the filter and the shards."""
+    """Change some of `CHANGEABLE`; streams move only for the filter and the shards. Another way to where payloads lie
+    already has to lead there."""
     if unknown := changes.keys() - CHANGEABLE:
         raise InvalidSetting(f"space {name!r}: no such settings: {', '.join(sorted(unknown))}.")
     if "filter" in changes:
         changes["filter"] = Filter(changes["filter"])
+    if changes.get("payloads") is not None:
+        probe.check_way(conn, name, changes["payloads"])
 
     def alter() -> Space:
         spaces = _locked_spaces(conn)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import psycopg
 
-from protocol.errors import PayloadUnavailable
+from protocol.errors import InvalidSetting, PayloadUnavailable
 from storage.checkup import Finding, State
 from storage.payloads.place import Place, known, parse
 from storage.payloads.stores import Missing, Store, store
@@ -18,6 +19,8 @@ from storage.payloads.together import TO_CHANGE, TO_READ, once
 _SPACES = """
 select space_id, name, case when dropped_at is null then payloads end, payload_places_of(space_id) from space
  where payloads is not null or payload_places <> '{}' order by name, space_id"""
+
+_USED = "select payload_places_of(space_id) from space where name = %s and dropped_at is null"
 
 _IS_NAMED = """
 select exists (
@@ -47,6 +50,24 @@ def examine(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     if row[0]:
         said = f"{row[0]} objects that no block names could not be deleted"
         yield Finding("payloads", State.WARNING, said, "See the log of the node that keeps house: it says why.")
+
+
+def check_way(conn: psycopg.Connection[Any], space: str, text: str) -> None:
+    """Raise `InvalidSetting` where payloads of the space lie at this place, and these options do not lead to them."""
+    wanted = parse(text)
+    used = [known(each) for (places,) in conn.execute(_USED, (space,)).fetchall() for each in places]
+    for place in used:
+        if place.prefix != wanted.prefix or place.options == wanted.options:
+            continue
+        there = store(replace(wanted, marker=place.marker))
+        try:
+            once(there, TO_READ, there.check)
+        except PayloadUnavailable as error:
+            why = str(error).partition(". ")[0]
+            raise InvalidSetting(
+                f"payloads {str(wanted)!r}: payloads of space {space!r} lie there already, and other options must lead to "
+                f"them: {why}. Correct the options, or run this where the place can be reached; nothing was changed."
+            ) from error
 
 
 def _present(space: str, place: Place) -> Finding:
