@@ -27,6 +27,8 @@ STARTS = ("latest", "active", "earliest")
 
 FIRST_WAIT_S = 0.005
 LONGEST_WAIT_S = 0.2
+PLACE_WAIT_S = 1.0
+"""Where payloads cannot be had."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -157,6 +159,7 @@ class _Waiting:
             if not self._said:
                 self._cli.say(f"Waiting: {error}")
             self._said = True
+            time.sleep(PLACE_WAIT_S)
 
     def after(self, news: bool) -> None:
         """Wait for the next look; not at all after news."""
