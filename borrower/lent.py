@@ -15,8 +15,8 @@ class Lent:
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
     what was taken last. `given_up`: nobody will acknowledge what is outstanding any more.
     `reading`: what follows is being read, and may be taken. `unreadable`: what comes next cannot be had, its messages
-    are gone, or damaged: then it is tried `again_at`, and `trouble` is what was said of it. `size`: bytes given out so
-    far. `most_bytes`: no more than this is worth reading at once.
+    are gone, or not to be had now: then it is tried `again_at`, and `trouble` is what was said of it. `size`: bytes
+    given out so far. `most_bytes`: no more than this is worth reading at once.
     """
 
     stream_id: int

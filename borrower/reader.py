@@ -16,7 +16,7 @@ import pyarrow as pa
 from borrower.lent import Lent
 from borrower.process import sever_in_children
 from borrower.whole import WholeLent
-from protocol.errors import DatabaseUnreachable, PayloadUnavailable
+from protocol.errors import DatabaseUnreachable
 from storage import log as message_log
 from storage import whole_epochs
 from storage.connect import connect
@@ -30,15 +30,13 @@ _T = TypeVar("_T")
 class Reader:
     """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe.
 
-    A server that is silent for `timeout_s` in the middle of a read is a database that is away; while the place of a
-    block's payload is away it is the same to whoever asks.
+    A server that is silent for `timeout_s` in the middle of a read is a database that is away.
     """
 
     def __init__(self, url: str, batch_bytes: int, timeout_s: float) -> None:
         self._url, self._batch_bytes, self._timeout_s = url, batch_bytes, timeout_s
         self._connection: psycopg.Connection[Any] | None = None
         self._away = False
-        self._without = ""
 
     def prepare(self) -> None:
         """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
@@ -50,7 +48,8 @@ class Reader:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
 
         None while the database is away, and where what came is discarded: it is not the direct successor, or taking it
-        is not `allowed` any more, which is asked when it has come. Raises `Gone`.
+        is not `allowed` any more, which is asked when it has come. Raises `Gone`, and `PayloadUnavailable` and
+        `PayloadDamaged` of what lies outside of Postgres.
         """
         page = self.ask(
             lambda connection: message_log.since(
@@ -98,11 +97,6 @@ class Reader:
                 log.warning("the database is away, reading goes on when it is back: %s", error)
             self._away = True
             self.close()
-            return None
-        except PayloadUnavailable as error:
-            if str(error) != self._without:
-                log.warning("reading of what lies there goes on when it is back: %s", error)
-            self._without = str(error)
             return None
         if self._away:
             log.info("the database is back")
