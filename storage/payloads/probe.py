@@ -65,8 +65,8 @@ def check_way(conn: psycopg.Connection[Any], space: str, text: str) -> None:
         except PayloadUnavailable as error:
             why = str(error).partition(". ")[0]
             raise InvalidSetting(
-                f"payloads {str(wanted)!r}: payloads of space {space!r} lie there already, and other options must lead to "
-                f"them: {why}. Correct the options, or run this where the place can be reached; nothing was changed."
+                f"payloads {str(wanted)!r}: payloads of space {space!r} lie there already, and these options must lead "
+                f"to them: {why}. Correct the options, or run this where the place can be reached; nothing was changed."
             ) from error
 
 

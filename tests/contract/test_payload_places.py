@@ -13,14 +13,16 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from protocol.errors import Gone, PayloadDamaged, PayloadUnavailable
+from protocol.errors import Gone, InvalidSetting, PayloadDamaged, PayloadUnavailable
 from protocol.words import Filter
+from storage.catalogue import find_space
 from storage.checkup import State
 from storage.compaction import compact_stream
 from storage.connect import connect
 from storage.epoch_tail import EpochReading
 from storage.log import since, within
 from storage.payloads import objects, probe, recall, tiering
+from storage.payloads.place import parse
 from storage.payloads.stores import Store
 from storage.payloads.together import together
 from storage.retention import drop_gone, retain
@@ -29,6 +31,7 @@ from storage.spaces import alter_space, rollover
 from storage.tail import Tail
 from storage.whole_epochs import marks
 from tests.integration.log_kit import read, stream_of
+from tests.integration.session_kit import free_port
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld, PlaceWorld, S3Server, S3World, a_space, fill, move, outside, s3_server, swept
 
@@ -182,10 +185,10 @@ def test_a_damaged_object_is_named_and_nothing_is_skipped(
             world.remove(name)
         else:
             world.write(name, changed)
-        named = rf"stream {stream}: .*ends at offset 6 .*{name}.*{said}.*put the object back"
-        with pytest.raises(PayloadDamaged, match=named):
-            since(conn, stream, 0)
-        assert since(conn, stream, 0, limit_blocks=2).position == 4, "what is before it can be read"
+        assert since(conn, stream, 0).position == 4, "what is before it can be read"
+        where = rf"stream {stream}: .*begins at offset 4 and ends before offset 6 .*{name}"
+        with pytest.raises(PayloadDamaged, match=rf"{where}.*{said}.*put the object back"):
+            since(conn, stream, 4)
         world.write(name, whole)
         assert read(conn, stream) == before
 
@@ -448,12 +451,52 @@ def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
     assert (world.names(), other.names()) == (set(), set())
 
 
+def test_what_cannot_be_brought_back_holds_up_nothing_else(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    later = stream_of(conn, "eu")
+    fill(conn, later, 3, size=70_000)
+    rollover(conn, "eu")
+    move(conn, space)
+    lost = name_at(conn, world, 8)
+    before, whole = [read(conn, stream), read(conn, later)], world.read(lost)
+    world.remove(lost)
+    alter_space(conn, "eu", payloads=None)
+    with pytest.raises(PayloadDamaged, match=rf"^{BLOCKS + 2} payloads are back in Postgres, and 1 are not.*{lost}"):
+        recall.recall(conn, space.space_id)
+    assert [each.rpartition("/")[2] for each in outside(conn)] == [lost.rpartition("/")[2]]
+    assert [each.state for each in probe.examine(conn)] == [State.OK]
+    world.write(lost, whole)
+    assert recall.recall(conn, space.space_id) == 1
+    assert recall.recall(conn, space.space_id) == 0
+    assert list(probe.examine(conn)) == [], "nothing lies there"
+    assert [read(conn, stream), read(conn, later)] == before
+
+
 def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
     conn: psycopg.Connection[Any], space: Space, stream: int
 ) -> None:
     alter_space(conn, "eu", payloads=None)
     assert tiering.tier_space(conn, space).blocks == 0
     assert outside(conn) == set()
+
+
+def test_another_way_to_the_same_place_is_the_way_to_what_is_there(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    if not isinstance(world, S3World):
+        pytest.skip("a directory is reached in one way")
+    move(conn, space)
+    before = read(conn, stream)
+    other = f"{world.uri}&region=eu-1"
+    assert alter_space(conn, "eu", payloads=other).payloads == str(parse(other))
+    assert conn.execute("select payload_places from space where name = 'eu'").fetchall() == [([str(parse(other))],)]
+    assert read(conn, stream) == before
+    wrong = f"{world.uri.partition('?')[0]}?endpoint_override=127.0.0.1:{free_port()}&scheme=http"
+    with pytest.raises(InvalidSetting, match=r"these options must lead to them: .*Correct the options.*nothing was"):
+        alter_space(conn, "eu", payloads=wrong)
+    assert find_space(conn, "eu").payloads == str(parse(other))
+    assert read(conn, stream) == before
 
 
 def test_the_doctor_sees_whether_a_place_can_be_reached(

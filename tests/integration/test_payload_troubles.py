@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
+import pyarrow as pa
 import pytest
+from psycopg import sql
 
 from leader import maintenance
 from leader.maintenance import Housekeeper
 from protocol.errors import Conflict, LostLeadership, PayloadDamaged, PayloadUnavailable
-from storage import compaction, epochs
+from protocol.words import Filter
+from storage import compaction, epochs, retention
 from storage.checkup import State
 from storage.compaction import compact_stream
 from storage.connect import connect
+from storage.epoch_tail import Data, EpochReading
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE, NodeRef
 from storage.log import Append, Producer, Stamp, register_producer, since
 from storage.migrate import downgrade
-from storage.payloads import objects, outside, probe, recall, tiering
+from storage.payloads import objects, probe, recall, tiering
 from storage.payloads.place import parse
 from storage.payloads.stores import MARKER, WRITABLE, LocalBackend, Store
 from storage.payloads.together import together
 from storage.retention import drop_gone
 from storage.routing import Space
 from storage.spaces import alter_space, create_space, drop_space, rollover
+from storage.tail import Tail
+from storage.turnover import partition
 from tests.integration.log_kit import in_epochs, read, stream_of
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld, a_space, fill, move, swept
 from tests.payload_kit import outside as named
 
+REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 6
 WAIT_S = 20.0
 NAME = "5/7-1-" + "0" * 32 + "-" + "0" * 16
@@ -221,6 +231,21 @@ def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
     assert read(conn, stream) == before
 
 
+def test_an_older_schema_is_refused_while_retention_drops_what_names_objects(
+    database: str, conn: psycopg.Connection[Any], space: Space, stream: int
+) -> None:
+    move(conn, space)
+    generation_id = generation_of(conn, stream)
+    conn.execute("update generation set state = 'gone' where generation_id = %s", (generation_id,))
+    assert retention._detach(conn, generation_id, pending=False)
+    assert named(conn) == set(), "nobody sees them"
+    with pytest.raises(Conflict, match="1 generations that retention is dropping may name more"):
+        downgrade(database, to="0001")
+    drop_gone(conn)
+    with pytest.raises(Conflict, match=f"{BLOCKS} objects there are to be deleted.* 0 generations"):
+        downgrade(database, to="0001")
+
+
 def waiting(database: str) -> bool:
     with connect(database) as other:
         return other.execute("select from pg_locks where not granted").rowcount > 0
@@ -364,6 +389,67 @@ def test_of_a_batch_of_which_one_object_cannot_be_written_the_others_are_moved(
     assert (read(conn, stream), len(world.names())) == (before, BLOCKS)
 
 
+def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_and_can_be_brought_back(
+    database: str,
+    conn: psycopg.Connection[Any],
+    world: LocalWorld,
+    space: Space,
+    stream: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk that is full for the first block, in each pass, and not for later ones."""
+    write, compact, before, compacted = LocalBackend.write, compaction.compact_stream, read(conn, stream), list[int]()
+
+    def full(self: LocalBackend, name: str, payload: bytes) -> None:
+        if f"/{stream}-2-" in name:
+            raise OSError(28, "No space left on device")
+        write(self, name, payload)
+
+    def noted(connection: Any, stream_id: int, **how: Any) -> int:
+        compacted.append(stream_id)
+        return compact(connection, stream_id, **how)
+
+    monkeypatch.setattr(LocalBackend, "write", full)
+    monkeypatch.setattr(compaction, "compact_stream", noted)
+    monkeypatch.setattr(tiering, "BATCH_BLOCKS", 2)
+    for _ in range(2):
+        with pytest.raises(PayloadUnavailable, match="No space left"):
+            tiering.tier_space(conn, space)
+    assert len(named(conn)) == BLOCKS - 1
+    assert compacted == [stream], "once"
+    alter_space(conn, "eu", payloads=None)
+    assert [each.state for each in probe.examine(conn)] == [State.OK]
+    with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside"):
+        downgrade(database, to="0001")
+    assert recall.recall(conn, space.space_id) == BLOCKS - 1
+    assert named(conn) == set()
+    assert read(conn, stream) == before
+
+
+def test_of_what_could_not_be_named_in_time_nothing_is_left_behind(
+    database: str,
+    conn: psycopg.Connection[Any],
+    world: LocalWorld,
+    space: Space,
+    stream: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with connect(database) as other, monkeypatch.context() as patched, other.transaction():
+
+        def held(*args: Any) -> Any:
+            other.execute("select from block for update")
+            return together(*args)
+
+        patched.setattr(tiering, "together", held)
+        conn.execute("set lock_timeout = '200ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            tiering.tier_space(conn, space)
+    assert (len(world.names()), named(conn)) == (BLOCKS, set())
+    assert objects.sweep(conn) == BLOCKS
+    assert world.names() == set()
+    assert move(conn, space) == BLOCKS
+
+
 def test_what_ails_one_stream_holds_up_no_other(
     conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,6 +487,76 @@ def test_an_object_that_cannot_be_deleted_holds_up_no_other(
     assert rows(conn) == 0
 
 
+def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move(conn, space)
+    alter_space(conn, "eu", payloads=None)
+    recall.recall(conn, space.space_id)
+    delete, stuck = LocalBackend.delete, min(world.names())
+
+    def refused(self: LocalBackend, name: str) -> None:
+        if name == stuck:
+            raise OSError(16, "Device or resource busy")
+        delete(self, name)
+
+    monkeypatch.setattr(LocalBackend, "delete", refused)
+    monkeypatch.setattr(objects, "MOST", 1)
+    for _ in range(BLOCKS):
+        with contextlib.suppress(PayloadUnavailable):
+            swept(conn)
+    assert world.names() == {stuck}
+
+
+def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any], space: Space) -> None:
+    """Each 5 s; with a grace of 7 days there are millions."""
+    conn.execute(
+        "insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)"
+        " select 'file:///x/1/1-' || n || '-' || repeat('0', 32) || '-' || repeat('0', 16), %s, 1, 1, n, now()"
+        " from generate_series(1, 20000) n",
+        (space.space_id,),
+    )
+    conn.execute("analyze payload_object")
+    asked = {"space": space.space_id, "grace": 0.0, "prefix": "file:///x/", "name": ".*", "most": 10}
+    asking: list[tuple[str, Any]] = [
+        (objects._ABANDON, (3600.0,)), (objects._PLACES, asked), (objects._PICKED, asked)
+    ]  # fmt: skip
+    for statement, parameters in asking:
+        plan = "\n".join(row[0] for row in conn.execute(f"explain {statement}".encode(), parameters))
+        assert "Seq Scan on payload_object" not in plan, plan
+        assert "Sort Key: payload_object" not in plan, plan
+
+
+def test_where_nothing_waits_a_sweep_asks_once_and_does_nothing(conn: psycopg.Connection[Any], space: Space) -> None:
+    def guard(_: psycopg.Connection[Any]) -> None:
+        raise AssertionError("a transaction")
+
+    assert objects.sweep(conn, guard) == 0
+
+
+def test_retention_reads_no_row_of_a_space_that_never_had_a_place(
+    conn: psycopg.Connection[Any], space: Space, stream: int
+) -> None:
+    create_space(conn, "us", "us/#", shards=1)
+    well = stream_of(conn, "us")
+    fill(conn, well, 3)
+    generations = [generation_of(conn, each) for each in (well, stream)]
+    assert [reads_rows(conn, each) for each in generations] == [False, False]
+    move(conn, space)
+    assert [reads_rows(conn, each) for each in generations] == [False, True]
+
+
+def reads_rows(conn: psycopg.Connection[Any], generation_id: int) -> bool:
+    """Whether what retention does before it drops the generation looks at its blocks."""
+    statement = sql.SQL("explain (analyze) " + retention._DOOM).format(
+        part=partition(generation_id), generation=sql.Literal(generation_id)
+    )
+    with conn.transaction(force_rollback=True):
+        plan = [row[0] for row in conn.execute(statement)]
+    (scan,) = [line for line in plan if f"on block_{generation_id}" in line]
+    return "never executed" not in scan
+
+
 def test_a_place_that_is_gone_for_good_holds_up_no_other(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, tmp_path: Path
 ) -> None:
@@ -426,9 +582,9 @@ def test_an_object_that_cannot_be_read_is_damaged_and_its_place_is_not_away(
     (name,) = [each for each in world.names() if f"/{stream}-6-" in each]
     world.remove(name)
     (world.root / name).mkdir()
-    with pytest.raises(PayloadDamaged, match=r"ends at offset 6 .*cannot be read"):
-        since(conn, stream, 0)
-    assert since(conn, stream, 0, limit_blocks=2).position == 4
+    assert since(conn, stream, 0).position == 4
+    with pytest.raises(PayloadDamaged, match=r"ends before offset 6 .*cannot be read"):
+        since(conn, stream, 4)
 
 
 # --- a place that hangs -----------------------------------------------------------------------------------------------
@@ -487,6 +643,81 @@ def test_while_a_place_hangs_housekeeping_goes_on(
         keeper.stop()
 
 
+def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
+    database: str,
+    conn: psycopg.Connection[Any],
+    world: LocalWorld,
+    space: Space,
+    stream: int,
+    tmp_path: Path,
+    hang: Callable[[LocalWorld], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An NFS mount that is `hard`, as it is unless somebody says otherwise."""
+    other = LocalWorld(tmp_path / "other")
+    move(conn, space)
+    alter_space(conn, "eu", payloads=None)
+    recall.recall(conn, space.space_id)
+    alter_space(conn, "eu", payloads=world.uri)
+    us = create_space(conn, "us", "us/#", shards=1, payloads=other.uri)
+    fill(conn, stream_of(conn, "us"), BLOCKS, size=70_000)
+    rollover(conn, "us")
+    hang(world)
+    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 0.3)
+    term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
+    assert [each.name for each in maintenance._with_a_place(conn)] == ["eu", "us"], "else the test shows nothing"
+    keeper = Housekeeper(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
+    keeper.start()
+    try:
+        eventually(lambda: len(other.names()) == BLOCKS, WAIT_S)
+        alter_space(conn, "us", payloads=None)
+        assert recall.recall(conn, us.space_id) == BLOCKS
+        eventually(lambda: other.names() == set(), WAIT_S)
+    finally:
+        keeper.stop()
+
+
+def test_a_process_ends_though_a_place_hangs(tmp_path: Path) -> None:
+    hanging = """
+import sys, time
+from storage.payloads import together
+from storage.payloads.place import parse
+from storage.payloads.stores import LocalBackend, store
+together.SILENCE_S = 0.1
+LocalBackend.read = lambda *_: time.sleep(600)
+there = store(parse(sys.argv[1]))
+together.once(there, together.TO_READ, there.check)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", hanging, f"file://{tmp_path}"], cwd=REPOSITORY, capture_output=True, timeout=60
+    )
+    assert b"has not answered for 0.1 s" in ended.stderr, ended.stderr
+
+
+def test_while_a_place_is_away_a_tail_shows_what_lies_elsewhere(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    create_space(conn, "us", "us/#", shards=1)
+    well = stream_of(conn, "us")
+    fill(conn, well, 1)
+    world.go_away()
+    tail, reading = Tail(conn, Filter("#"), "earliest"), EpochReading(conn, Filter("#"), "earliest")
+    for _ in range(2):
+        assert streams_shown(tail.pages()) == [well, well]
+        assert streams_shown(each.table for each in reading.messages(conn) if isinstance(each, Data)) == [well, well]
+        fill(conn, well, 1)
+
+
+def streams_shown(tables: Iterable[pa.Table]) -> list[int]:
+    """Those of the messages that come before it is said that others cannot be had."""
+    shown = list[int]()
+    with pytest.raises(PayloadUnavailable):
+        for table in tables:
+            shown += table.column("stream").to_pylist()
+    return shown
+
+
 def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
     database: str,
     conn: psycopg.Connection[Any],
@@ -504,10 +735,10 @@ def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
     rollover(conn, "us")
     assert (move(conn, space), move(conn, theirs)) == (BLOCKS, BLOCKS)
     hang(world)
-    monkeypatch.setattr(outside, "SILENCE_S", 0.5)
+    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 0.5)
     with pytest.raises(PayloadUnavailable, match=r"has not answered for 0\.5 s"):
         since(conn, stream, 0)
-    monkeypatch.setattr(outside, "SILENCE_S", 30.0)
+    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 20.0)
     assert since(conn, well, 0).position > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,20 @@ from typing import Any
 import psycopg
 import pytest
 
+from borrower.feed import Feed
 from borrower.lent import Lent
 from borrower.node_reader import NodeReader
 from borrower.reader import Reader
 from borrower.spark import ranges
 from borrower.spark.ranges import RangePartition, read_task
-from protocol.errors import Conflict, InvalidSetting, PayloadDamaged, PayloadUnavailable
+from protocol.errors import (
+    Conflict,
+    InvalidSetting,
+    PayloadDamaged,
+    PayloadUnavailable,
+    PayloadUnreadable,
+    Unavailable,
+)
 from protocol.words import Filter
 from storage import log as messages
 from storage.catalogue import find_space
@@ -25,7 +34,7 @@ from storage.payloads.place import parse
 from storage.payloads.stores import LocalBackend
 from storage.spaces import alter_space, create_space, rollover
 from tests.integration.cli_kit import Shell, a_shell
-from tests.integration.feed_kit import serving
+from tests.integration.feed_kit import read_values, serving
 from tests.integration.log_kit import read, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
@@ -86,37 +95,101 @@ def test_a_group_consumes_what_nodes_have_moved_each_message_once(
     assert delivered() == due
 
 
-def test_a_consumers_reader_waits_for_the_place_and_goes_on(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, caplog: pytest.LogCaptureFixture
+def test_a_consumers_reader_names_the_place_and_goes_on_when_it_is_back(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
 ) -> None:
     reader, lent = Reader(database, 1, 5.0), lent_of(conn, stream)
     assert reader.page(lent, lambda _: True) is not None
     world.go_away()
-    assert [reader.page(lent, lambda _: True) for _ in range(3)] == [None] * 3
+    for _ in range(3):
+        with pytest.raises(PayloadUnavailable, match="the place of payloads"):
+            reader.page(lent, lambda _: True)
     assert lent.read == 2
-    assert sum("goes on when it is back" in each.message for each in caplog.records) == 1
     world.come_back()
-    page = eventually(lambda: reader.page(lent, lambda _: True), WAIT_S)
+    page = eventually(lambda: page_of(reader, lent), WAIT_S)
     assert (page.start, page.position) == (2, 4)
     reader.close()
 
 
-def test_through_a_node_it_is_the_same_and_damage_has_its_name(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
+def page_of(reader: Reader | NodeReader, lent: Lent) -> Any:
+    """None while the place is away."""
+    try:
+        return reader.page(lent, lambda _: True)
+    except PayloadUnavailable:
+        return None
+
+
+def test_an_object_that_cannot_be_read_is_named_and_its_place_is_not_away(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A bad sector, or an object that a lifecycle rule has archived."""
+    act = LocalBackend.read
+
+    def read_of_disk(self: LocalBackend, name: str, most: int) -> Any:
+        if f"/{stream}-6-" in name:
+            raise OSError(5, "Input/output error")
+        return act(self, name, most)
+
+    reader, lent = Reader(database, 4 << 20, 5.0), lent_of(conn, stream)
+    with monkeypatch.context() as bad:
+        bad.setattr(LocalBackend, "read", read_of_disk)
+        page = reader.page(lent, lambda _: True)
+        assert page is not None
+        assert page.position == 4, "what lies before it"
+        with pytest.raises(PayloadUnreadable, match=r"begins at offset 4 and ends before .*Input/output error"):
+            reader.page(lent, lambda _: True)
+    page = reader.page(lent, lambda _: True)
+    assert page is not None
+    assert (page.start, page.position) == (4, 2 * BLOCKS)
+    reader.close()
+
+
+def test_through_a_node_it_is_the_same_and_all_other_streams_go_on(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    create_space(conn, "us", "us/#", shards=1)
+    well = stream_of(conn, "us")
+    fill(conn, well, 5)
     with serving(database) as server:
-        reader, lent = NodeReader([server.address], 1, 5.0), lent_of(conn, stream)
+        reader, lent, other = NodeReader([server.address], 1, 5.0), lent_of(conn, stream), lent_of(conn, well)
         world.go_away()
-        assert reader.page(lent, lambda _: True) is None
+        for _ in range(5):
+            with pytest.raises(PayloadUnavailable, match="the place of payloads"):
+                reader.page(lent, lambda _: True)
+            assert reader.page(other, lambda _: True) is not None, "no pause and no other connection in between"
+        assert [each for each in caplog.records if "node" in each.getMessage()] == []
         world.come_back()
-        page = eventually(lambda: reader.page(lent, lambda _: True), WAIT_S)
+        page = eventually(lambda: page_of(reader, lent), WAIT_S)
         assert page.position == 2
         (third,) = [name for name in world.names() if f"/{stream}-6-" in name]
         world.write(third, b"something else")
         assert reader.page(lent, lambda _: True) is not None
-        with pytest.raises(PayloadDamaged, match=rf"stream {stream}: .*ends at offset 6"):
+        with pytest.raises(PayloadDamaged, match=rf"stream {stream}: .*ends before offset 6"):
             reader.page(lent, lambda _: True)
         reader.close()
+
+
+def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
+) -> None:
+    create_space(conn, "us", "us/#", shards=1)
+    well = stream_of(conn, "us")
+    fill(conn, well, 5)
+    world.go_away()
+    with serving(database) as server, Feed(server.address, patience_s=2.0) as feed:
+        for read in (feed.history, feed.follow):
+            with read("#", "earliest") as reader:
+                assert len(read_values(reader, 10)) == 10
+                before = server.feed.pages_written
+                with pytest.raises(Unavailable, match="the place of payloads"):
+                    reader.read(WAIT_S)
+                assert server.feed.pages_written - before < 15, "the pauses grow"
+                assert reader.positions.offsets[well] == 10
+        world.come_back()
+        eventually(lambda: page_of(Reader(database, 1, 5.0), lent_of(conn, stream)), WAIT_S)
+        with feed.history("#", "earliest") as reader:
+            assert len(read_values(reader, 2 * BLOCKS + 10)) == 2 * BLOCKS + 10
 
 
 def test_a_spark_task_waits_for_the_place(
@@ -167,14 +240,6 @@ def test_a_space_cannot_move_by_age_without_a_place(conn: psycopg.Connection[Any
         create_space(conn, "eu", "eu/#", shards=1)
 
 
-def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg.Connection[Any]) -> None:
-    create_space(conn, "eu", "eu/#", payloads="s3://bucket/a?region=old")
-    conn.execute("update space set payload_places = array['file:///mnt', payloads] where name = 'eu'")
-    alter_space(conn, "eu", payloads="s3://bucket/a?region=new")
-    found = conn.execute("select payload_places from space where name = 'eu'").fetchall()
-    assert found == [(["file:///mnt", "s3://bucket/a?region=new"],)]
-
-
 def test_a_link_that_leads_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "place" / "1").mkdir(parents=True)
     (tmp_path / "secret").write_bytes(b"secret")
@@ -218,12 +283,16 @@ def test_places_are_given_altered_and_taken_away(
 
 @pytest.mark.parametrize("how", [(), ("--epochs",)])
 def test_tail_waits_for_the_place_and_leaves_nothing_out(
-    shell: Shell, world: LocalWorld, stream: int, how: tuple[str, ...]
+    shell: Shell, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, how: tuple[str, ...]
 ) -> None:
+    fill(conn, stream_of(conn, "default"), 2)
     world.go_away()
-    tail = shell.start("tail", "eu/#", "--from", "earliest", "--no-follow", "--json", *how)
+    tail = shell.start("tail", "#", "--from", "earliest", "--no-follow", "--json", *how)
     tail.says("Waiting: the place of payloads")
     world.come_back()
     answer = tail.end()
     assert answer.code == 0, answer.err
-    assert [line["offset"] for line in answer.lines if "offset" in line] == list(range(2 * BLOCKS))
+    shown = [(line["stream"], line["offset"]) for line in answer.lines if "offset" in line]
+    assert sorted(shown)[-2 * BLOCKS :] == [(stream, offset) for offset in range(2 * BLOCKS)]
+    assert shown[-2 * BLOCKS :] == sorted(shown)[-2 * BLOCKS :], "what lies elsewhere came before"
+    assert len(shown) == 2 * BLOCKS + 4

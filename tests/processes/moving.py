@@ -24,7 +24,7 @@ def main(url: str, space: str, point: str) -> None:
     if point == "intended":
         tiering.together = _dying(lambda *_: None)  # type: ignore[attr-defined]
     if point == "written":
-        tiering.together = _dying(lambda _, work, blocks: work(blocks[0]))  # type: ignore[attr-defined]
+        tiering.together = _dying(lambda _there, _what, work, blocks: work(blocks[0]))  # type: ignore[attr-defined]
     if point == "deleted":
         objects.together = _dying(objects.together)  # type: ignore[attr-defined]
     with connect(url) as connection:

@@ -77,6 +77,12 @@ def test_credentials_are_refused_and_not_repeated(text: str) -> None:
     assert "hunter2" not in str(refused.value)
 
 
+def test_of_what_is_no_place_a_part_is_repeated() -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        parse("file:///mnt/" + "x" * 1_000_000)
+    assert len(str(refused.value)) < 1000
+
+
 def test_a_name_tells_its_block_and_is_new_each_time() -> None:
     one, other = named(3, 7, 100, b"payload"), named(3, 7, 100, b"payload")
     assert one.text != other.text
