@@ -713,8 +713,7 @@ def streams_shown(tables: Iterable[pa.Table]) -> list[int]:
     """Those of the messages that come before it is said that others cannot be had."""
     shown = list[int]()
     with pytest.raises(PayloadUnavailable):
-        for table in tables:
-            shown += table.column("stream").to_pylist()
+        shown.extend(stream for table in tables for stream in table.column("stream").to_pylist())
     return shown
 
 
