@@ -6,8 +6,8 @@ alter table space
   add tier_after_s bigint check (tier_after_s > 0),    -- also those so old of an open generation; null: only of closed ones
   add payload_places text[] not null default '{}';     -- every place where payloads of this space may lie
 
--- Up to here the payloads of a stream have been moved, or are too small for it; some that lie behind it may have been, too.
--- Null: none is outside.
+-- Up to here the payloads of a stream have been moved, or are too small for it; some behind it may have been, too. Null: none
+-- is outside.
 alter table stream add tiered_offset bigint;
 
 -- Of the payload that lies at uri. No check says so, which would read all blocks while it locks everybody out.

@@ -38,7 +38,7 @@ MOST_S: Final = 10.0
 """A pass over a space ends soon after that; the next goes on."""
 
 _WORK = """
-select s.stream_id, s.generation_id, coalesce(s.tiered_offset, 0), g.state = 'closed', s.tiered_offset is null
+select s.stream_id, s.generation_id, g.state = 'closed', s.tiered_offset, coalesce(s.tiered_offset, 0)
   from stream s join generation g using (generation_id)
  where g.space_id = %(space)s and g.state <> 'gone' and coalesce(s.tiered_offset, 0) < s.head
    and (g.state = 'closed' or (
@@ -106,14 +106,14 @@ class Moved:
 
 @dataclass(slots=True)
 class _Stream:
-    """One with blocks that were not looked at: those behind `offset`. `is_new`: nobody has moved any of it before.
-    `is_patchy`: something before `offset` was left, and is looked at again in the next pass."""
+    """One with blocks that were not looked at in this pass: those behind `offset`. `done`: so far nothing was left that
+    was to be moved; null: nobody has begun. `is_patchy`: something was left in this pass."""
 
     stream_id: int
     generation_id: int
-    offset: int
     closed: bool
-    is_new: bool
+    done: int | None
+    offset: int
     is_patchy: bool = False
 
 
@@ -176,7 +176,7 @@ class _Mover:
 
     def batch(self, stream: _Stream) -> bool:
         """Move some of its blocks; False: there are no more."""
-        if stream.is_new:
+        if stream.done is None:
             self._begin(stream)
         rows = self._rows(stream)
         blocks = [self._planned(stream, row) for row in rows if row[3] is not None]
@@ -190,7 +190,7 @@ class _Mover:
         if stream.closed:  # few large objects rather than many small ones
             compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
         self._conn.execute(_BEGIN, (stream.stream_id,))
-        stream.is_new = False
+        stream.done = 0
 
     def _prepare(self) -> bool:
         """A place in use has a marker, and the space knows it; False where another was told to it meanwhile."""
@@ -283,7 +283,8 @@ class _Mover:
         """The pass goes on behind these rows; the next begins behind those before the first that was left."""
         if not stream.is_patchy:
             done = (row[0] for row in rows if first_left is None or row[0] < first_left)
-            self._conn.execute(_ADVANCE, (max(done, default=stream.offset), stream.stream_id))
+            stream.done = max(done, default=stream.done)
+        self._conn.execute(_ADVANCE, (stream.done, stream.stream_id))
         stream.offset, stream.is_patchy = rows[-1][0], stream.is_patchy or first_left is not None
 
     def _name(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
