@@ -481,12 +481,13 @@ def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
     assert outside(conn) == set()
 
 
-def test_another_way_to_the_same_place_is_the_way_to_what_is_there(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
-) -> None:
-    if not isinstance(world, S3World):
-        pytest.skip("a directory is reached in one way")
-    move(conn, space)
+def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg.Connection[Any], s3: S3Server) -> None:
+    """A directory is reached in one way."""
+    world = S3World(s3, f"bucket-{next(_buckets)}")
+    space, stream = a_space(conn, world), stream_of(conn, "eu")
+    fill(conn, stream, 2)
+    rollover(conn, "eu")
+    assert move(conn, space) > 0
     before = read(conn, stream)
     other = f"{world.uri}&region=eu-1"
     assert alter_space(conn, "eu", payloads=other).payloads == str(parse(other))

@@ -512,12 +512,12 @@ def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any],
     """Each 5 s; with a grace of 7 days there are millions."""
     conn.execute(
         "insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)"
-        " select 'file:///x/1/1-' || n || '-' || repeat('0', 32) || '-' || repeat('0', 16), %s, 1, 1, n, now()"
-        " from generate_series(1, 20000) n",
+        " select 'file:///x/1/1-' || n || '-' || repeat('0', 32) || '-' || repeat('0', 16), %s, 1, 1, n,"
+        "        now() - n * interval '30 s' from generate_series(1, 20000) n",
         (space.space_id,),
     )
     conn.execute("analyze payload_object")
-    asked = {"space": space.space_id, "grace": 0.0, "prefix": "file:///x/", "name": ".*", "most": 10}
+    asked = {"space": space.space_id, "grace": objects.GRACE_S - 7200, "prefix": "file:///x/", "name": ".*", "most": 10}
     asking: list[tuple[str, Any]] = [
         (objects._ABANDON, (3600.0,)), (objects._PLACES, asked), (objects._PICKED, asked)
     ]  # fmt: skip
