@@ -669,7 +669,7 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
     keeper = Housekeeper(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
     keeper.start()
     try:
-        eventually(lambda: len(other.names()) == BLOCKS, WAIT_S)
+        eventually(lambda: len(named(conn)) == BLOCKS, WAIT_S)
         alter_space(conn, "us", payloads=None)
         assert recall.recall(conn, us.space_id) == BLOCKS
         eventually(lambda: other.names() == set(), WAIT_S)
