@@ -89,7 +89,6 @@ update block b set payload = null, uri = n.uri, uri_bytes = n.bytes
    and b.count = n.count and b.codec = n.codec and b.uri is null and sha256(b.payload) = n.digest
 returning b.uri"""
 
-_BEGIN = "update stream set tiered_offset = 0 where stream_id = %s and tiered_offset is null"
 _ADVANCE = "update stream set tiered_offset = %s where stream_id = %s"
 
 Connection = psycopg.Connection[Any]
@@ -186,10 +185,9 @@ class _Mover:
         return bool(rows)
 
     def _begin(self, stream: _Stream) -> None:
-        """Before some of it may be outside that is known; once, as it takes as long as it takes."""
+        """Once: it takes as long as it takes."""
         if stream.closed:  # few large objects rather than many small ones
             compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
-        self._conn.execute(_BEGIN, (stream.stream_id,))
         stream.done = 0
 
     def _prepare(self) -> bool:
