@@ -14,7 +14,7 @@ import pyarrow as pa
 from borrower.feed_calls import Again, Calls, Pages, Patience
 from borrower.feed_cursor import Cursor, Taken
 from protocol.codec import MalformedMessage
-from protocol.errors import Gone, SubletError, UsageError
+from protocol.errors import Gone, PayloadUnavailable, SubletError, UsageError
 from protocol.feed import HELLO_S, Page, Read, decode_page, encode_read
 from protocol.words import Bookmark, Filter, Start
 from storage.block import DELIVERED_SCHEMA
@@ -115,7 +115,8 @@ class FeedReader(Iterator[pa.Table]):
         while True:
             try:
                 page = self._wait(deadline)
-                self._trouble = None
+                if page is None or page.bookmark is None:  # where it begins it says also before it fails
+                    self._trouble = None
                 return page
             except TimeoutError:
                 return None
@@ -133,6 +134,8 @@ class FeedReader(Iterator[pa.Table]):
             if pages.silent_s < SILENCE_S:
                 raise
             raise Again(self._calls.address, f"no word for {SILENCE_S:g} s") from None
+        except PayloadUnavailable as error:
+            raise Again(self._calls.address, str(error).rstrip(".")) from None
         if wire is None:
             self._end()
             return None

@@ -70,6 +70,18 @@ class Handler:
                     return lent
         return None
 
+    def try_again(self, now: float) -> None:
+        """Streams whose time has come are read again, though they could not be."""
+        with self._lock:
+            for lent in self._lent.values():
+                if lent.again_at is not None and lent.again_at <= now:
+                    lent.unreadable, lent.again_at = False, None
+
+    def troubles(self) -> set[str]:
+        """What is said of streams that are tried again."""
+        with self._lock:
+            return {lent.trouble for lent in self._lent.values() if lent.trouble}
+
     def ends(self) -> dict[int, tuple[int, int]]:
         """{stream: (grant id, head)} of those read to where they ended when last looked at."""
         with self._lock:

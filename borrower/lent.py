@@ -16,8 +16,8 @@ class Lent:
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
     what was taken last. `given_up`: nobody will acknowledge what is outstanding any more.
     `reading`: what follows is being read, and may be taken. `unreadable`: what comes next cannot be had, its messages
-    are gone. `size`: bytes given out so far.
-    `most_bytes`: no more than this is worth reading at once.
+    are gone, or not to be had now: then it is tried `again_at`, and `trouble` is what was said of it. `size`: bytes
+    given out so far. `most_bytes`: no more than this is worth reading at once.
     """
 
     stream_id: int
@@ -34,6 +34,8 @@ class Lent:
     over: bool = False
     lost: bool = False
     unreadable: bool = False
+    again_at: float | None = None
+    trouble: str = ""
     size: int = 0
     ticket: int = 0
     most_bytes: int | None = None

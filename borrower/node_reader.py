@@ -68,8 +68,8 @@ class NodeReader:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
 
         None while no node answers, and where what came is discarded: it is not the direct successor, or taking it is
-        not `allowed` any more, which is asked when it has come. Raises `Gone`, `BeyondHead`, and `ValueTooLarge` for a
-        message that no node can send.
+        not `allowed` any more, which is asked when it has come. Raises `Gone`, `BeyondHead`, `PayloadUnavailable`,
+        `PayloadDamaged`, and `ValueTooLarge` for a message that no node can send.
         """
         wanted = Wanted(lent.stream_id, lent.read, lent.filter, lent.generation_id, self._batch_bytes)
         page = self._attempt("Read", encode_wanted(wanted), lambda wire: _page(wanted, wire))

@@ -37,7 +37,15 @@ from borrower.settings import BorrowerSettings
 from borrower.ways import by_database, by_nodes
 from borrower.whole import WholeLent
 from protocol.epochs import GroupFrontier
-from protocol.errors import BeyondHead, Gone, SubscriptionEnded, UsageError
+from protocol.errors import (
+    BeyondHead,
+    Gone,
+    PayloadDamaged,
+    PayloadUnavailable,
+    PayloadUnreadable,
+    SubscriptionEnded,
+    UsageError,
+)
 from protocol.messages import EndReason
 from protocol.session.counters import SubscriberCounters
 from protocol.words import Subscription
@@ -50,6 +58,12 @@ T = TypeVar("T")
 
 OnEpoch = Callable[[GroupFrontier], None]
 """Is told how far an atomic group has come in a space: once where it is at first, then whenever it has moved on."""
+
+AGAIN_S = 10.0
+"""After which a stream whose next payload was damaged or unreadable is read again: somebody may have put it right."""
+
+PLACE_AGAIN_S = 1.0
+"""After which a stream is read again where the place of its next payload was away."""
 
 LONGEST_WAIT_S = 0.1
 """So often at least a session that waits looks around: whether a call may begin is not told, but asked."""
@@ -72,7 +86,8 @@ class Session:
     Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`, through nodes `Unavailable`
     and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not lend to it any more. A stream
     whose next messages retention has taken ends nothing: a warning says which, its leader takes it back and blocks it
-    (or skips what is gone, if the group was created so), and all others go on.
+    (or skips what is gone, if the group was created so), and all others go on. So they do where the next payload of a
+    stream lies outside of Postgres and cannot be had: that stream is kept, and tried again.
     """
 
     def __init__(
@@ -366,6 +381,7 @@ class Session:
     def _read_next(self) -> tuple[Batch | None, bool]:
         """One page, of the stream whose turn it is: a batch if it has something for this subscription, and whether we
         have moved on in a stream. One page only: what happens meanwhile is looked at before the next."""
+        self._handler.try_again(time.monotonic())
         lent = self._handler.next_to_read(self._may_start)
         if lent is None:
             return None, False
@@ -434,9 +450,16 @@ class Session:
         return self._readable(lent, lambda: self._reader.page(lent, self._may_start))
 
     def _readable(self, lent: Lent, read: Callable[[], T | None]) -> T | None:
-        """What follows in the stream. One that cannot be read on from there is left to its leader, and said once."""
+        """What follows in the stream. One that cannot be read on from there is left to its leader, and said once; one
+        that may be put right is tried again."""
         try:
-            return read()
+            found = read()
+        except (PayloadDamaged, PayloadUnreadable) as problem:
+            self._try_later(lent, problem, AGAIN_S)
+            return None
+        except PayloadUnavailable as problem:
+            self._try_later(lent, problem, PLACE_AGAIN_S)
+            return None
         except (Gone, BeyondHead) as problem:
             lent.unreadable = True
             log.warning(
@@ -445,3 +468,14 @@ class Session:
                 problem,
             )
             return None
+        if found is not None and lent.trouble:
+            log.info("%s: stream %d can be read again", self.subscription, lent.stream_id)
+            lent.trouble = ""
+        return found
+
+    def _try_later(self, lent: Lent, problem: Exception, after_s: float) -> None:
+        """Said once; also of a place that many streams wait for."""
+        lent.unreadable, lent.again_at = True, time.monotonic() + after_s
+        is_news, lent.trouble = str(problem) not in self._handler.troubles(), str(problem)
+        if is_news:
+            log.warning("%s: %s All other streams go on.", self.subscription, problem)

@@ -25,7 +25,7 @@ from leader.feed_publish import Writer, answer
 from leader.feed_read import Reader, Untaken
 from leader.feed_watch import Watch
 from protocol import feed, feed_lent, sublet_pb2_grpc
-from protocol.errors import Conflict, NotFound, SubletError, Unavailable, UsageError
+from protocol.errors import Conflict, NotFound, PayloadUnavailable, SubletError, Unavailable, UsageError
 from storage import fence
 from storage import log as messages
 
@@ -38,6 +38,7 @@ LONGEST_STORY = 2000
 """Characters of an error: it travels in a header."""
 
 _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
+    (PayloadUnavailable, grpc.StatusCode.UNAVAILABLE),
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (Conflict, grpc.StatusCode.FAILED_PRECONDITION),
@@ -192,7 +193,7 @@ async def _refuse(context: Any, error: Exception) -> None:
     if isinstance(error, Busy):
         hint = ((feed.RETRY_AFTER, str(error.retry_after_ms)),)
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)
-    if isinstance(error, Unavailable | Untaken):
+    if isinstance(error, Unavailable | Untaken) and not isinstance(error, PayloadUnavailable):
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error) or "no page was taken for too long")
     if not isinstance(error, SubletError):
         log.error("a feed's request could not be handled", exc_info=error)

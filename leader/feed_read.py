@@ -55,6 +55,8 @@ class Reader:
         while not reading.caught_up and (turn := reading.turn()):
             for place in turn:
                 await self._step(reading, place)
+        if not reading.caught_up:
+            reading.check()
 
     async def follow(self) -> None:
         """What is there, and then what comes; until it is cancelled."""
@@ -76,7 +78,8 @@ class Reader:
                 await self._patiently(reading.rematch)
                 await self._mark(reading)
             if not reading.turn():
-                return
+                break
+        reading.check()
 
     async def _news(self, follower: Follower, reading: Reading) -> dict[int, Any]:
         """Wait for news, however long that takes; saying so now and then. None where there is nothing to wait for."""
@@ -103,7 +106,7 @@ class Reader:
         if step.gone is not None:
             return [named(start=step.start, position=step.position, gone=True, oldest=step.gone.oldest)]
         if not step.batches:
-            return [named(start=step.start, position=step.position)]
+            return [named(start=step.start, position=step.position)] if step.start < step.position else []
         pages, start = [], step.start
         for table in cut(pa.Table.from_batches(step.batches)):
             end = table.column("offset")[-1].as_py() + 1

@@ -11,14 +11,16 @@ from typing import Any
 import psycopg
 
 from protocol.errors import LostLeadership, SubletError
-from storage import compaction, epochs, history, retention, spaces
+from storage import catalogue, compaction, epochs, history, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
 from storage.notify import snapshot
 from storage.notify.model import Change
 from storage.notify.teller import shared
+from storage.payloads import objects, tiering
 from storage.publish import staging
+from storage.routing import Space
 from storage.turnover import Guard
 
 log = logging.getLogger(__name__)
@@ -32,32 +34,65 @@ TOLD = 5
 """So many failed steps of a pass are told one by one."""
 
 
-class Housekeeper:
-    """A thread. `term` answers under which term this node leads the maintenance at this moment, None if it does not.
+Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[[], None]]]]
+"""A pass, step by step, each with its name; any may fail without the next."""
 
-    `history_s`: how long the history of lendings is kept.
+
+class Housekeeper:
+    """Two threads, as a place of payloads that hangs must hold up nothing in Postgres. `term` answers under which term
+    this node leads the maintenance at this moment, None if it does not.
+
+    `history_s`: how long the history of lendings is kept. `grace_s`: how long objects that no block names any more.
     """
 
-    def __init__(self, url: str, term: Callable[[], int | None], history_s: float, every_s: float = EVERY_S) -> None:
-        self._url, self._term, self._history_s, self._every_s = url, term, history_s, every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="sublet-maintenance", daemon=True)
+    def __init__(
+        self,
+        url: str,
+        term: Callable[[], int | None],
+        history_s: float,
+        every_s: float = EVERY_S,
+        grace_s: float = objects.GRACE_S,
+    ) -> None:
+        house = partial(_steps, history_s=history_s, tell=shared(url).tell)
+        payloads = partial(_payload_steps, grace_s=grace_s)
+        self._keepers = [
+            _Keeper(url, term, every_s, "sublet-maintenance", house),
+            _Keeper(url, term, every_s, "sublet-payloads", payloads),
+        ]
 
     def start(self) -> None:
         """Begin to look after the database."""
+        for keeper in self._keepers:
+            keeper.start()
+
+    def stop(self) -> None:
+        """End after the steps that are under way."""
+        for keeper in self._keepers:
+            keeper.stop()
+
+
+class _Keeper:
+    """A thread that makes its pass again and again."""
+
+    def __init__(self, url: str, term: Callable[[], int | None], every_s: float, name: str, steps: Steps) -> None:
+        self._url, self._term, self._every_s, self._name, self._steps = url, term, every_s, name, steps
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the step that is under way."""
         self._stop.set()
 
     def _keep(self) -> None:
+        name = self._name.replace("-", " ")
         while not self._stop.wait(self._every_s):
             term = self._term()
             if term is None:
                 continue
             try:
-                with connect(self._url, application_name="sublet maintenance", lock_timeout_s=2.0) as connection:
+                with connect(self._url, application_name=name, lock_timeout_s=2.0) as connection:
                     self._keep_house(connection, term)
             except LostLeadership as over:
                 log.info("maintenance goes on at another node: %s", over)
@@ -69,7 +104,7 @@ class Housekeeper:
             leadership.guard(inside, MAINTENANCE, term)
 
         failed: list[str] = []
-        for what, step in _steps(connection, guard, self._history_s, shared(self._url).tell):
+        for what, step in self._steps(connection, guard):
             if self._stop.is_set():
                 break
             try:
@@ -90,7 +125,7 @@ class Housekeeper:
 def _steps(
     connection: psycopg.Connection[Any], guard: Guard, history_s: float, tell: Tell
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A pass, step by step, each with its name; any may fail without the next."""
+    """What is to be done in Postgres."""
     due: list[str] = []
     yield "the search for spaces to roll over", lambda: due.extend(spaces.overdue(connection))
     for name in due:
@@ -104,6 +139,17 @@ def _steps(
     yield "forgetting of idle producers", partial(_forget_producers, connection, guard)
     yield "forgetting of staged blocks", partial(_forget_staged, connection)
     yield "forgetting of old history", partial(_forget_history, connection, history_s)
+
+
+def _payload_steps(
+    connection: psycopg.Connection[Any], guard: Guard, grace_s: float
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What is to be done at the places of payloads."""
+    outside: list[Space] = []
+    yield "the search for spaces with payloads elsewhere", lambda: outside.extend(_with_a_place(connection))
+    for space in outside:
+        yield f"moving of payloads of space {space.name}", partial(_tier, connection, guard, space)
+    yield "deleting of objects that no block names", partial(_sweep, connection, guard, grace_s)
 
 
 def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, tell: Tell) -> None:
@@ -120,6 +166,22 @@ def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
 def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
     saved = compaction.compact_stream(connection, stream_id, guard=guard)
     log.info("stream %d: compaction saved %d blocks", stream_id, saved)
+
+
+def _with_a_place(connection: psycopg.Connection[Any]) -> list[Space]:
+    """Of a space that was dropped nothing more is moved: nobody could bring it back."""
+    return [space for space in catalogue.list_spaces(connection) if space.payloads is not None]
+
+
+def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> None:
+    moved = tiering.tier_space(connection, space, guard)
+    if moved.blocks:
+        log.info("space %s: payloads of %d blocks, %d bytes, are moved out", space.name, moved.blocks, moved.size)
+
+
+def _sweep(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) -> None:
+    if deleted := objects.sweep(connection, guard, grace_s=grace_s):
+        log.info("%d objects that no block names are deleted", deleted)
 
 
 def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:

@@ -127,7 +127,9 @@ class NodeServer:
         self._sessions.register(server)
         self._feed.register(server)
         await server.start()
-        housekeeper = Housekeeper(self._url, self._leads_maintenance, self.settings.history_s)
+        housekeeper = Housekeeper(
+            self._url, self._leads_maintenance, self.settings.history_s, grace_s=self.settings.payload_grace_s
+        )
         housekeeper.start()
         relay = Relay(self._url, self._leads_maintenance)
         relay.start()

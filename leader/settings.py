@@ -59,6 +59,9 @@ class LeaderSettings:
     """How long a leaving borrower waits for its session's last progress."""
     history_s: float = 30 * 86400.0
     """How long what happened to the lendings is remembered (why a stream is blocked: as long as it is)."""
+    payload_grace_s: float = 7 * 86400.0
+    """How long an object outside of Postgres is kept when no block names it any more: as old as a backup may be, or a
+    standby behind, that is to find it."""
 
     @property
     def good_for_s(self) -> float:

@@ -156,6 +156,18 @@ class DatabaseUnreachable(Unavailable):
     """No connection to Postgres."""
 
 
+class PayloadUnavailable(Unavailable):
+    """Messages lie outside of Postgres, at a place that is away. Nothing is lost: they are read when it is back."""
+
+
+class PayloadUnreadable(PayloadUnavailable):
+    """Messages lie outside of Postgres, in an object that cannot be read, while others at its place can."""
+
+
+class PayloadDamaged(SubletError):
+    """Messages lie outside of Postgres, and what is found there is not what was put there, or nothing is."""
+
+
 class DataDirectoryUnusable(UsageError):
     """The embedded server cannot live there."""
 

@@ -35,7 +35,8 @@ RETRY_AFTER = "sublet-retry-after-ms"
 """Beside RESOURCE_EXHAUSTED: the node has too much to do, and when to come again. Without it, trying again is vain."""
 
 ERROR = "sublet-error"
-"""Beside a refusal: the name of the error in `protocol.errors`. Trying again is vain."""
+"""Beside a refusal: the name of the error in `protocol.errors`. Trying again is vain, but for `PayloadUnavailable`, and
+so is another node: it is of what was asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ schema to this program's version. All times are the database's clock's, so that 
 **Messages**: a message belongs by its topic to a space and by its key to one of the space's streams (`routing`). A
 stream is an ordered sequence with offsets from 0; it is stored as blocks of up to some thousands of messages
 (`block`), appended and read by `log`. The streams of a space open and close together, as generations (`spaces`,
-`turnover`). What is published by SQL, in a transaction of somebody else, gets there by way of the `outbox`.
+`turnover`). Payloads of old blocks may lie elsewhere (`payloads`). What is published by SQL, in a transaction of
+somebody else, gets there by way of the `outbox`.
 
 **Groups** (`groups/`): leadership, lendings, their history. **Nodes** (`nodes`): which leader processes can be
 reached.

@@ -49,7 +49,7 @@ select end_offset, count, octet_length(payload), {_FRONTIERS} from block
  order by end_offset limit %s"""
 _LOCKED = """
 select end_offset, count, codec, payload, appended_at, lower_frontier::text, epochs::text from block
- where generation_id = %s and stream_id = %s and end_offset = any(%s) order by end_offset for update"""
+ where generation_id = %s and stream_id = %s and end_offset = any(%s) and uri is null order by end_offset for update"""
 
 
 @dataclass(frozen=True, slots=True)

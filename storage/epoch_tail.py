@@ -101,7 +101,8 @@ class EpochReading:
     def messages(self, conn: psycopg.Connection[Any]) -> Iterator[Message]:
         """Everything unread that is there now, then the lower frontier if it has moved; then it ends.
 
-        The very first message is the snapshot. Raises `Gone` when retention was faster, and an epoch is not whole.
+        The very first message is the snapshot. Raises `Gone` when retention was faster, and an epoch is not whole; as a
+        `Tail` does where payloads cannot be had.
         """
         if self._torn is not None:
             raise self._torn
@@ -112,6 +113,7 @@ class EpochReading:
         while due := self._due(look):
             for place in due:
                 yield from self._read(conn, place, look)
+        self._reading.check()  # before the frontier is told
         before, self._selection = self._selection.told, self._selection.after(look.lowers)
         if self._selection.told is not None and self._selection.told != before:
             yield self._selection.told

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import compress, groupby, pairwise
 from typing import Any, Final
 
@@ -25,12 +25,13 @@ import pyarrow.compute as pc
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
-from protocol.errors import BeyondHead, Gone, NotFound, ProducerFenced, SubletError, Unavailable
+from protocol.errors import BeyondHead, Gone, NotFound, PayloadDamaged, ProducerFenced, Unavailable
 from protocol.words import Filter
 from storage.block import Epochs, Packed, decode, decode_together, deliver, from_offset, matching
 from storage.connect import UnknownOutcome
 from storage.epoch_selection import LeftOut, without
 from storage.layout import has_one_epoch
+from storage.payloads.outside import fetched
 from storage.wanted import IN_BLOCK, Wanted
 
 PAGE_BLOCKS: Final = 256
@@ -46,13 +47,15 @@ select outcome, end_offset from append_block(
   %s::timestamptz, %s::timestamptz, %s::text[], %s::smallint, %s::bytea, %s::jsonb)"""
 
 _SINCE = """
-select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload, b.uri
+select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload,
+       case when b.uri is not null then array[b.uri, b.size::text] || (
+         select payload_places_of(space_id) from generation where generation_id = %(generation)s) end
   from stream s join generation g using (generation_id)
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (
       select end_offset, count, codec, topics, case when matched then payload end as payload,
              case when matched then uri end as uri,
-             case when matched then coalesce(octet_length(payload), 0) else 0 end as size
+             case when matched then coalesce(octet_length(payload), uri_bytes) else 0 end as size
         from (
           select *, {matched} as matched from block
            where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
@@ -70,7 +73,8 @@ select u.stream_id, least(u.range_end, coalesce(max(b.end_offset) filter (where 
                as r (stream_id, generation_id, range_start, range_end)) u
   left join lateral (
     select end_offset,
-           sum(octet_length(payload)) over (order by end_offset) - octet_length(payload) as size_before
+           sum(coalesce(octet_length(payload), uri_bytes)) over (order by end_offset)
+             - coalesce(octet_length(payload), uri_bytes) as size_before
       from block k
      where k.generation_id = u.generation_id and k.stream_id = u.stream_id
        and k.end_offset > u.range_start and k.end_offset - k.count < u.range_end
@@ -205,38 +209,34 @@ def since(
 
     `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor such that have
     nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
-    fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `Gone` if the
-    offset is older than retention, `BeyondHead` if it lies after the stream's end, `NotFound` for no such stream.
+    fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `Gone` if the offset
+    is older than retention, `BeyondHead` after the end, `NotFound`; `PayloadUnavailable`, `PayloadUnreadable` and
+    `PayloadDamaged` of the first block only, as a page ends before the next that cannot be had.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id)
-    rows = conn.execute(
-        _statement(_is_for_postgres(filter), left_out is not None, wanted is not None, end is not None),
-        {
-            "generation": Int8(generation_id),
-            "stream": Int8(stream_id),
-            "offset": Int8(offset),
-            "blocks": Int8(max(1, limit_blocks)),
-            "bytes": Int8(max(1, limit_bytes)),
-            "regex": filter.regex,
-            **({} if left_out is None else left_out.as_json()),
-            **({} if wanted is None else wanted.parameters()),
-            **({} if end is None else {"end": Int8(end)}),
-        },
-        prepare=True,
-        binary=True,
-    ).fetchall()
-    if not rows:
-        raise no_stream(stream_id)
-    head, closed, gone, first_end, count = rows[0][:5]
-    check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
-    if first_end is None:
+    statement = _statement(_is_for_postgres(filter), left_out is not None, wanted is not None, end is not None)
+    parameters = {
+        "generation": Int8(generation_id),
+        "stream": Int8(stream_id),
+        "offset": Int8(offset),
+        "blocks": Int8(max(1, limit_blocks)),
+        "bytes": Int8(max(1, limit_bytes)),
+        "regex": filter.regex,
+        **({} if left_out is None else left_out.as_json()),
+        **({} if wanted is None else wanted.parameters()),
+        **({} if end is None else {"end": Int8(end)}),
+    }
+
+    find = partial(_found, conn, statement, parameters, generation_id, stream_id, offset)
+    try:
+        head, closed, blocks = find()
+    except PayloadDamaged:  # or what the row said was over when the object was read: retention has taken both, say
+        head, closed, blocks = find()
+    if not blocks:
         return Page((), offset, offset, head, closed)
-    blocks = [row[3:] for row in rows]
-    blocks = blocks[: consecutive([(end_offset - count, end_offset) for end_offset, count, *_ in blocks])]
-    parts = (
-        _few_together(blocks, few) if filter == ALL and left_out is None and wanted is None else [[b] for b in blocks]
-    )
+    takes_all = filter == ALL and left_out is None and wanted is None
+    parts = _few_together(blocks, few) if takes_all else [[block] for block in blocks]
     read = (_batch(stream_id, offset, filter, left_out, wanted, part) for part in parts)
     page = Page(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
     return page if end is None else page.before(end)
@@ -396,6 +396,20 @@ def consecutive(spans: Sequence[tuple[int, int]]) -> int:
     return len(spans)
 
 
+def _found(
+    conn: psycopg.Connection[Any], statement: str, parameters: Any, generation_id: int, stream_id: int, offset: int
+) -> tuple[int, bool, list[tuple[Any, ...]]]:
+    """The stream's head, whether it is closed, and its blocks with their payloads."""
+    rows = conn.execute(statement, parameters, prepare=True, binary=True).fetchall()
+    if not rows:
+        raise no_stream(stream_id)
+    head, closed, gone, first_end, count = rows[0][:5]
+    check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
+    blocks = [] if first_end is None else [row[3:] for row in rows]
+    blocks = blocks[: consecutive([(row[0] - row[1], row[0]) for row in blocks])]
+    return head, closed, fetched(generation_id, stream_id, blocks)
+
+
 def _is_for_postgres(filter: Filter) -> bool:
     return filter != ALL and len(filter.regex) <= LONGEST_PATTERN
 
@@ -429,9 +443,7 @@ def _batch(
     blocks: Sequence[tuple[Any, ...]],
 ) -> pa.RecordBatch | None:
     """The wanted messages of a block, or of several that lie alike; None if there are none."""
-    end_offset, count, codec, topics, payload, uri = blocks[0]
-    if uri is not None:
-        raise SubletError(f"stream {stream_id}: the block ending at {end_offset} lies at {uri!r}, out of reach here.")
+    end_offset, count, codec, topics, payload = blocks[0][:5]
     if payload is None:
         return None
     first = end_offset - count

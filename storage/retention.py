@@ -1,8 +1,9 @@
 """Ending what is too old, generation by generation.
 
 A closed generation older than its space's retention is first declared gone, and that is committed: from then on every
-read says so. Then its partition is detached and dropped, which takes no scan and holds up no reader. Every step can be
-repeated: a pass that was interrupted, or did not get a lock in time, is finished by the next one.
+read says so. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the rows,
+without payloads, of a space that has had a place for these: what they name there is doomed. Every step can be repeated:
+a pass that was interrupted, or did not get a lock in time, is finished by the next one.
 
 Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`.
 """
@@ -27,6 +28,7 @@ _LATER = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.ObjectInUse,
     psycopg.errors.ObjectNotInPrerequisiteState,  # the detach of another partition is pending
+    psycopg.errors.UndefinedTable,  # somebody else was faster
 )
 
 _HOLDERS = """
@@ -56,6 +58,15 @@ select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, fal
   join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
  where g.state = 'gone' order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
+
+# Of a space that never had a place no row is looked at.
+_DOOM = """
+insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)
+select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_timestamp()
+  from {part} b join generation g on g.generation_id = {generation}
+ where b.uri is not null and (
+   select payload_places <> '{{}}' from space join generation using (space_id) where generation_id = {generation})
+on conflict (uri) do update set doomed_at = coalesce(payload_object.doomed_at, excluded.doomed_at)"""
 
 
 def retain(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
@@ -127,11 +138,18 @@ def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) ->
 
 
 def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
-    return _within_lock_timeout(conn, sql.SQL("drop table if exists {}").format(partition(generation_id)))
+    """What its rows name outside of Postgres is doomed at the same instant, and not before."""
+    part = partition(generation_id)
+    steps = [
+        sql.SQL("lock table {} in access exclusive mode").format(part),
+        sql.SQL(_DOOM).format(part=part, generation=sql.Literal(generation_id)),
+        sql.SQL("drop table {}").format(part),
+    ]
+    return _within_lock_timeout(conn, sql.SQL("; ").join(steps))
 
 
 def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed) -> bool:
-    """Run a statement that must stand alone; False if a lock was not to be had in time, or a detach is pending."""
+    """Run what must stand alone, as one; False if a lock was not to be had in time, or a detach is pending."""
     row = conn.execute("select current_setting('lock_timeout')").fetchone()
     assert row is not None
     conn.execute(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'")

@@ -29,7 +29,11 @@ HashRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A named part of the topic tree. Durations are seconds; None means "for ever" and "only when asked"."""
+    """A named part of the topic tree. Durations are seconds; None means "for ever" and "only when asked".
+
+    `payloads`: the place outside of Postgres that payloads of closed generations are moved to, and those of open ones
+    that are older than `tier_after_s`; None: they stay in Postgres.
+    """
 
     space_id: int
     name: str
@@ -38,6 +42,8 @@ class Space:
     retention_s: int | None = None
     rollover_s: int | None = None
     compression: str = "none"
+    payloads: str | None = None
+    tier_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

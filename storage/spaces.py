@@ -12,18 +12,23 @@ from dataclasses import replace
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from protocol.errors import Conflict, InvalidSetting
 from protocol.words import Filter
 from storage import epochs
 from storage.block import COMPRESSIONS
 from storage.catalogue import DEFAULT_SPACE, list_spaces, named
+from storage.payloads import place, probe
 from storage.routing import Space, ranges
 from storage.turnover import Guard, retried, turn_over
 
 DEFAULT_SHARDS = 16
+CHANGEABLE = frozenset({"filter", "shards", "retention_s", "rollover_s", "compression", "payloads", "tier_after_s"})
 LONGEST_S = 1000 * 365 * 86400
 """The longest retention and rollover, 1000 years: more would leave the span of Postgres' timestamps."""
+
+_LOCK = "lock table space in share row exclusive mode"
 
 _DUE = """
 select p.space_id from space p join generation g using (space_id)
@@ -32,17 +37,19 @@ select p.space_id from space p join generation g using (space_id)
    and exists (select from stream s where s.generation_id = g.generation_id and s.head > 0)"""
 
 
-def ensure_default(conn: psycopg.Connection[Any], shards: int = DEFAULT_SHARDS) -> Space:
-    """Create the space `default` with filter `#` if there is none yet; return it as it is."""
+def ensure_default(conn: psycopg.Connection[Any], shards: int = DEFAULT_SHARDS) -> None:
+    """Create the space `default` with filter `#` if there is none yet, in a schema of whichever version.
 
-    def create() -> Space:
-        spaces = _locked_spaces(conn)
-        for space in spaces:
-            if space.name == DEFAULT_SPACE:
-                return space
-        return _create(conn, Space(0, DEFAULT_SPACE, Filter("#"), shards), spaces)
+    It takes topics from no other: none is less specific.
+    """
 
-    return retried(conn, create)
+    def create() -> None:
+        conn.execute(_LOCK)
+        named = "select from space where name = %s and dropped_at is null"
+        if not conn.execute(named, (DEFAULT_SPACE,)).rowcount:
+            _create(conn, Space(0, DEFAULT_SPACE, Filter("#"), shards), [])
+
+    retried(conn, create)
 
 
 def create_space(
@@ -54,12 +61,15 @@ def create_space(
     retention_s: int | None = None,
     rollover_s: int | None = None,
     compression: str = "none",
+    payloads: str | None = None,
+    tier_after_s: int | None = None,
 ) -> Space:
     """Give the topics that match `filter` a space of their own; the less specific spaces they leave roll over.
 
     The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
     """
-    wanted = _checked(Space(0, name, Filter(filter), shards, retention_s, rollover_s, compression))
+    kept = (retention_s, rollover_s, compression, payloads, tier_after_s)
+    wanted = _checked(Space(0, name, Filter(filter), shards, *kept))
 
     def create() -> Space:
         spaces = _locked_spaces(conn)
@@ -73,11 +83,14 @@ def create_space(
 
 
 def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Space:
-    """Change `filter`, `shards`, `retention_s`, `rollover_s` or `compression`; streams move only for the first two."""
-    if unknown := changes.keys() - {"filter", "shards", "retention_s", "rollover_s", "compression"}:
+    """Change some of `CHANGEABLE`; streams move only for the filter and the shards. Another way to where payloads lie
+    already has to lead there."""
+    if unknown := changes.keys() - CHANGEABLE:
         raise InvalidSetting(f"space {name!r}: no such settings: {', '.join(sorted(unknown))}.")
     if "filter" in changes:
         changes["filter"] = Filter(changes["filter"])
+    if changes.get("payloads") is not None:
+        probe.check_way(conn, name, changes["payloads"])
 
     def alter() -> Space:
         spaces = _locked_spaces(conn)
@@ -155,7 +168,7 @@ def _due(conn: psycopg.Connection[Any], spaces: Iterable[Space]) -> list[Space]:
 
 
 def _locked_spaces(conn: psycopg.Connection[Any]) -> list[Space]:
-    conn.execute("lock table space in share row exclusive mode")
+    conn.execute(_LOCK)
     return list_spaces(conn)
 
 
@@ -165,7 +178,10 @@ def _checked(space: Space) -> Space:
             f"space name {space.name!r}: 1 to 63 printable characters without blanks, /, +, # and $. Choose another."
         )
     ranges(space.shards)
-    for what, seconds in (("retention_s", space.retention_s), ("rollover_s", space.rollover_s)):
+    spans = (
+        ("retention_s", space.retention_s), ("rollover_s", space.rollover_s), ("tier_after_s", space.tier_after_s)
+    )  # fmt: skip
+    for what, seconds in spans:
         if seconds is not None and seconds <= 0:
             raise InvalidSetting(f"{what} {seconds}: must be above 0 seconds. Leave it out for no limit.")
         if seconds is not None and seconds > LONGEST_S:
@@ -174,7 +190,12 @@ def _checked(space: Space) -> Space:
             )
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
-    return space
+    if space.payloads is None and space.tier_after_s is not None:
+        raise InvalidSetting(
+            f"tier_after_s {space.tier_after_s}: space {space.name!r} has no place that its payloads could be moved to."
+            " Give it `payloads` too, or leave this out."
+        )
+    return space if space.payloads is None else replace(space, payloads=str(place.parse(space.payloads)))
 
 
 def _same(space: Space, wanted: Space) -> Space:
@@ -189,7 +210,8 @@ def _same(space: Space, wanted: Space) -> Space:
 def _settings(space: Space) -> str:
     return (
         f"filter {space.filter.text}, shards {space.shards}, retention_s {space.retention_s}, "
-        f"rollover_s {space.rollover_s}, compression {space.compression}"
+        f"rollover_s {space.rollover_s}, compression {space.compression}, payloads {space.payloads}, "
+        f"tier_after_s {space.tier_after_s}"
     )
 
 
@@ -208,11 +230,11 @@ def _check_not_default(name: str, rule: str) -> None:
 
 
 def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -> Space:
-    row = conn.execute(
-        "insert into space (name, filter, shards, retention_s, rollover_s, compression)"
-        " values (%s, %s, %s, %s, %s, %s) returning space_id",
-        _row(wanted),
-    ).fetchone()
+    given = {name: value for name, value in zip(_COLUMNS, _row(wanted), strict=True) if value is not None}
+    statement = sql.SQL("insert into space ({}) values ({}) returning space_id").format(
+        sql.SQL(", ").join(map(sql.Identifier, given)), sql.SQL(", ").join(sql.Placeholder() * len(given))
+    )
+    row = conn.execute(statement, list(given.values())).fetchone()
     assert row is not None
     created = replace(wanted, space_id=row[0])
     others = _affected(spaces, created)
@@ -221,17 +243,23 @@ def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -
 
 
 def _update(conn: psycopg.Connection[Any], new: Space) -> None:
+    """Where it has payloads already, another way to the same place is the way to these as well."""
     conn.execute(
-        "update space set name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s"
+        "update space set name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s,"
+        " payloads = %s, tier_after_s = %s, payload_places = array("
+        "   select case when split_part(known, '?', 1) = split_part(%s, '?', 1) then %s else known end"
+        "     from unnest(payload_places) as known)"
         " where space_id = %s",
-        (*_row(new), new.space_id),
+        (*_row(new), new.payloads, new.payloads, new.space_id),
     )
 
 
+_COLUMNS = ("name", "filter", "shards", "retention_s", "rollover_s", "compression", "payloads", "tier_after_s")
+
+
 def _row(space: Space) -> tuple[object, ...]:
-    return (
-        space.name, space.filter.text, space.shards, space.retention_s, space.rollover_s, space.compression
-    )  # fmt: skip
+    kept = (space.retention_s, space.rollover_s, space.compression, space.payloads, space.tier_after_s)
+    return (space.name, space.filter.text, space.shards, *kept)
 
 
 def _affected(spaces: list[Space], *changed: Space) -> list[Space]:

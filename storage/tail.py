@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from protocol.errors import BeyondHead, Gone
+from protocol.errors import BeyondHead, Gone, PayloadDamaged, PayloadUnavailable, SubletError
 from protocol.words import Bookmark, Filter
 from storage import log
 from storage.catalogue import filled
@@ -36,7 +36,7 @@ select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone
 class Place:
     """How far one stream was read. `target`: where it ended when that began. `done`: there will never be more.
 
-    `greatest`: the greatest epochs in it when it came into view.
+    `greatest`: the greatest epochs in it when it came into view. `trouble`: why what comes next could not be had.
     """
 
     stream_id: int
@@ -50,6 +50,7 @@ class Place:
     position: int = 0
     target: int = 0
     done: bool = False
+    trouble: SubletError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,15 @@ class Reading:
         """The streams of which there is something to read now, each for a step or more."""
         return [place for place in self._places.values() if self._unread(place) and self._is_its_turn(place)]
 
+    def check(self) -> None:
+        """To be called when it is nobody's turn. Raises what hinders a stream whose payloads could not be had, if there
+        is one: `PayloadDamaged`, `PayloadUnavailable`. All such streams may be read again then."""
+        troubles = [place.trouble for place in self._places.values() if place.trouble is not None]
+        for place in self._places.values():
+            place.trouble = None
+        if troubles:
+            raise next((each for each in troubles if isinstance(each, PayloadDamaged)), troubles[0])
+
     def read(
         self,
         conn: psycopg.Connection[Any],
@@ -130,7 +140,7 @@ class Reading:
         until: int | None = None,
     ) -> Step:
         """The next page of a stream, at least one block; without the epochs that are to be left out, and up to before
-        the offset `until`, which lies ahead."""
+        the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then `check`."""
         start = place.position
         try:
             page = log.since(
@@ -146,6 +156,9 @@ class Reading:
             place.position = place.head if gone.oldest is None else gone.oldest
             place.done = place.closed and gone.oldest is None
             return Step(place.stream_id, start, place.position, gone=gone)
+        except (PayloadDamaged, PayloadUnavailable) as trouble:
+            place.trouble = trouble
+            return Step(place.stream_id, start, start)
         page = page if until is None else page.before(until)
         self._closures = self._closures or page.closed != place.closed
         place.position, place.head, place.closed, place.done = page.position, page.head, page.closed, page.finished
@@ -179,7 +192,7 @@ class Reading:
 
     @staticmethod
     def _unread(place: Place) -> bool:
-        return not place.done and place.position < place.head
+        return not place.done and place.position < place.head and place.trouble is None
 
     def _is_its_turn(self, place: Place) -> bool:
         """Parents that are unknown here hold nothing that matches."""
@@ -206,7 +219,10 @@ class Tail:
         return self._reading.caught_up
 
     def pages(self) -> Iterator[pa.Table]:
-        """Everything unread that is there now, stream by stream, a page of each in turn; then it ends."""
+        """Everything unread that is there now, stream by stream, a page of each in turn; then it ends.
+
+        Raises `PayloadUnavailable` and `PayloadDamaged` of streams that could not be read on, after all others were.
+        """
         reading = self._reading
         reading.note(log.heads(self.conn, reading.watched))
         if reading.stale:
@@ -218,6 +234,7 @@ class Tail:
                     self.on_gone(step.gone)
                 if step.batches:
                     yield pa.Table.from_batches(step.batches)
+        reading.check()
 
 
 def matching(conn: psycopg.Connection[Any], filter: Filter) -> list[Place]:

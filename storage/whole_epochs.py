@@ -42,7 +42,7 @@ select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
        b.end_offset, b.count, b.size, b.lower_frontier::text, b.epochs::text
   from stream s join generation g using (generation_id) join space on space.space_id = s.space_id
   left join lateral (
-    select end_offset, count, octet_length(payload) as size, lower_frontier, epochs from block
+    select end_offset, count, coalesce(octet_length(payload), uri_bytes) as size, lower_frontier, epochs from block
      where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
      order by end_offset limit %(blocks)s) b on true
  where s.stream_id = %(stream)s

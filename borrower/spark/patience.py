@@ -1,4 +1,4 @@
-"""Waiting, in Spark's processes, for a database that is away for a while."""
+"""Waiting, in Spark's processes, for a database, or a place of payloads, that is away for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import psycopg
 
-from protocol.errors import DatabaseUnreachable
+from protocol.errors import DatabaseUnreachable, PayloadUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 def patiently(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
-    """The answer of an attempt, which is made again while the database is away, for so long; each time it is `said`.
+    """The answer of an attempt, which is made again while either is away, for so long; each time it is `said`.
 
     Raises what the last attempt raised.
     """
@@ -28,7 +28,7 @@ def patiently(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
     while True:
         try:
             return attempt()
-        except (psycopg.OperationalError, DatabaseUnreachable) as error:
+        except (psycopg.OperationalError, DatabaseUnreachable, PayloadUnavailable) as error:
             if time.monotonic() > give_up_at:
                 raise
             log.warning("%s: %s", said, error)

@@ -203,7 +203,7 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> P
                 few=FEW_ROWS,
             )
 
-    page = patiently(attempt, AWAY_S, "the database is away, reading goes on when it is back")
+    page = patiently(attempt, AWAY_S, "reading goes on when it can")
     if page.head < end:  # a standby took over, say, that had not had all that was planned
         raise message_log.beyond_head(partition.stream_id, end, page.head)
     return page

@@ -24,7 +24,8 @@ def add_to(app: typer.Typer) -> None:
 def doctor(cli: Cli) -> int:
     """Look at the database, the nodes and the groups, and say what is wrong and what helps.
 
-    Nothing is changed. It ends with 1 if there is an error; what works and might not one day is a warning.
+    Nothing is changed; where payloads lie outside of the database an object is written and deleted, to see that it can
+    be. It ends with 1 if there is an error; what works and might not one day is a warning.
 
     Example:
 
@@ -34,12 +35,14 @@ def doctor(cli: Cli) -> int:
     """
     from storage.checkup import Finding, State, examine
     from storage.connect import check_schema
+    from storage.payloads import probe
 
     findings: list[Finding] = []
     try:
         with cli.connection() as connection:
             findings.append(_schema(check_schema(connection)))
             findings += examine(connection, time.time(), PROTOCOL_VERSION)
+            findings += probe.examine(connection)
     except SubletError as error:
         what, _, remedy = str(error).partition(". ")
         findings.append(Finding("database", State.ERROR, what, remedy or None))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.errors import UsageError
-from sublet.cli import values
+from sublet.cli import space_payloads, values
 from sublet.cli.command import Cli
 from sublet.cli.space_change import Compression, Name, answer, changed
+from sublet.cli.space_payloads import NoPayloads, NoTierAfter, Payloads, Recall, TierAfter
 
 if TYPE_CHECKING:
     import psycopg
@@ -38,6 +39,11 @@ def alter(
     filter: Annotated[
         str | None, typer.Option(metavar="FILTER", help="Which topics it has from now on, in new streams. Quote it.")
     ] = None,
+    payloads: Payloads = None,
+    no_payloads: NoPayloads = False,
+    recall: Recall = False,
+    tier_after: TierAfter = None,
+    no_tier_after: NoTierAfter = False,
 ) -> None:
     """Change settings of a space.
 
@@ -49,6 +55,8 @@ def alter(
     \b
       sublet spaces alter orders --retention 14d --compression zstd
       sublet spaces alter orders --rollover none
+      sublet spaces alter orders --payloads file:///mnt/shared/sublet --tier-after 1d
+      sublet spaces alter orders --no-payloads --recall
     """
     from storage.spaces import alter_space
 
@@ -57,10 +65,15 @@ def alter(
         **({} if rollover is None else {"rollover_s": _seconds(rollover)}),
         **({} if compression is None else {"compression": compression.value}),
         **({} if filter is None else {"filter": filter}),
+        **space_payloads.changes(payloads, no_payloads, recall, tier_after, no_tier_after),
     }
     if not changes:
-        raise UsageError(f"space {name!r}: nothing to change. Give --retention, --rollover, --compression or --filter.")
+        raise UsageError(
+            f"space {name!r}: nothing to change. Give --retention, --rollover, --compression, --filter or --payloads."
+        )
     space = changed(cli, partial(alter_space, name=name, **changes))
+    if recall:
+        space_payloads.bring_back(cli, space.space_id)
     kept = "for ever" if space.retention_s is None else f"for {space.retention_s} s"
     answer(
         cli, space, f"The space {space.name} holds {space.filter}, kept {kept}, with compression {space.compression}."

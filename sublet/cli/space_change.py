@@ -57,4 +57,6 @@ def as_json(space: Space) -> dict[str, Any]:
         "retention_s": space.retention_s,
         "rollover_s": space.rollover_s,
         "compression": space.compression,
+        "payloads": space.payloads,
+        "tier_after_s": space.tier_after_s,
     }

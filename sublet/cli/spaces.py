@@ -11,6 +11,7 @@ import typer
 from sublet.cli import space_alter, values
 from sublet.cli.command import Cli, command_group, register
 from sublet.cli.space_change import Compression, Name, answer, as_json, changed
+from sublet.cli.space_payloads import Payloads, TierAfter
 
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
 Shards = Annotated[
@@ -49,6 +50,8 @@ def create(
     retention: Retention = None,
     rollover: Rollover = None,
     compression: Annotated[Compression, typer.Option(help="How messages are stored.")] = Compression.NONE,
+    payloads: Payloads = None,
+    tier_after: TierAfter = None,
 ) -> None:
     """Give the topics that match a filter a space of their own.
 
@@ -70,6 +73,8 @@ def create(
         retention_s=None if retention is None else values.seconds(retention),
         rollover_s=None if rollover is None else values.seconds(rollover),
         compression=compression,
+        payloads=payloads,
+        tier_after_s=None if tier_after is None else values.seconds(tier_after),
     )
     space = changed(cli, create)
     answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.")
@@ -97,9 +102,10 @@ def list_(cli: Cli) -> None:
         cli.emit({"spaces": [as_json(space) for space in spaces], "outbox": asdict(outbox)})
         return
     rows = [
-        (s.name, s.filter, s.shards, _duration(s.retention_s), _duration(s.rollover_s), s.compression) for s in spaces
+        (s.name, s.filter, s.shards, _duration(s.retention_s), _duration(s.rollover_s), s.compression, s.payloads)
+        for s in spaces
     ]
-    cli.table(("SPACE", "FILTER", "SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION"), rows)
+    cli.table(("SPACE", "FILTER", "SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS"), rows)
 
 
 def reshard(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from protocol.errors import UsageError
+from protocol.errors import PayloadUnavailable, UsageError
 from protocol.words import Filter
 from sublet.cli import values
 from sublet.cli.command import Cli, Nodes, held_back, register
@@ -26,6 +27,8 @@ STARTS = ("latest", "active", "earliest")
 
 FIRST_WAIT_S = 0.005
 LONGEST_WAIT_S = 0.2
+PLACE_WAIT_S = 1.0
+"""Where payloads cannot be had."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -97,16 +100,17 @@ def _through_nodes(cli: Cli, nodes: list[str], wanted: Filter, begin: Where, fol
 def _from_database(cli: Cli, wanted: Filter, begin: str | int | datetime, follow: bool, printer: Printer) -> None:
     from storage.tail import Tail
 
-    waiting = _Waiting()
+    waiting = _Waiting(cli)
     with cli.connection() as connection:
         with held_back():
             reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
         while not printer.full:
             before = printer.count
-            for page in _held_back(reading.pages()):
-                printer.show(page)
-                if printer.full or (not follow and reading.caught_up):
-                    break
+            with waiting.for_payloads():
+                for page in _held_back(reading.pages()):
+                    printer.show(page)
+                    if printer.full or (not follow and reading.caught_up):
+                        break
             if not follow and reading.caught_up:
                 return
             waiting.after(printer.count > before or printer.full)
@@ -123,16 +127,18 @@ def _in_whole_epochs(
         )
     if start not in STARTS:
         raise UsageError(f"--from {start!r}: with --epochs, give {', '.join(STARTS)}.")
-    waiting, shown = _Waiting(), EpochPrinter(cli, printer)
+    waiting, shown = _Waiting(cli), EpochPrinter(cli, printer)
     with cli.connection() as connection:
         with held_back():
             reading = EpochReading(connection, wanted, start, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
         while True:
-            before = shown.count
-            for message in _held_back(reading.messages(connection)):
-                if not shown.show(message):
-                    return
-            if not follow:
+            before, complete = shown.count, False
+            with waiting.for_payloads():
+                for message in _held_back(reading.messages(connection)):
+                    if not shown.show(message):
+                        return
+                complete = True
+            if complete and not follow:
                 return
             waiting.after(shown.count > before)
 
@@ -140,8 +146,20 @@ def _in_whole_epochs(
 class _Waiting:
     """Between two looks for news: longer and longer while there is none."""
 
-    def __init__(self) -> None:
-        self._wait_s = 0.0
+    def __init__(self, cli: Cli) -> None:
+        self._cli, self._wait_s, self._said = cli, 0.0, False
+
+    @contextmanager
+    def for_payloads(self) -> Iterator[None]:
+        """While the place where messages lie is away nothing comes; that is said once each time."""
+        try:
+            yield
+            self._said = False
+        except PayloadUnavailable as error:
+            if not self._said:
+                self._cli.say(f"Waiting: {error}")
+            self._said = True
+            time.sleep(PLACE_WAIT_S)
 
     def after(self, news: bool) -> None:
         """Wait for the next look; not at all after news."""

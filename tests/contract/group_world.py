@@ -253,6 +253,6 @@ overriding system value values (%s, %s, %s, %s, %s, %s, %s, %s::bigint[], %s)
  where (stream.state, stream.head) <> (excluded.state, excluded.head)"""
 _BLOCK = """
 insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, epochs,
-                   codec, uri)
-select %s, %s, %s, %s, now(), now(), timestamptz 'epoch' + %s * interval '1 microsecond', %s, 0, 'nowhere'
+                   codec, uri, uri_bytes)
+select %s, %s, %s, %s, now(), now(), timestamptz 'epoch' + %s * interval '1 microsecond', %s, 0, 'nowhere', 1
     on conflict do nothing"""

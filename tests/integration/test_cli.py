@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from storage.connect import SCHEMA_VERSION
 from tests.integration.cli_kit import Shell, a_shell
 from tests.kit import eventually
 
@@ -201,7 +202,7 @@ def test_every_command_answers_in_json(shell: Shell) -> None:
         assert done.code == 0, done.err
         return done.object
 
-    assert answer("migrate") == {"schema": "sublet", "from": "0001", "to": "0001"}
+    assert answer("migrate") == {"schema": "sublet", "from": SCHEMA_VERSION, "to": SCHEMA_VERSION}
     created = answer("spaces", "create", "orders", "orders/#", "--shards", "3", "--retention", "7d")
     assert (created["name"], created["shards"], created["retention_s"]) == ("orders", 3, 7 * 86400)
     assert answer("spaces", "create", "orders", "orders/#", "--shards", "3", "--retention", "1w") == created

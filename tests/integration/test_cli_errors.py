@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import PROTOCOL_VERSION
-from storage.connect import connect
+from storage.connect import SCHEMA_VERSION, connect
 from storage.groups.model import NodeRef
 from storage.nodes import register
 from tests.integration.cli_kit import Shell, a_shell, refused
@@ -144,7 +144,7 @@ def test_a_given_database_is_not_migrated_unasked_and_a_newer_one_is_refused(emp
     with a_shell(SUBLET_DATABASE_URL=empty_database) as shell:
         for command in (["publish", "a"], ["leader", "--listen", "127.0.0.1:0"], ["groups", "list"]):
             refused(shell.run(*command), CONFLICT, "has no sublet tables", "Run `sublet migrate`")
-        assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": None, "to": "0001"}
+        assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": None, "to": SCHEMA_VERSION}
         assert shell.run("publish", "a", stdin="x").code == 0
         for version, told in (("0000", "older than this program"), ("9999", "newer than this program")):
             with connect(empty_database) as conn:

@@ -144,6 +144,13 @@ def test_a_failed_migration_leaves_the_database_as_it_was(empty_database: str, m
     assert tables(empty_database) == {"lending"}
 
 
+def test_an_empty_database_can_be_given_an_older_version(empty_database: str) -> None:
+    assert migrate(empty_database, to="0001") == "0001"
+    with connect(empty_database) as conn:
+        assert conn.execute("select name, shards from space").fetchall() == [("default", 16)]
+    assert migrate(empty_database) == SCHEMA_VERSION
+
+
 def test_a_given_database_is_checked_and_not_migrated(empty_database: str, database: str) -> None:
     with pytest.raises(SchemaMismatch), open_database(empty_database):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from storage.payloads.tiering import tier_space
 from storage.publish import Publisher
-from storage.spaces import reshard
+from storage.spaces import alter_space, reshard
 from tests.spark.stage import Stage
 
 pytestmark = pytest.mark.spark
@@ -74,7 +76,7 @@ def test_a_time_is_pushed_down_to_blocks_and_decided_by_spark(spark: Any, stage:
     publish_by_minute(stage, 60)
     late = "timestamp > timestamp'2026-11-22 10:32:00Z' and timestamp <= timestamp'2026-11-22 10:47:00Z'"
     before = stage.connection.execute(
-        "update block set payload = null, uri = 'elsewhere'"
+        "update block set payload = null, uri = 'elsewhere', uri_bytes = 1"
         " where last_timestamp < '2026-11-22 10:30Z' or first_timestamp > '2026-11-22 10:50Z'"
     )
     assert before.rowcount >= 35
@@ -116,3 +118,14 @@ def test_a_stream_is_not_asked_for_the_options_of_history(
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
     assert len(rows) == 4
+
+
+def test_history_that_lies_outside_of_postgres_is_read_like_any_other(spark: Any, stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "payloads").mkdir()
+    space = alter_space(stage.connection, "default", payloads=f"file://{tmp_path}/payloads")
+    with Publisher(stage.url, block_messages=10) as publisher:
+        for number in range(200):
+            publisher.publish("t", b"%d" % number, key=b"%d" % (number % 9), headers=[("padding", os.urandom(1000))])
+    reshard(stage.connection, "default", 2)
+    assert tier_space(stage.connection, space).blocks > 0
+    assert numbers(history(spark, stage, minPartitions="3")) == list(range(200))

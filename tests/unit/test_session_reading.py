@@ -17,7 +17,7 @@ from borrower.lent import Lent
 from borrower.machine.agent import Closed
 from borrower.machine.events import Install, Progressed, Stop
 from borrower.session import Session
-from protocol.errors import BeyondHead, Gone
+from protocol.errors import BeyondHead, Gone, PayloadDamaged, PayloadUnavailable, PayloadUnreadable
 from protocol.messages import EndReason, Grant
 from storage.log import Page
 
@@ -116,6 +116,52 @@ def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is
     assert STREAM not in reader.read[5:]
     assert reader.read[5:] == [OTHER] * 20
     assert next(said for said in agent.reports if said.final) == Progressed(STREAM, 1, 3, True, 0, 997)
+
+
+@pytest.mark.parametrize("kind", [PayloadDamaged, PayloadUnreadable])
+def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_others_go_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    reader, now = reader_of(session), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    reader.gone = {STREAM: kind("its payload is damaged.")}
+
+    def pass_time(number: int) -> None:
+        now[0] = float(number)
+        if number == 35:
+            reader.gone = {}
+        elif number == 50:
+            session.drain()
+
+    reader.before_page = pass_time
+    assert session.next_batch() is None
+    assert [number for number, read in enumerate(reader.read[:40], 1) if read == STREAM][:4] == [1, 12, 23, 34]
+    assert reader.read[44:].count(STREAM) >= 2, "it goes on"
+    said = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
+    assert len(said) == 1
+    assert "All other streams go on" in said[0]
+
+
+def test_each_outage_of_a_place_is_said_once_however_many_streams_wait_and_so_is_its_end(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    reader, away = reader_of(session), PayloadUnavailable("the place is away.")
+    monkeypatch.setattr(module, "PLACE_AGAIN_S", 0.0)
+
+    def come_and_go(number: int) -> None:
+        outages = [range(10, 40), range(60, 90)]
+        reader.gone = {STREAM: away, OTHER: away} if any(number in outage for outage in outages) else {}
+        if number == 120:
+            session.drain()
+
+    reader.before_page = come_and_go
+    assert session.next_batch() is None
+    said = [record.getMessage().partition(": ")[2] for record in caplog.records]
+    assert [each for each in said if "away" in each] == ["the place is away. All other streams go on."] * 2
+    assert sorted(each for each in said if "again" in each) == sorted(
+        f"stream {each} can be read again" for each in (STREAM, OTHER) * 2
+    )
 
 
 def test_the_time_is_looked_at_between_two_pages(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

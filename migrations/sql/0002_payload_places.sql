@@ -1,0 +1,47 @@
+-- Payloads outside of Postgres: where each space's go, what has gone there, and which objects belong to nobody.
+-- Run with search_path set to the schema; names are not qualified so that the schema stays a setting.
+
+alter table space
+  add payloads text,                                   -- the place that payloads are moved to; null: they stay here
+  add tier_after_s bigint check (tier_after_s > 0),    -- also those so old of an open generation; null: only of closed ones
+  add payload_places text[] not null default '{}';     -- every place where payloads of this space may lie
+
+-- Up to here the payloads of a stream have been moved, or are too small for it; some behind it may have been, too. Null: none
+-- is outside.
+alter table stream add tiered_offset bigint;
+
+-- Of the payload that lies at uri. No check says so, which would read all blocks while it locks everybody out.
+alter table block add uri_bytes bigint;
+
+-- What each place is known by: the id in its marker. It is written down here first, so that whoever writes the marker, however
+-- late, writes this one; and when it was seen there it is never written again.
+create table payload_place (
+  prefix text primary key,                             -- the place without its options
+  marker text not null,
+  is_marked boolean not null default false
+);
+
+-- Every place where payloads of a space may lie, with the id in its marker behind a #.
+create function payload_places_of(p_space bigint) returns text[] language sql stable as $$
+  select array(select place || '#' || coalesce(m.marker, '')
+                 from space s cross join unnest(s.payload_places) with ordinality as p (place, nth)
+                 left join payload_place m on m.prefix = split_part(place, '?', 1)
+                where s.space_id = p_space order by nth)
+$$;
+
+-- Objects that no block names: not yet (somebody is writing them at this moment, or died at it), or not any more. A row
+-- is there before its object is, and until it is gone. Who lets a block name the object takes the row away, in the same
+-- transaction, unless it is doomed: then the object is deleted after a grace, for the sake of backups, whose blocks may name it.
+create table payload_object (
+  uri text primary key,
+  space_id bigint not null,
+  generation_id bigint not null,
+  stream_id bigint not null,
+  end_offset bigint not null,
+  at timestamptz not null default clock_timestamp(),   -- written down
+  doomed_at timestamptz,                               -- null: somebody is writing it; -infinity: no block ever named it
+  tried_at timestamptz                                 -- when it could not be deleted
+);
+create index payload_object_begun on payload_object (at) where doomed_at is null;
+create index payload_object_due on payload_object (space_id, doomed_at) where tried_at is null;
+create index payload_object_stuck on payload_object (space_id, tried_at) where tried_at is not null;

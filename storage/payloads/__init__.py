@@ -1,0 +1,11 @@
+"""Payloads that lie outside of Postgres: on a file system that all share, or in an S3-compatible store.
+
+A block's row stays in Postgres, with its offsets, topics and epochs; only the bytes go, as an object per block, and the
+row says where (`uri`). `place` is what may be said of where; `stores` writes, reads and deletes there; `outside` reads
+blocks for `storage.log`, and checks that what it gets is what was put there. `tiering` moves payloads out, `objects`
+deletes what no row names, `recall` brings payloads back, `probe` says whether places can be reached.
+
+Postgres remains the truth. An object is written before a row names it, under a name that nobody used before, and it is
+deleted after no row names it any more. The table `payload_object` has a row for each object in between, so that a crash
+leaves nothing behind that is forgotten, and nothing is ever found by listing what is there: a place may be shared.
+"""

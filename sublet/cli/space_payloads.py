@@ -1,0 +1,58 @@
+"""Where a space's payloads lie: the options for it, of the commands that make and alter spaces."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from protocol.errors import UsageError
+from sublet.cli import values
+from sublet.cli.command import Cli
+
+Payloads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URI",
+        help="Move payloads of streams that are closed there: file:///DIRECTORY that all share, or s3://BUCKET/PREFIX, "
+        "with ?endpoint_override=HOST:PORT&scheme=http&region=NAME as needed. Credentials are taken from the "
+        "environment. Default: they stay in Postgres.",
+    ),
+]
+TierAfter = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Also move what is older than that, 1d say, of streams that are open."),
+]
+NoPayloads = Annotated[
+    bool, typer.Option("--no-payloads", help="Move no more payloads out. What lies outside is read from there.")
+]
+Recall = Annotated[
+    bool, typer.Option("--recall", help="With --no-payloads: bring what lies outside back into Postgres, too.")
+]
+NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payloads of streams that are closed only.")]
+
+
+def changes(
+    payloads: str | None, no_payloads: bool, recall: bool, tier_after: str | None, no_tier_after: bool
+) -> dict[str, Any]:
+    """What is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
+    if (payloads is not None or tier_after is not None) and no_payloads:
+        raise UsageError("--no-payloads stands alone: without a place nothing is moved. Leave out one or the other.")
+    if tier_after is not None and no_tier_after:
+        raise UsageError("--tier-after and --no-tier-after contradict each other. Leave one of them out.")
+    if recall and not no_payloads:
+        raise UsageError("--recall goes with --no-payloads: what came back would be moved out again. Give both.")
+    found: dict[str, Any] = {"payloads": None, "tier_after_s": None} if no_payloads else {}
+    if payloads is not None:
+        found["payloads"] = payloads
+    if tier_after is not None or no_tier_after:
+        found["tier_after_s"] = None if tier_after is None else values.seconds(tier_after)
+    return found
+
+
+def bring_back(cli: Cli, space_id: int) -> None:
+    """All that lies outside."""
+    from storage.payloads.recall import recall
+
+    with cli.connection() as connection:
+        cli.say(f"{recall(connection, space_id)} payloads are back in Postgres.")

@@ -1,0 +1,865 @@
+"""What can go wrong with payloads outside of Postgres, and must not go further; directories stand for all places."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+from leader import maintenance
+from leader.maintenance import Housekeeper
+from protocol.errors import Conflict, LostLeadership, PayloadDamaged, PayloadUnavailable
+from protocol.words import Filter
+from storage import compaction, epochs, retention
+from storage.checkup import State
+from storage.compaction import compact_stream
+from storage.connect import connect
+from storage.epoch_tail import Data, EpochReading
+from storage.groups import leadership
+from storage.groups.model import MAINTENANCE, NodeRef
+from storage.log import Append, Producer, Stamp, register_producer, since
+from storage.migrate import downgrade
+from storage.payloads import objects, probe, recall, tiering
+from storage.payloads.place import parse
+from storage.payloads.stores import MARKER, WRITABLE, LocalBackend, Store
+from storage.payloads.together import together
+from storage.retention import drop_gone
+from storage.routing import Space
+from storage.spaces import alter_space, create_space, drop_space, rollover
+from storage.tail import Tail
+from storage.turnover import partition
+from tests.integration.log_kit import in_epochs, read, stream_of
+from tests.kit import eventually
+from tests.payload_kit import LocalWorld, a_space, fill, move, swept
+from tests.payload_kit import outside as named
+
+REPOSITORY = Path(__file__).parents[2]
+BLOCKS = 6
+WAIT_S = 20.0
+NAME = "5/7-1-" + "0" * 32 + "-" + "0" * 16
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        yield connection
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> LocalWorld:
+    return LocalWorld(tmp_path)
+
+
+@pytest.fixture
+def space(conn: psycopg.Connection[Any], world: LocalWorld) -> Space:
+    return a_space(conn, world)
+
+
+@pytest.fixture
+def stream(conn: psycopg.Connection[Any], space: Space) -> int:
+    """Closed, and not moved yet."""
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, BLOCKS, size=70_000)
+    rollover(conn, "eu")
+    return stream
+
+
+def again(conn: psycopg.Connection[Any], space: Space) -> int:
+    """As the next passes do; how many blocks were moved."""
+    try:
+        return move(conn, space)
+    except PayloadUnavailable:
+        return 0
+
+
+def rows(conn: psycopg.Connection[Any]) -> int:
+    return conn.execute("select from payload_object").rowcount
+
+
+def age(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("update block set appended_at = appended_at - interval '1 hour'")
+
+
+# --- a place that is not there, or another ----------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_not_there_is_not_made(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    world.root.rmdir()
+    with pytest.raises(PayloadUnavailable, match=rf"no directory {world.root}, and it must exist.*mkdir"):
+        move(conn, space)
+    assert not world.root.exists()
+    assert (named(conn), rows(conn)) == (set(), 0)
+    world.root.mkdir()
+    assert eventually(lambda: again(conn, space), WAIT_S) == BLOCKS
+
+
+def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_written_there(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    before, kept = read(conn, stream), world.names()
+    other = create_space(conn, "us", "us/#", shards=1, payloads=world.uri)
+    theirs = stream_of(conn, "us")
+    fill(conn, theirs, BLOCKS, size=70_000)
+    rollover(conn, "us")
+    world.go_away()
+    for each in (space, other):
+        fill(conn, stream_of(conn, "eu"), 1, size=70_000)
+        rollover(conn, "eu")
+        with pytest.raises(PayloadUnavailable):
+            move(conn, each)
+    assert list(world.root.iterdir()) == []
+    with pytest.raises(PayloadUnavailable):
+        read(conn, stream)
+    world.come_back()
+    assert eventually(lambda: again(conn, other), WAIT_S) == BLOCKS
+    assert read(conn, stream) == before
+    assert kept <= world.names()
+
+
+def test_what_is_doomed_at_a_place_that_is_not_mounted_stays_doomed(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    alter_space(conn, "eu", payloads=None)
+    recall.recall(conn, space.space_id)
+    world.go_away()
+    (world.root / MARKER).write_text("sublet keeps payloads of messages here, id " + "0" * 32)
+    with pytest.raises(PayloadUnavailable, match="is not the one that it was"):
+        swept(conn)
+    assert rows(conn) == BLOCKS
+    world.come_back()
+
+    def deleted() -> int:
+        try:
+            return swept(conn)
+        except PayloadUnavailable:
+            return 0
+
+    assert eventually(deleted, WAIT_S) == BLOCKS
+    assert world.names() == set()
+
+
+def test_a_place_that_has_an_id_keeps_it(tmp_path: Path) -> None:
+    place = Store(parse(f"file://{tmp_path}"))
+    first = place.mark("a" * 32)
+    assert (first, place.mark("b" * 32)) == ("a" * 32, "a" * 32)
+
+
+def test_a_place_that_goes_away_while_it_is_written_to_has_nothing_named(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = LocalBackend.write
+
+    def late(self: LocalBackend, name: str, payload: bytes) -> None:
+        if name not in (MARKER, WRITABLE) and not world.root.with_name("elsewhere").exists():
+            world.go_away()
+        write(self, name, payload)
+
+    monkeypatch.setattr("storage.payloads.together.AT_ONCE", 1)
+    monkeypatch.setattr(LocalBackend, "write", late)
+    with pytest.raises(PayloadUnavailable):
+        tiering.tier_space(conn, space)
+    assert named(conn) == set()
+    assert len(read(conn, stream)) == 2 * BLOCKS
+
+
+# --- backups, and going back ------------------------------------------------------------------------------------------
+
+
+def test_a_database_that_is_restored_finds_what_was_recalled_since(
+    server_url: str, database: str, conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    before = read(conn, stream)
+    conn.close()
+    parts = urlsplit(database)
+    backup = f"{parts.path[1:]}_backup"
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(f'create database "{backup}" template "{parts.path[1:]}"'.encode())
+        try:
+            with connect(database) as original:
+                alter_space(original, "eu", payloads=None)
+                recall.recall(original, space.space_id)
+                assert objects.sweep(original) == 0, "the grace is days"
+                with connect(urlunsplit(parts._replace(path=f"/{backup}"))) as restored:
+                    assert read(restored, stream) == before
+                assert swept(original) == BLOCKS
+        finally:
+            server.execute(f'drop database "{backup}" with (force)'.encode())
+    assert world.names() == set()
+
+
+def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
+    database: str, conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, claim = read(conn, stream), objects.claim
+    said: list[str] = []
+
+    def down() -> None:
+        try:
+            downgrade(database, to="0001")
+        except Conflict as conflict:
+            said.append(str(conflict))
+
+    other = threading.Thread(target=down)
+
+    def slow(*args: Any) -> set[str]:
+        found = claim(*args)
+        other.start()
+        eventually(lambda: waiting(database), WAIT_S)
+        return found
+
+    monkeypatch.setattr(objects, "claim", slow)
+    tiering.tier_space(conn, space)
+    other.join()
+    assert said
+    assert said[0].startswith(f"{BLOCKS} blocks")
+    assert read(conn, stream) == before
+
+
+def test_an_older_schema_is_refused_while_retention_drops_what_names_objects(
+    database: str, conn: psycopg.Connection[Any], space: Space, stream: int
+) -> None:
+    move(conn, space)
+    generation_id = generation_of(conn, stream)
+    conn.execute("update generation set state = 'gone' where generation_id = %s", (generation_id,))
+    assert retention._detach(conn, generation_id, pending=False)
+    assert named(conn) == set(), "nobody sees them"
+    with pytest.raises(Conflict, match="1 generations that retention is dropping may name more"):
+        downgrade(database, to="0001")
+    drop_gone(conn)
+    with pytest.raises(Conflict, match=f"{BLOCKS} objects there are to be deleted.* 0 generations"):
+        downgrade(database, to="0001")
+
+
+def waiting(database: str) -> bool:
+    with connect(database) as other:
+        return other.execute("select from pg_locks where not granted").rowcount > 0
+
+
+# --- others at work ---------------------------------------------------------------------------------------------------
+
+
+def test_who_appends_and_advances_is_not_killed_by_who_moves_payloads(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = a_space(conn, world, tier_after_s=60)
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, BLOCKS)
+    age(conn)
+    who = Producer("p", register_producer(conn, "p"))
+    epochs.hold(conn, space.space_id, who, [(1,)])
+    moved: list[object] = []
+
+    def tier() -> None:
+        with connect(database) as other:
+            try:
+                moved.append(tiering.tier_space(other, space).blocks)
+            except psycopg.Error as error:
+                moved.append(error)
+
+    mover, ask = threading.Thread(target=tier), epochs._ask_to_hold
+
+    def late(*args: Any) -> Any:
+        mover.start()
+        eventually(lambda: waiting(database), WAIT_S)
+        return ask(*args)
+
+    monkeypatch.setattr(epochs, "_ask_to_hold", late)
+    appends = [Append(stream, in_epochs((1,)), Stamp("p", who.incarnation, 1))]
+    done = epochs.append_and_hold(conn, appends, space.space_id, who, [(2,)], 60)
+    mover.join()
+    assert (done.refusal, moved) == (None, [BLOCKS])
+
+
+def test_compaction_leaves_what_was_moved_since_it_looked(
+    conn: psycopg.Connection[Any], world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = a_space(conn, world, tier_after_s=60)
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, BLOCKS)
+    age(conn)
+    before, scan = read(conn, stream), compaction._scan
+
+    def late(*args: Any) -> Any:
+        found = scan(*args)
+        move(conn, space)
+        return found
+
+    monkeypatch.setattr(compaction, "_scan", late)
+    assert compact_stream(conn, stream, older_than_s=0) == 0
+    assert len(named(conn)) == BLOCKS
+    assert read(conn, stream) == before
+
+
+def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: Any
+) -> None:
+    over: list[bool] = []
+
+    def guard(_: psycopg.Connection[Any]) -> None:
+        if over:
+            raise LostLeadership("the term is over")
+
+    def frozen(*args: Any) -> Any:
+        """An hour goes by before it writes."""
+        with connect(database) as other:
+            assert objects.sweep(other, abandoned_s=0) == BLOCKS
+        over.append(True)
+        return together(*args)
+
+    monkeypatch.setattr(tiering, "together", frozen)
+    with pytest.raises(LostLeadership):
+        tiering.tier_space(conn, space, guard)
+    assert (len(world.names()), named(conn)) == (BLOCKS, set())
+    assert objects.sweep(conn) == BLOCKS
+    assert world.names() == set()
+
+
+def test_a_place_that_is_taken_away_meanwhile_gets_nothing(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: Any
+) -> None:
+    try_to_write = Store.try_to_write
+
+    def altered(self: Store) -> None:
+        try_to_write(self)
+        with connect(database) as other:
+            alter_space(other, "eu", payloads=None)
+
+    monkeypatch.setattr(Store, "try_to_write", altered)
+    assert tiering.tier_space(conn, space) == tiering.Moved(0, 0, True)
+    assert (world.names(), rows(conn)) == (set(), 0)
+
+
+def test_how_far_a_stream_is_moved_is_not_said_by_who_moves_nothing(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, 1, size=10)
+    rollover(conn, "eu")
+    monkeypatch.setattr(tiering._Mover, "_prepare", lambda _: True)
+    alter_space(conn, "eu", payloads=None)
+    tiering.tier_space(conn, space)
+    assert conn.execute("select tiered_offset from stream where stream_id = %s", (stream,)).fetchone() == (None,)
+
+
+def test_of_a_space_that_was_dropped_nothing_more_is_moved(
+    conn: psycopg.Connection[Any], space: Space, stream: int
+) -> None:
+    assert [each.name for each in maintenance._with_a_place(conn)] == ["eu"]
+    drop_space(conn, "eu")
+    assert maintenance._with_a_place(conn) == []
+    assert tiering.tier_space(conn, space).blocks == 0
+
+
+# --- one that fails ---------------------------------------------------------------------------------------------------
+
+
+def test_of_a_batch_of_which_one_object_cannot_be_written_the_others_are_moved(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, before = LocalBackend.write, read(conn, stream)
+
+    def failing(self: LocalBackend, name: str, payload: bytes) -> None:
+        if f"/{stream}-6-" in name:
+            raise OSError("slow down")
+        write(self, name, payload)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalBackend, "write", failing)
+        with pytest.raises(PayloadUnavailable, match="slow down"):
+            tiering.tier_space(conn, space)
+    assert len(named(conn)) == BLOCKS - 1
+    assert read(conn, stream) == before
+    assert move(conn, space) == 1, "and the place was not taken for away"
+    assert (read(conn, stream), len(world.names())) == (before, BLOCKS)
+
+
+def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_and_can_be_brought_back(
+    database: str,
+    conn: psycopg.Connection[Any],
+    world: LocalWorld,
+    space: Space,
+    stream: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk that is full for the first block, in each pass, and not for later ones."""
+    write, compact, before, compacted = LocalBackend.write, compaction.compact_stream, read(conn, stream), list[int]()
+
+    def full(self: LocalBackend, name: str, payload: bytes) -> None:
+        if f"/{stream}-2-" in name:
+            raise OSError(28, "No space left on device")
+        write(self, name, payload)
+
+    def noted(connection: Any, stream_id: int, **how: Any) -> int:
+        compacted.append(stream_id)
+        return compact(connection, stream_id, **how)
+
+    monkeypatch.setattr(LocalBackend, "write", full)
+    monkeypatch.setattr(compaction, "compact_stream", noted)
+    monkeypatch.setattr(tiering, "BATCH_BLOCKS", 2)
+    for _ in range(2):
+        with pytest.raises(PayloadUnavailable, match="No space left"):
+            tiering.tier_space(conn, space)
+    assert len(named(conn)) == BLOCKS - 1
+    assert compacted == [stream], "once"
+    alter_space(conn, "eu", payloads=None)
+    assert [each.state for each in probe.examine(conn)] == [State.OK]
+    with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside"):
+        downgrade(database, to="0001")
+    assert recall.recall(conn, space.space_id) == BLOCKS - 1
+    assert named(conn) == set()
+    assert read(conn, stream) == before
+
+
+def test_of_what_could_not_be_named_in_time_nothing_is_left_behind(
+    database: str,
+    conn: psycopg.Connection[Any],
+    world: LocalWorld,
+    space: Space,
+    stream: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with connect(database) as other, monkeypatch.context() as patched, other.transaction():
+
+        def held(*args: Any) -> Any:
+            other.execute("select from block for update")
+            return together(*args)
+
+        patched.setattr(tiering, "together", held)
+        conn.execute("set lock_timeout = '200ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            tiering.tier_space(conn, space)
+    assert (len(world.names()), named(conn)) == (BLOCKS, set())
+    assert objects.sweep(conn) == BLOCKS
+    assert world.names() == set()
+    assert move(conn, space) == BLOCKS
+
+
+def test_what_ails_one_stream_holds_up_no_other(
+    conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = stream_of(conn, "eu")
+    fill(conn, later, BLOCKS, size=70_000)
+    rollover(conn, "eu")
+    compact = compaction.compact_stream
+
+    def ailing(connection: Any, stream_id: int, **how: Any) -> int:
+        if stream_id == stream:
+            raise ValueError("this one ails")
+        return compact(connection, stream_id, **how)
+
+    monkeypatch.setattr(compaction, "compact_stream", ailing)
+    with pytest.raises(ValueError, match="this one ails"):
+        tiering.tier_space(conn, space)
+    assert len(named(conn)) == BLOCKS
+
+
+def test_an_object_that_cannot_be_deleted_holds_up_no_other(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    alter_space(conn, "eu", payloads=None)
+    recall.recall(conn, space.space_id)
+    stuck = world.root / min(world.names())
+    stuck.unlink()
+    stuck.mkdir()
+    with pytest.raises(PayloadUnavailable, match=stuck.name):
+        swept(conn)
+    assert (world.names(), rows(conn)) == (set(), 1)
+    assert [each.found for each in probe.examine(conn)][-1].startswith("1 objects that no block names could not")
+    stuck.rmdir()
+    assert swept(conn) == 1
+    assert rows(conn) == 0
+
+
+def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move(conn, space)
+    alter_space(conn, "eu", payloads=None)
+    recall.recall(conn, space.space_id)
+    delete, stuck = LocalBackend.delete, min(world.names())
+
+    def refused(self: LocalBackend, name: str) -> None:
+        if name == stuck:
+            raise OSError(16, "Device or resource busy")
+        delete(self, name)
+
+    monkeypatch.setattr(LocalBackend, "delete", refused)
+    monkeypatch.setattr(objects, "MOST", 1)
+    for _ in range(BLOCKS):
+        with contextlib.suppress(PayloadUnavailable):
+            swept(conn)
+    assert world.names() == {stuck}
+
+
+def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any], space: Space) -> None:
+    """Each 5 s; with a grace of 7 days there are millions."""
+    conn.execute(
+        "insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)"
+        " select 'file:///x/1/1-' || n || '-' || repeat('0', 32) || '-' || repeat('0', 16), %s, 1, 1, n,"
+        "        now() - n * interval '30 s' from generate_series(1, 20000) n",
+        (space.space_id,),
+    )
+    conn.execute("analyze payload_object")
+    asked = {"space": space.space_id, "grace": objects.GRACE_S - 7200, "prefix": "file:///x/", "name": ".*", "most": 10}
+    asking: list[tuple[str, Any]] = [
+        (objects._ABANDON, (3600.0,)), (objects._PLACES, asked), (objects._PICKED, asked)
+    ]  # fmt: skip
+    for statement, parameters in asking:
+        plan = "\n".join(row[0] for row in conn.execute(f"explain {statement}".encode(), parameters))
+        assert "Seq Scan on payload_object" not in plan, plan
+        assert "Sort Key: payload_object" not in plan, plan
+
+
+def test_where_nothing_waits_a_sweep_asks_once_and_does_nothing(conn: psycopg.Connection[Any], space: Space) -> None:
+    def guard(_: psycopg.Connection[Any]) -> None:
+        raise AssertionError("a transaction")
+
+    assert objects.sweep(conn, guard) == 0
+
+
+def test_retention_reads_no_row_of_a_space_that_never_had_a_place(
+    conn: psycopg.Connection[Any], space: Space, stream: int
+) -> None:
+    create_space(conn, "us", "us/#", shards=1)
+    well = stream_of(conn, "us")
+    fill(conn, well, 3)
+    generations = [generation_of(conn, each) for each in (well, stream)]
+    assert [reads_rows(conn, each) for each in generations] == [False, False]
+    move(conn, space)
+    assert [reads_rows(conn, each) for each in generations] == [False, True]
+
+
+def reads_rows(conn: psycopg.Connection[Any], generation_id: int) -> bool:
+    """Whether what retention does before it drops the generation looks at its blocks."""
+    statement = sql.SQL("explain (analyze) " + retention._DOOM).format(
+        part=partition(generation_id), generation=sql.Literal(generation_id)
+    )
+    with conn.transaction(force_rollback=True):
+        plan = [row[0] for row in conn.execute(statement)]
+    (scan,) = [line for line in plan if f"on block_{generation_id}" in line]
+    return "never executed" not in scan
+
+
+def test_a_place_that_is_gone_for_good_holds_up_no_other(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, tmp_path: Path
+) -> None:
+    move(conn, space)
+    other = LocalWorld(tmp_path / "other")
+    space = alter_space(conn, "eu", payloads=other.uri)
+    fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
+    rollover(conn, "eu")
+    move(conn, space)
+    conn.execute("update generation set state = 'gone' where state = 'closed'")
+    drop_gone(conn)
+    shutil.rmtree(world.root)
+    with pytest.raises(PayloadUnavailable):
+        swept(conn)
+    assert other.names() == set()
+    assert rows(conn) == BLOCKS
+
+
+def test_an_object_that_cannot_be_read_is_damaged_and_its_place_is_not_away(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    (name,) = [each for each in world.names() if f"/{stream}-6-" in each]
+    world.remove(name)
+    (world.root / name).mkdir()
+    assert since(conn, stream, 0).position == 4
+    with pytest.raises(PayloadDamaged, match=r"ends before offset 6 .*cannot be read"):
+        since(conn, stream, 4)
+
+
+# --- a place that hangs -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LocalWorld], None]]:
+    """Have nothing read or written at a place come to an end, until the test does."""
+    over = threading.Event()
+    read, write = LocalBackend.read, LocalBackend.write
+
+    def hang(world: LocalWorld) -> None:
+        def hanging(act: Callable[..., Any]) -> Callable[..., Any]:
+            def late(self: LocalBackend, *what: Any) -> Any:
+                if self._root == str(world.root):
+                    over.wait(60)
+                return act(self, *what)
+
+            return late
+
+        monkeypatch.setattr(LocalBackend, "read", hanging(read))
+        monkeypatch.setattr(LocalBackend, "write", hanging(write))
+
+    yield hang
+    over.set()
+
+
+def test_while_a_place_hangs_housekeeping_goes_on(
+    database: str,
+    conn: psycopg.Connection[Any],
+    world: LocalWorld,
+    space: Space,
+    stream: int,
+    hang: Callable[[LocalWorld], None],
+) -> None:
+    tried = threading.Event()
+    hang(world)
+    conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
+    fill(conn, stream_of(conn, "default"), 1)
+    alter_space(conn, "default", rollover_s=60)
+    conn.execute("update generation set opened_at = opened_at - interval '1 h' where state = 'open'")
+    term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
+
+    def term_of() -> int:
+        tried.set()
+        return term
+
+    keeper = Housekeeper(database, term_of, 86_400.0, every_s=0.05)
+    keeper.start()
+    try:
+        eventually(tried.is_set, WAIT_S)
+        eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, WAIT_S)
+        conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
+        eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, WAIT_S)
+    finally:
+        keeper.stop()
+
+
+def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
+    database: str,
+    conn: psycopg.Connection[Any],
+    world: LocalWorld,
+    space: Space,
+    stream: int,
+    tmp_path: Path,
+    hang: Callable[[LocalWorld], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An NFS mount that is `hard`, as it is unless somebody says otherwise."""
+    other = LocalWorld(tmp_path / "other")
+    move(conn, space)
+    alter_space(conn, "eu", payloads=None)
+    recall.recall(conn, space.space_id)
+    alter_space(conn, "eu", payloads=world.uri)
+    us = create_space(conn, "us", "us/#", shards=1, payloads=other.uri)
+    fill(conn, stream_of(conn, "us"), BLOCKS, size=70_000)
+    rollover(conn, "us")
+    hang(world)
+    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 0.3)
+    term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
+    assert [each.name for each in maintenance._with_a_place(conn)] == ["eu", "us"], "else the test shows nothing"
+    keeper = Housekeeper(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
+    keeper.start()
+    try:
+        eventually(lambda: len(named(conn)) == BLOCKS, WAIT_S)
+        alter_space(conn, "us", payloads=None)
+        assert recall.recall(conn, us.space_id) == BLOCKS
+        eventually(lambda: other.names() == set(), WAIT_S)
+    finally:
+        keeper.stop()
+
+
+def test_a_process_ends_though_a_place_hangs(tmp_path: Path) -> None:
+    hanging = """
+import sys, time
+from storage.payloads import together
+from storage.payloads.place import parse
+from storage.payloads.stores import LocalBackend, store
+together.SILENCE_S = 0.1
+LocalBackend.read = lambda *_: time.sleep(600)
+there = store(parse(sys.argv[1]))
+together.once(there, together.TO_READ, there.check)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", hanging, f"file://{tmp_path}"], cwd=REPOSITORY, capture_output=True, timeout=60
+    )
+    assert b"has not answered for 0.1 s" in ended.stderr, ended.stderr
+
+
+def test_while_a_place_is_away_a_tail_shows_what_lies_elsewhere(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    create_space(conn, "us", "us/#", shards=1)
+    well = stream_of(conn, "us")
+    fill(conn, well, 1)
+    world.go_away()
+    tail, reading = Tail(conn, Filter("#"), "earliest"), EpochReading(conn, Filter("#"), "earliest")
+    for _ in range(2):
+        assert streams_shown(tail.pages()) == [well, well]
+        assert streams_shown(each.table for each in reading.messages(conn) if isinstance(each, Data)) == [well, well]
+        fill(conn, well, 1)
+
+
+def streams_shown(tables: Iterable[pa.Table]) -> list[int]:
+    """Those of the messages that come before it is said that others cannot be had."""
+    shown = list[int]()
+    with pytest.raises(PayloadUnavailable):
+        shown.extend(stream for table in tables for stream in table.column("stream").to_pylist())
+    return shown
+
+
+def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
+    database: str,
+    conn: psycopg.Connection[Any],
+    world: LocalWorld,
+    space: Space,
+    stream: int,
+    tmp_path: Path,
+    hang: Callable[[LocalWorld], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = LocalWorld(tmp_path / "other")
+    theirs = create_space(conn, "us", "us/#", shards=1, payloads=other.uri)
+    well = stream_of(conn, "us")
+    fill(conn, well, BLOCKS, size=70_000)
+    rollover(conn, "us")
+    assert (move(conn, space), move(conn, theirs)) == (BLOCKS, BLOCKS)
+    hang(world)
+    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 0.5)
+    with pytest.raises(PayloadUnavailable, match=r"has not answered for 0\.5 s"):
+        since(conn, stream, 0)
+    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 20.0)
+    assert since(conn, well, 0).position > 0
+
+
+def test_a_sweep_has_an_end(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move(conn, space)
+    alter_space(conn, "eu", payloads=None)
+    recall.recall(conn, space.space_id)
+    monkeypatch.setattr(objects, "CHUNK", 1)
+    assert objects.sweep(conn, grace_s=0.0, most_s=0.0) == 0
+    assert swept(conn) == BLOCKS
+
+
+# --- what is not due --------------------------------------------------------------------------------------------------
+
+
+def test_of_what_is_young_nothing_is_fetched_and_nothing_written(
+    conn: psycopg.Connection[Any], world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = a_space(conn, world, tier_after_s=60)
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, 4, size=70_000)
+    looked: list[object] = []
+    monkeypatch.setattr(tiering._Mover, "_prepare", lambda *_: looked.append("the place"))
+    assert tiering.tier_space(conn, space) == tiering.Moved(0, 0, True)
+    assert looked == []
+    conn.execute("update block set appended_at = appended_at - interval '1 hour' where end_offset <= 4")
+    monkeypatch.undo()
+    parameters = {"generation": generation_of(conn, stream), "stream": stream, "offset": 0, "closed": False}
+    limits = {"after": 60, "least": tiering.LEAST_BYTES, "blocks": 10, "bytes": 1 << 20}
+    found = conn.execute(tiering._BLOCKS, {**parameters, **limits}).fetchall()
+    assert [(row[0], row[3] is not None) for row in found] == [(2, True), (4, True), (6, False), (8, False)]
+    assert move(conn, space) == 2
+
+
+def generation_of(conn: psycopg.Connection[Any], stream: int) -> int:
+    row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_the_marker_is_written_once(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, wrote = LocalBackend.write, list[str]()
+
+    def noted(self: LocalBackend, name: str, payload: bytes) -> None:
+        wrote.append(name)
+        write(self, name, payload)
+
+    monkeypatch.setattr(LocalBackend, "write", noted)
+    move(conn, space)
+    fill(conn, stream_of(conn, "eu"), 1, size=70_000)
+    rollover(conn, "eu")
+    move(conn, space)
+    assert wrote.count(MARKER) == 1
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path) -> None:
+    root, victim, elsewhere = tmp_path / "place", tmp_path / "victim", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    victim.write_text("precious")
+    for name in (f"{MARKER}.part", MARKER, f"{WRITABLE}.part"):
+        (root / name).symlink_to(victim)
+    there = LocalBackend(parse(f"file://{root}"))
+    there.write(MARKER, b"a marker")
+    there.write(WRITABLE, b"")
+    assert victim.read_text() == "precious"
+    (root / "5").symlink_to(elsewhere)
+    kept = elsewhere / NAME.partition("/")[2]
+    kept.write_text("precious")
+    for act in (lambda: there.write(NAME, b"x"), lambda: there.delete(NAME), lambda: there.read(NAME, 1)):
+        with pytest.raises(OSError, match="leads out of"):
+            act()
+    assert kept.read_text() == "precious"
+    assert len(list(elsewhere.iterdir())) == 1
+
+
+# --- the doctor -------------------------------------------------------------------------------------------------------
+
+
+def test_an_old_place_matters_to_the_doctor_as_long_as_something_lies_there(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    alter_space(conn, "eu", payloads=None)
+    assert [each.state for each in probe.examine(conn)] == [State.OK]
+    world.go_away()
+    assert [each.state for each in probe.examine(conn)] == [State.ERROR]
+    world.come_back()
+    eventually(lambda: [each.state for each in probe.examine(conn)] == [State.OK], WAIT_S)
+    recall.recall(conn, space.space_id)
+    shutil.rmtree(world.root)
+    (waits,) = probe.examine(conn)
+    assert (waits.state, f"{BLOCKS} objects wait" in waits.found) == (State.WARNING, True)
+    conn.execute("delete from payload_object")
+    assert list(probe.examine(conn)) == []
+
+
+def test_where_one_may_only_read_the_doctor_warns(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move(conn, space)
+
+    def refused(self: LocalBackend, name: str, payload: bytes) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(LocalBackend, "write", refused)
+    (found,) = probe.examine(conn)
+    assert (found.state, "can be read, and not written" in found.found) == (State.WARNING, True)
+
+
+def test_where_a_place_is_not_mounted_the_doctor_makes_nothing(
+    conn: psycopg.Connection[Any], world: LocalWorld, space: Space
+) -> None:
+    world.root.rmdir()
+    (found,) = probe.examine(conn)
+    assert found.state is State.ERROR
+    assert f"no directory {world.root}, and it must exist" in found.found
+    assert not world.root.exists()

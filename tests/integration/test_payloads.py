@@ -1,0 +1,298 @@
+"""Payloads outside of Postgres, as seen by those who operate it and by consumers; a directory stands for all places."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from borrower.feed import Feed
+from borrower.lent import Lent
+from borrower.node_reader import NodeReader
+from borrower.reader import Reader
+from borrower.spark import ranges
+from borrower.spark.ranges import RangePartition, read_task
+from protocol.errors import (
+    Conflict,
+    InvalidSetting,
+    PayloadDamaged,
+    PayloadUnavailable,
+    PayloadUnreadable,
+    Unavailable,
+)
+from protocol.words import Filter
+from storage import log as messages
+from storage.catalogue import find_space
+from storage.connect import connect
+from storage.migrate import downgrade
+from storage.payloads.place import parse
+from storage.payloads.stores import LocalBackend
+from storage.spaces import alter_space, create_space, rollover
+from tests.integration.cli_kit import Shell, a_shell
+from tests.integration.feed_kit import read_values, serving
+from tests.integration.log_kit import read, stream_of
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+from tests.payload_kit import LocalWorld, a_space, fill, move, outside
+
+WAIT_S = 40.0
+BLOCKS = 6
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        yield connection
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> LocalWorld:
+    return LocalWorld(tmp_path)
+
+
+@pytest.fixture
+def stream(conn: psycopg.Connection[Any], world: LocalWorld) -> int:
+    """All of it is outside."""
+    space = a_space(conn, world)
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, BLOCKS, size=70_000)
+    rollover(conn, "eu")
+    assert move(conn, space) == BLOCKS
+    return stream
+
+
+def lent_of(conn: psycopg.Connection[Any], stream: int) -> Lent:
+    row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
+    assert row is not None
+    return Lent(stream, 1, row[0], Filter("#"), 0)
+
+
+def test_a_group_consumes_what_nodes_have_moved_each_message_once(
+    conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld
+) -> None:
+    """From the first message to the last: generations outside, and the open one in Postgres."""
+    create_space(conn, "eu", "eu/#", shards=1, payloads=world.uri)
+    streams = []
+    for generation in range(3):
+        streams.append(stream_of(conn, "eu"))
+        fill(conn, streams[-1], BLOCKS, first=BLOCKS * generation, size=70_000)
+        if generation < 2:
+            rollover(conn, "eu")
+    eventually(lambda: len(outside(conn)) == 2 * BLOCKS, WAIT_S, lambda: fleet.nodes["n1"].output())
+    fleet.consumer("c", "$share/g/eu/#")
+    due = [(stream, offset) for stream in streams for offset in range(2 * BLOCKS)]
+
+    def delivered() -> list[tuple[int, int]]:
+        return [(each.stream, offset) for each in fleet.delivered("c") for offset in each.offsets]
+
+    eventually(lambda: len(delivered()) >= len(due), WAIT_S, lambda: fleet.consumers["c"].output())
+    assert fleet.consumers["c"].stop() == 0
+    assert delivered() == due
+
+
+def test_a_consumers_reader_names_the_place_and_goes_on_when_it_is_back(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
+) -> None:
+    reader, lent = Reader(database, 1, 5.0), lent_of(conn, stream)
+    assert reader.page(lent, lambda _: True) is not None
+    world.go_away()
+    for _ in range(3):
+        with pytest.raises(PayloadUnavailable, match="the place of payloads"):
+            reader.page(lent, lambda _: True)
+    assert lent.read == 2
+    world.come_back()
+    page = eventually(lambda: page_of(reader, lent), WAIT_S)
+    assert (page.start, page.position) == (2, 4)
+    reader.close()
+
+
+def page_of(reader: Reader | NodeReader, lent: Lent) -> Any:
+    """None while the place is away."""
+    try:
+        return reader.page(lent, lambda _: True)
+    except PayloadUnavailable:
+        return None
+
+
+def test_an_object_that_cannot_be_read_is_named_and_its_place_is_not_away(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad sector, or an object that a lifecycle rule has archived."""
+    act = LocalBackend.read
+
+    def read_of_disk(self: LocalBackend, name: str, most: int) -> Any:
+        if f"/{stream}-6-" in name:
+            raise OSError(5, "Input/output error")
+        return act(self, name, most)
+
+    reader, lent = Reader(database, 4 << 20, 5.0), lent_of(conn, stream)
+    with monkeypatch.context() as bad:
+        bad.setattr(LocalBackend, "read", read_of_disk)
+        page = reader.page(lent, lambda _: True)
+        assert page is not None
+        assert page.position == 4, "what lies before it"
+        with pytest.raises(PayloadUnreadable, match=r"begins at offset 4 and ends before .*Input/output error"):
+            reader.page(lent, lambda _: True)
+    page = reader.page(lent, lambda _: True)
+    assert page is not None
+    assert (page.start, page.position) == (4, 2 * BLOCKS)
+    reader.close()
+
+
+def test_through_a_node_it_is_the_same_and_all_other_streams_go_on(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    create_space(conn, "us", "us/#", shards=1)
+    well = stream_of(conn, "us")
+    fill(conn, well, 5)
+    with serving(database) as server:
+        reader, lent, other = NodeReader([server.address], 1, 5.0), lent_of(conn, stream), lent_of(conn, well)
+        world.go_away()
+        for _ in range(5):
+            with pytest.raises(PayloadUnavailable, match="the place of payloads"):
+                reader.page(lent, lambda _: True)
+            assert reader.page(other, lambda _: True) is not None, "no pause and no other connection in between"
+        assert [each for each in caplog.records if "node" in each.getMessage()] == []
+        world.come_back()
+        page = eventually(lambda: page_of(reader, lent), WAIT_S)
+        assert page.position == 2
+        (third,) = [name for name in world.names() if f"/{stream}-6-" in name]
+        world.write(third, b"something else")
+        assert reader.page(lent, lambda _: True) is not None
+        with pytest.raises(PayloadDamaged, match=rf"stream {stream}: .*ends before offset 6"):
+            reader.page(lent, lambda _: True)
+        reader.close()
+
+
+def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
+) -> None:
+    create_space(conn, "us", "us/#", shards=1)
+    well = stream_of(conn, "us")
+    fill(conn, well, 5)
+    world.go_away()
+    with serving(database) as server, Feed(server.address, patience_s=2.0) as feed:
+        for read in (feed.history, feed.follow):
+            with read("#", "earliest") as reader:
+                assert len(read_values(reader, 10)) == 10
+                before = server.feed.pages_written
+                with pytest.raises(Unavailable, match="the place of payloads"):
+                    reader.read(WAIT_S)
+                assert server.feed.pages_written - before < 15, "the pauses grow"
+                assert reader.positions.offsets[well] == 10
+        world.come_back()
+        eventually(lambda: page_of(Reader(database, 1, 5.0), lent_of(conn, stream)), WAIT_S)
+        with feed.history("#", "earliest") as reader:
+            assert len(read_values(reader, 2 * BLOCKS + 10)) == 2 * BLOCKS + 10
+
+
+def test_a_spark_task_waits_for_the_place(
+    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from borrower.spark.columns import all_columns, arrow_schema
+
+    place = (stream, lent_of(conn, stream).generation_id, 0, 2 * BLOCKS)
+    task = RangePartition(*place, "#", "eu", database, None, os.uname().nodename, fail_on_data_loss=True)
+    schema = arrow_schema(all_columns())
+    world.go_away()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(ranges, "AWAY_S", 0.0)
+        with pytest.raises(PayloadUnavailable):
+            list(read_task(task, schema))
+    since, asked = messages.since, 0
+
+    def looked(*args: Any, **kwargs: Any) -> messages.Page:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            world.come_back()
+        return since(*args, **kwargs)
+
+    monkeypatch.setattr(messages, "since", looked)
+    assert sum(batch.num_rows for batch in read_task(task, schema)) == 2 * BLOCKS
+
+
+def test_an_older_schema_is_refused_while_payloads_are_outside(
+    database: str, conn: psycopg.Connection[Any], stream: int
+) -> None:
+    before = read(conn, stream)
+    with pytest.raises(Conflict, match=rf"{BLOCKS} blocks have their payload outside.*--no-payloads --recall"):
+        downgrade(database)
+    assert read(conn, stream) == before
+    conn.execute("delete from block where uri is not null")
+    conn.close()
+    downgrade(database)
+
+
+def test_a_space_cannot_move_by_age_without_a_place(conn: psycopg.Connection[Any], world: LocalWorld) -> None:
+    with pytest.raises(InvalidSetting, match="no place that its payloads could be moved to"):
+        create_space(conn, "eu", "eu/#", tier_after_s=60)
+    a_space(conn, world, tier_after_s=60)
+    with pytest.raises(InvalidSetting, match="no place"):
+        alter_space(conn, "eu", payloads=None)
+    with pytest.raises(Conflict, match=f"payloads {world.uri}"):
+        create_space(conn, "eu", "eu/#", shards=1)
+
+
+def test_a_link_that_leads_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "place" / "1").mkdir(parents=True)
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "place" / "1" / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "place" / "2").symlink_to(tmp_path)
+    backend = LocalBackend(parse(f"file://{tmp_path}/place"))
+    for name in ("1/link", "2/secret"):
+        with pytest.raises(OSError, match=r"leads out of|symbolic link"):
+            backend.read(name, 10)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shell(database: str) -> Iterator[Shell]:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        yield shell
+
+
+def test_places_are_given_altered_and_taken_away(
+    shell: Shell, conn: psycopg.Connection[Any], world: LocalWorld
+) -> None:
+    place = ("--payloads", world.uri, "--tier-after", "1d")
+    created = shell.run("spaces", "create", "eu", "eu/#", "--shards", "1", *place, "--json").object
+    assert (created["payloads"], created["tier_after_s"]) == (world.uri, 86400)
+    fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
+    rollover(conn, "eu")
+    assert move(conn, find_space(conn, "eu")) == BLOCKS
+    answer = shell.run("doctor", "--json").object
+    assert [each["state"] for each in answer["findings"] if each["check"] == "payloads"] == ["ok"]
+    altered = shell.run("spaces", "alter", "eu", "--no-payloads", "--recall", "--json")
+    assert (altered.object["payloads"], altered.object["tier_after_s"]) == (None, None)
+    assert f"{BLOCKS} payloads are back" in altered.err
+    assert outside(conn) == set()
+    for wrong in (["--recall"], [], ["--no-payloads", "--tier-after", "1d"], ["--payloads", "s3://k:secret@b"]):
+        refused = shell.run("spaces", "alter", "eu", *wrong)
+        assert refused.code == 2, wrong
+        assert "secret" not in refused.err
+
+
+@pytest.mark.parametrize("how", [(), ("--epochs",)])
+def test_tail_waits_for_the_place_and_leaves_nothing_out(
+    shell: Shell, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, how: tuple[str, ...]
+) -> None:
+    well = stream_of(conn, "default")
+    fill(conn, well, 2)
+    world.go_away()
+    tail = shell.start("tail", "#", "--from", "earliest", "--no-follow", "--json", *how)
+    tail.says("Waiting: the place of payloads")
+    world.come_back()
+    answer = tail.end()
+    assert answer.code == 0, answer.err
+    shown = [(line["stream"], line["offset"]) for line in answer.lines if "offset" in line]
+    assert [at for at, _ in shown[:4]] == [well] * 4, "what lies elsewhere comes first"
+    assert shown[4:] == [(stream, offset) for offset in range(2 * BLOCKS)]

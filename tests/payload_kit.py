@@ -1,0 +1,197 @@
+"""Places for payloads: a directory, and a bucket of an S3 server that serves on loopback; both can be in trouble."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from pyarrow import fs
+
+from storage.block import pack
+from storage.log import Append, append
+from storage.payloads import objects
+from storage.payloads.stores import MARKER, WRITABLE
+from storage.payloads.tiering import tier_space
+from storage.routing import Space
+from storage.spaces import create_space
+from tests.integration.log_kit import batch
+from tests.integration.session_kit import free_port
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "somebody",
+    "AWS_SECRET_ACCESS_KEY": "a secret",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+VALUE = 3000
+"""Bytes of a message, so that two make a block that is worth moving."""
+
+
+class PlaceWorld(ABC):
+    """A place, and what can happen to it. Names of objects are relative to it."""
+
+    uri: str
+
+    @abstractmethod
+    def names(self) -> set[str]:
+        """All objects but the marker, and what is written to see whether one can."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """What is in it."""
+
+    @abstractmethod
+    def write(self, name: str, content: bytes) -> None:
+        """Have something else there."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Have nothing there."""
+
+    @abstractmethod
+    def go_away(self) -> None:
+        """It cannot be reached."""
+
+    @abstractmethod
+    def come_back(self) -> None:
+        """It can, and has what it had."""
+
+
+class LocalWorld(PlaceWorld):
+    """A directory that is mounted, and may not be."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "mounted" / "payloads"
+        self.root.mkdir(parents=True)
+        self.uri = f"file://{self.root}"
+
+    def names(self) -> set[str]:
+        return _objects({str(each.relative_to(self.root)) for each in self.root.rglob("*") if each.is_file()})
+
+    def read(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        (self.root / name).write_bytes(content)
+
+    def remove(self, name: str) -> None:
+        (self.root / name).unlink()
+
+    def go_away(self) -> None:
+        self.root.rename(self.root.with_name("elsewhere"))
+        self.root.mkdir()
+
+    def come_back(self) -> None:
+        shutil.rmtree(self.root)
+        self.root.with_name("elsewhere").rename(self.root)
+
+
+def _objects(names: set[str]) -> set[str]:
+    return names - {MARKER, WRITABLE}
+
+
+class S3Server:
+    """moto's: it keeps objects in memory, also while it does not serve."""
+
+    def __init__(self) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self.port = free_port()
+        self.start()
+
+    def start(self) -> None:
+        """Serve, at the same port as before."""
+        from moto.server import ThreadedMotoServer
+
+        self._server = ThreadedMotoServer("127.0.0.1", self.port, verbose=False)
+        self._server.start()
+
+    def stop(self) -> None:
+        """Refuse connections."""
+        self._server.stop()
+
+
+class S3World(PlaceWorld):
+    """A bucket."""
+
+    def __init__(self, server: S3Server, bucket: str) -> None:
+        self._server, self._root = server, f"{bucket}/some/where"
+        endpoint = f"127.0.0.1:{server.port}"
+        self._fs: Any = fs.S3FileSystem(endpoint_override=endpoint, scheme="http", allow_bucket_creation=True)
+        self._fs.create_dir(bucket)
+        self.uri = f"s3://{self._root}?endpoint_override={endpoint}&scheme=http"
+
+    def names(self) -> set[str]:
+        found = self._fs.get_file_info(fs.FileSelector(self._root, recursive=True, allow_not_found=True))
+        return _objects({each.path.removeprefix(f"{self._root}/") for each in found if each.type == fs.FileType.File})
+
+    def read(self, name: str) -> bytes:
+        with self._fs.open_input_stream(f"{self._root}/{name}") as stream:
+            return bytes(stream.read())
+
+    def write(self, name: str, content: bytes) -> None:
+        with self._fs.open_output_stream(f"{self._root}/{name}") as stream:
+            stream.write(content)
+
+    def remove(self, name: str) -> None:
+        self._fs.delete_file(f"{self._root}/{name}")
+
+    def go_away(self) -> None:
+        self._server.stop()
+
+    def come_back(self) -> None:
+        self._server.start()
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """One that serves, and credentials for it in the environment."""
+    before = {name: os.environ.get(name) for name in CREDENTIALS}
+    os.environ.update(CREDENTIALS)
+    server = S3Server()
+    try:
+        yield server
+    finally:
+        server.stop()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def a_space(conn: psycopg.Connection[Any], world: PlaceWorld, **settings: Any) -> Space:
+    """The space `eu` of one stream, with that place."""
+    return create_space(conn, "eu", "eu/#", **{"shards": 1, "payloads": world.uri, **settings})
+
+
+def fill(conn: psycopg.Connection[Any], stream_id: int, blocks: int, first: int = 0, size: int = VALUE) -> None:
+    """So many blocks, of two numbered messages each."""
+    for number in range(first, first + blocks):
+        values = [b"%06d" % message + os.urandom(size) for message in (2 * number, 2 * number + 1)]
+        append(conn, [Append(stream_id, pack(batch(values, f"eu/{number % 2}", b"k")))])
+
+
+def move(conn: psycopg.Connection[Any], space: Space) -> int:
+    """Move all that is due, in however many passes; how many blocks that were."""
+    blocks = 0
+    while True:
+        moved = tier_space(conn, space)
+        blocks += moved.blocks
+        if moved.all:
+            return blocks
+
+
+def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
+    """Delete what is doomed; how many. Without a grace: who tests does not wait for days."""
+    return objects.sweep(conn, grace_s=grace_s)
+
+
+def outside(conn: psycopg.Connection[Any]) -> set[str]:
+    """What blocks name."""
+    return {row[0] for row in conn.execute("select uri from block where uri is not null")}
