@@ -120,8 +120,10 @@ def _lease(vitals: Vitals, settings: LeaderSettings, now: float) -> Check:
 
 
 def _leaders(vitals: Vitals, away: Check) -> Check:
-    """What nobody can look up is not said to be well, nor to be wrong."""
-    if vitals.unled and away.well:
+    """What nobody can look up is not said to be well."""
+    if not away.well:
+        return Check("leaders", State.UNREACHABLE, "nobody can look it up", needed=False)
+    if vitals.unled:
         said = "1 group has" if vitals.unled == 1 else f"{vitals.unled} groups have"
         return Check("leaders", State.NO_LEADER, f"{said} consumers and no leader", needed=False)
     return Check("leaders", State.OK, needed=False)

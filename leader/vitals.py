@@ -14,7 +14,7 @@ from leader.node_events import Claimed, ClaimLeadership, NodeEvent, Renewed, Ren
 from protocol.errors import DatabaseUnreachable
 from storage.connect import UnknownOutcome
 from storage.groups.channel import RolledBack
-from storage.groups.model import Claim
+from storage.groups.model import MAINTENANCE, Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ class Vitals:
         if claim.node.incarnation == self.incarnation:
             self.taken.pop(leadership_id, None)
         elif leadership_id in self._lost:
-            self.taken[leadership_id] = Denied(f"node {claim.node.name} has taken leadership {leadership_id}", now)
+            what = "the housekeeping" if leadership_id == MAINTENANCE else f"the leadership of group {leadership_id}"
+            self.taken[leadership_id] = Denied(f"node {claim.node.name} has taken {what}", now)
         self._lost -= {leadership_id}
 
     def taken_since(self, then: float) -> list[Denied]:

@@ -26,11 +26,14 @@ What else the port has is in [the HTTP port](http.md).
         static_configs:
           - targets: ["127.0.0.1:7480"]
 
-- Each node exports the groups that it leads at this moment, and no others. So sums over all nodes are right, and
-  while a group has no leader its series are absent: `sublet_groups_without_leader` says so on every node.
+- Each node exports the groups that it leads at this moment, and the one that keeps house those that nobody leads, as
+  groups whose consumers are all gone: never both, so sums over all nodes are right. For a lease after a leader has died
+  its groups are absent, and `sublet_groups_without_leader` says so on every node. Streams that are consumed to their
+  end for good (`finished`) have no series of their own.
 - A lag that is unknown (a stream that is blocked, a position beyond the head, messages that retention has taken) is
   absent, never 0. `sublet_consumergroup_unknown_lag_streams` counts such streams. Alert on it beside the lag.
-- A scrape costs the database two statements at most, however many scrape at once, and is made anew once a second.
+- A scrape costs the database two statements at most, and six at the node that keeps house, however many scrape at
+  once, and is made anew once a second.
   While the database is away, all that is in the node's memory is there, offsets are absent, and `sublet_database_up`
   is 0.
 - Series are bounded: of single streams by `SUBLET_HTTP_METRIC_STREAMS`, of groups by `SUBLET_HTTP_METRIC_GROUPS`
@@ -47,6 +50,7 @@ What is worth an alert:
 | `sublet_database_up == 0` | a node does not reach the database |
 | `sublet_check{check="lease"} == 0` | the database answers a node, and does not grant it a lease |
 | `max(sublet_groups_without_leader) > 0` for longer than a lease | consumers wait for a leader |
+| `sublet_consumergroup_known_lag_sum > 0 and sublet_consumergroup_members == 0` for long | nobody consumes what waits |
 | `sublet_consumergroup_unknown_lag_streams > 0` | a stream is blocked, or behind what is kept |
 | `increase(sublet_lending_events_total{forced="true"}[5m]) > 0` | messages may have been seen twice |
 | `increase(sublet_broken_rules_total[1h]) > 0` | a mistake of sublet's own: please report it |

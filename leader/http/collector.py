@@ -1,7 +1,8 @@
 """What is looked up when somebody scrapes: the node's state in its memory, and how far the groups it leads are.
 
-The groups cost one or two statements, however many scrape at once, and less than one a second. While the database is
-away the groups' offsets are absent, and all else is there.
+The node that keeps house tells of the groups that nobody leads as well: consumers that are all gone are what lag is
+watched for. The groups cost few statements, however many scrape at once, and are looked up once a second at most. While
+the database is away their offsets are absent, and all else is there.
 """
 
 from __future__ import annotations
@@ -23,17 +24,24 @@ from leader.http.families import Family, Kind
 from leader.http.reading import Reading
 from leader.http.settings import HttpSettings
 from protocol.errors import SubletError
+from storage.groups.channel import Connection
 from storage.groups.lags import StatusLag, StreamLag, status_lags, stream_lags, summed
+from storage.groups.model import LendingStatus
+from storage.groups.overview import Overview, led_by_nobody
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Lags:
-    """What the database says of the groups led here; `took_s` None: it did not."""
+    """What the database says of groups; `took_s` None: it did not. Of those led here `sums`, of those that nobody leads
+    `unled`, of how many more there are `left_out`; `streams`: of some of both."""
 
     streams: tuple[StreamLag, ...] = ()
     sums: tuple[StatusLag, ...] = ()
+    unled: tuple[Overview, ...] = ()
+    left_out: int = 0
+    single: frozenset[int] = frozenset()
     took_s: float | None = None
 
 
@@ -67,13 +75,16 @@ class NodeCollector(Collector):
         self._node(out.add)
         leaders = self._facts.leaders()
         kept = dict(sorted(leaders.items())[: self._settings.metric_groups])
-        single = _within(kept, self._settings.metric_streams)
-        out.add(families.LEFT_OUT, len(leaders) - len(kept), "all")
-        out.add(families.LEFT_OUT, len(leaders) - len(single), "streams")
+        lags = self._lags(kept)
+        shown, all_of_them = len(kept) + len(lags.unled), len(leaders) + len(lags.unled) + lags.left_out
+        out.add(families.LEFT_OUT, all_of_them - shown, "all")
+        out.add(families.LEFT_OUT, all_of_them - len(lags.single), "streams")
         names = {group_id: str(leader.group.subscription) for group_id, leader in kept.items()}
         for group_id, leader in kept.items():
             _memory(out.add, names[group_id], leader)
-        lags = self._lags(tuple(single), tuple(group_id for group_id in kept if group_id not in single))
+        names |= {each.group.group_id: each.group.subscription for each in lags.unled}
+        for overview in lags.unled:
+            _unled(out.add, overview)
         _offsets(out.add, names, lags)
         yield from out.made.values()
 
@@ -87,7 +98,7 @@ class NodeCollector(Collector):
         add(families.DATABASE_UP, health.named("database").state is not State.UNREACHABLE)
         for status, count in facts.standings().items():
             add(families.LEASES, count, status)
-        if facts.vitals.unled is not None:
+        if facts.vitals.unled is not None and health.named("database").well:
             add(families.UNLED, facts.vitals.unled)
         add(families.AGENTS, facts.agents())
         add(families.HELD_POLLS, facts.sessions.held_polls)
@@ -97,28 +108,58 @@ class NodeCollector(Collector):
         for what, count in facts.news().items():
             add(families.NEWS, count, what)
 
-    def _lags(self, single: tuple[int, ...], others: tuple[int, ...]) -> Lags:
-        if not single and not others:
+    def _lags(self, led: Mapping[int, GroupLeader]) -> Lags:
+        keeps_house = self._facts.keeps_house()
+        sizes = {group_id: len(leader.slots) for group_id, leader in led.items()}
+        single = _within(sizes, self._settings.metric_streams)
+        if not led and not keeps_house:
             return Lags()
         began = time.monotonic()
         try:
             with self._reading.connection() as connection:
-                streams = stream_lags(connection, single) if single else []
+                unled, total = self._unled(connection, led) if keeps_house else ((), 0)
+                sizes |= {each.group.group_id: _unfinished(each) for each in unled}
+                single = _within(sizes, self._settings.metric_streams)
+                streams = stream_lags(connection, tuple(single)) if single else []
+                others = tuple(group_id for group_id in led if group_id not in single)
                 sums = status_lags(connection, others) if others else []
         except (SubletError, psycopg.Error) as error:
             log.debug("groups have no offsets in this scrape: %s", error)
-            return Lags()
-        return Lags(tuple(streams), (*summed(streams), *sums), time.monotonic() - began)
+            return Lags(single=single)
+        of_led = [line for line in streams if line.group_id in led]
+        took_s = time.monotonic() - began
+        return Lags(tuple(streams), (*summed(of_led), *sums), unled, total - len(unled), single, took_s)
+
+    def _unled(self, connection: Connection, led: Mapping[int, GroupLeader]) -> tuple[tuple[Overview, ...], int]:
+        """Those that nobody leads, as far as there is room, and how many they are. The database may not know yet of
+        what is led here."""
+        found, total = led_by_nobody(connection, max(self._settings.metric_groups - len(led), 0))
+        mine = [each for each in found if each.group.group_id in self._facts.leaders()]
+        return tuple(each for each in found if each not in mine), max(total - len(mine), 0)
 
 
-def _within(leaders: Mapping[int, GroupLeader], most: int) -> set[int]:
-    """Groups, the oldest first, that have not more streams together than that."""
+def _within(sizes: Mapping[int, int], most: int) -> frozenset[int]:
+    """Groups, in their order, that have not more streams together than that."""
     found: set[int] = set()
-    for group_id, leader in leaders.items():
-        most -= len(leader.slots)
+    for group_id, size in sizes.items():
+        most -= size
         if most >= 0:
             found.add(group_id)
-    return found
+    return frozenset(found)
+
+
+def _unfinished(overview: Overview) -> int:
+    return sum(count for status, count in overview.statuses.items() if status != LendingStatus.FINISHED)
+
+
+def _unled(add: Callable[..., None], overview: Overview) -> None:
+    """What is told of a group that has a leader, as far as it is in the database."""
+    name, counts = overview.group.subscription, overview.counts
+    add(families.MEMBERS, 0, name)
+    add(families.PAUSED, overview.group.orders.paused is not None, name)
+    for status, count in counts.statuses.items():
+        add(families.STREAMS, count, name, status)
+    _sums(add, name, counts.known_lag, counts.largest, counts.unknown)
 
 
 def _memory(add: Callable[..., None], name: str, leader: GroupLeader) -> None:
@@ -133,6 +174,8 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], lags: Lags) -> 
     heads: dict[tuple[str, str], int] = {}
     for line in lags.streams:
         labels = (names[line.group_id], line.space, str(line.stream_id))
+        if line.status == LendingStatus.FINISHED:
+            continue
         heads[line.space, labels[2]] = line.head
         add(families.OFFSET, line.position, *labels)
         if line.lag is not None:
@@ -144,15 +187,14 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], lags: Lags) -> 
         by_group.setdefault(each.group_id, []).append(each)
         add(families.STREAMS, each.streams, names[each.group_id], each.status)
     for group_id, sums in by_group.items():
-        _sums(add, names[group_id], sums)
+        largest = max((each.largest for each in sums if each.largest is not None), default=None)
+        _sums(add, names[group_id], sum(each.lag for each in sums), largest, sum(each.unknown for each in sums))
 
 
-def _sums(add: Callable[..., None], name: str, sums: list[StatusLag]) -> None:
-    known, unknown = sum(each.lag for each in sums), sum(each.unknown for each in sums)
-    largest = [each.largest for each in sums if each.largest is not None]
+def _sums(add: Callable[..., None], name: str, known: int, largest: int | None, unknown: int) -> None:
     add(families.UNKNOWN, unknown, name)
     add(families.LAG_KNOWN, known, name)
     if not unknown:
         add(families.LAG_SUM, known, name)
-    if largest:
-        add(families.LAG_MAX, max(largest), name)
+    if largest is not None:
+        add(families.LAG_MAX, largest, name)

@@ -18,7 +18,7 @@ from leader.node_machine import Node
 from leader.settings import LeaderSettings
 from leader.vitals import Vitals
 from protocol.session.server import SessionServer
-from storage.groups.model import NodeRef
+from storage.groups.model import MAINTENANCE, NodeRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,10 @@ class Facts:
         now = self.vitals.clock()
         found = tuple(self.machine.leaders.items())
         return {group_id: each for group_id, each in found if self.machine.election.trusted(group_id, now) == each.term}
+
+    def keeps_house(self) -> bool:
+        """It does what one node does for all."""
+        return self.machine.election.trusted(MAINTENANCE, self.vitals.clock()) is not None
 
     def standings(self) -> Mapping[str, int]:
         """How many leaderships stand where."""

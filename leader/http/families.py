@@ -52,8 +52,11 @@ HEALTH = _gauge("health", "1 for the state that a probe is told, 0 for the other
 CHECK = _gauge("check", "1 if that check of the node is well, else 0.", "check")
 DATABASE_UP = _gauge("database_up", "1 while the database answers this node, else 0.")
 LEASES = _gauge("leaderships", "Leaderships that this node has to do with, by where they stand.", "status")
-UNLED = _gauge("groups_without_leader", "Groups of all nodes that have consumers and no leader, when last looked.")
-LEFT_OUT = _gauge("groups_left_out", "Groups led here that are too many to be exported, by what is missing.", "series")
+UNLED = _gauge(
+    "groups_without_leader",
+    "Groups of all nodes that have consumers and no leader, when last looked. Absent while the database is away.",
+)
+LEFT_OUT = _gauge("groups_left_out", "Groups too many to be exported by this node, by what is missing.", "series")
 AGENTS = _gauge("agents", "Agents that are connected to this node.")
 HELD_POLLS = _gauge("held_polls", "Polls of agents that the node holds at this moment.")
 NEWS_KNOWN = _gauge("followed_streams", "Streams whose heads somebody here wants to be told of.")
@@ -74,7 +77,9 @@ LAG_KNOWN = _gauge("consumergroup_known_lag_sum", "The lag of those streams whos
 LAG_MAX = _gauge("consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group")
 UNKNOWN = _gauge("consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "group")
 STREAMS = _gauge("consumergroup_streams", "Streams of the group by the status of their rows.", "group", "status")
-MEMBERS = _gauge("consumergroup_members", "Consumers that are connected to the group's leader.", "group")
+MEMBERS = _gauge(
+    "consumergroup_members", "Consumers that are connected to the group's leader; 0 of a group that has none.", "group"
+)
 PAUSED = _gauge("consumergroup_paused", "1 while an operator has paused the group, else 0.", "group")
 TERM = _gauge("consumergroup_term", "The term under which this node leads the group.", "group")
 

@@ -106,14 +106,16 @@ class EpochsLine:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A group's streams in numbers: {status: how many}; the lag of those whose lag is known, and how many others."""
+    """A group's streams in numbers: {status: how many}; the lag of those whose lag is known, together and at most
+    (None: of none), and how many others."""
 
     statuses: dict[str, int]
     known_lag: int
+    largest: int | None
     unknown: int
 
 
-NO_STREAMS = Counts({}, 0, 0)
+NO_STREAMS = Counts({}, 0, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,12 @@ select {COLUMNS}
   from consumer_group g where g.deleted_at is null and (%(one)s::bigint is null or g.group_id = %(one)s)
  order by g.name, g.filter, g.kind"""
 
+_UNLED = f"""
+select {COLUMNS}, count(*) over ()
+  from consumer_group g left join leadership l on l.leadership_id = g.group_id
+ where g.deleted_at is null and (l.expires_at is null or l.expires_at <= clock_timestamp())
+ order by g.group_id limit %(most)s"""
+
 _LEADERS = """
 select leadership_id as group_id, node, address, term,
        extract(epoch from expires_at - clock_timestamp())::float8 as remaining_s
@@ -260,7 +268,7 @@ with line as (
 _STATUSES = sorted((*LendingStatus, NEW))
 
 _COUNTS = f"""{_LINES}
-select group_id, coalesce(sum(lag), 0)::bigint, count(*) filter (where lag is null),
+select group_id, coalesce(sum(lag), 0)::bigint, max(lag), count(*) filter (where lag is null),
        {", ".join(f"count(*) filter (where status = '{status}')" for status in _STATUSES)}
   from seen group by group_id"""
 
@@ -295,6 +303,13 @@ def list_groups(connection: Connection) -> tuple[Overview, ...]:
     """All groups that are not deleted, by name, without their single streams."""
     with one_instant(connection):
         return overviews(connection, _groups(connection))
+
+
+def led_by_nobody(connection: Connection, most: int) -> tuple[tuple[Overview, ...], int]:
+    """Groups that have no leader at this moment, the oldest first, so many at most; and how many there are."""
+    with one_instant(connection):
+        rows = connection.execute(_UNLED, {"most": most}).fetchall()
+        return overviews(connection, [GroupLine(*row[:-1]) for row in rows]), rows[0][-1] if rows else 0
 
 
 def describe(connection: Connection, subscription: Subscription) -> Overview:
@@ -336,8 +351,8 @@ def overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview
     parameters = _parameters(connection, groups)
     leaders = {row[0]: Leader(*row) for row in connection.execute(_LEADERS, parameters).fetchall()}
     counts = {
-        group_id: Counts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, lag, unknown)
-        for group_id, lag, unknown, *streams in connection.execute(
+        group_id: Counts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, lag, largest, unknown)
+        for group_id, lag, largest, unknown, *streams in connection.execute(
             _COUNTS.encode(), parameters, prepare=False, binary=True
         ).fetchall()
     }

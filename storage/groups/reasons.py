@@ -160,8 +160,8 @@ RULES = (
     Rule(
         Reason.NO_MEMBER,
         lambda g, s: g.led_by is None,
-        lambda g, s: "the group has no consumer, and so nobody leads it",
-        lambda g, s: f"Start one: sublet consume {_quoted(g)}",
+        lambda g, s: "nobody leads the group, as no consumer has asked for it since somebody last did",
+        lambda g, s: f"One that runs asks within seconds, after a reset say. If none does: sublet consume {_quoted(g)}",
     ),
     Rule(
         Reason.REVOKED,

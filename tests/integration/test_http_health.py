@@ -97,7 +97,7 @@ def test_a_probe_sees_that_a_lease_was_taken_by_another_node(stage: Stage) -> No
         " expires_at = clock_timestamp() + interval '1 hour'"
     )
     eventually(lambda: state_of(node) == (503, "lease denied", True), WAIT_S, stage.said)
-    assert node.ask("/readyz/lease").object["why"] == "node other has taken leadership 0"
+    assert node.ask("/readyz/lease").object["why"] == "node other has taken the housekeeping"
 
 
 @pytest.mark.conforms("A8")

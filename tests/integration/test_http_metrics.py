@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,49 @@ def test_each_group_is_exported_by_the_node_that_leads_it_alone(staged: Staged) 
     assert nodes[other].metric("sublet_leader_events_total", event="takeover") == 1
 
 
+@pytest.mark.conforms("A3")
+def test_a_group_that_nobody_leads_is_told_of_by_the_node_that_keeps_house(staged: Staged, database: str) -> None:
+    """Its consumers are all gone: what lag is watched for."""
+    stage = staged()
+    with closing(PostgresGroups(database)) as store:
+        store.open_group(Subscription.parse(ALL))
+    stage.scene.publish(100)
+    nodes = [served(stage, name) for name in ("n1", "n2")]
+
+    def exporting(name: str, **labels: str) -> list[float]:
+        return [found for node in nodes if (found := node.metric(name, group=ALL, **labels)) is not None]
+
+    eventually(lambda: exporting("sublet_consumergroup_lag_sum") == [100], WAIT_S, stage.said)
+    assert exporting("sublet_consumergroup_members") == [0]
+    assert exporting("sublet_consumergroup_streams", status="free") == [2]
+    assert exporting("sublet_consumergroup_term") == []
+    assert sum(sum(lags(node, ALL).values()) for node in nodes) == 100
+    # What came into a generation that no leader has noticed yet is unread as well.
+    reshard(stage.scene.connection, "default", 4)
+    stage.scene.publish(50, first=100)
+    eventually(lambda: exporting("sublet_consumergroup_lag_sum") == [150], WAIT_S, stage.said)
+    assert exporting("sublet_consumergroup_streams", status="new") == [4]
+    stage.fleet.consumer("a", ALL)
+    eventually(lambda: exporting("sublet_consumergroup_members") == [1], WAIT_S, stage.said)
+    eventually(lambda: exporting("sublet_consumergroup_lag_sum") == [0], WAIT_S, stage.said)
+    finished = [stream for stream, status, *_ in stage.scene.rows() if status == "finished"]
+    assert len(finished) == 2
+    assert not {str(stream) for stream in finished} & {stream for node in nodes for stream in lags(node, ALL)}
+    assert not [name for node in nodes for name, _ in node.metrics() if name.endswith("_created")]
+
+
+def test_groups_that_nobody_leads_are_bounded_as_well(staged: Staged, database: str) -> None:
+    stage = staged(SUBLET_HTTP_METRIC_STREAMS="3", SUBLET_HTTP_METRIC_GROUPS="2")
+    with closing(PostgresGroups(database)) as store:
+        for number in range(3):
+            store.open_group(Subscription.parse(f"$share/g{number}/#"))
+    node = served(stage)
+    eventually(lambda: node.metric("sublet_groups_left_out", series="all") == 1, WAIT_S, stage.said)
+    assert node.metric("sublet_groups_left_out", series="streams") == 2
+    shown = [dict(labels)["group"] for name, labels in node.metrics() if name == "sublet_consumergroup_members"]
+    assert sorted(shown) == ["$share/g0/#", "$share/g1/#"]
+
+
 def test_beyond_the_limits_groups_have_sums_only_and_then_nothing_and_are_counted(staged: Staged) -> None:
     stage = staged(SUBLET_HTTP_METRIC_STREAMS="3", SUBLET_HTTP_METRIC_GROUPS="2")
     node = served(stage)
@@ -167,7 +211,7 @@ def test_all_that_is_exported_is_declared(staged: Staged) -> None:
 
     eventually(is_all_there, WAIT_S, lambda: f"{sorted(set(declared) - {name for name, _ in node.metrics()})}")
     for name, labels in node.metrics():
-        if name.startswith("sublet_") and not name.endswith("_created"):
+        if name.startswith("sublet_"):
             assert set(dict(labels)) - {"le"} == declared[name], name
 
 

@@ -107,7 +107,7 @@ def test_a_lease_that_another_node_took_is_a_denial_for_as_long_as_a_lease_is(vi
     renew(vitals, {0: 1, 7: 1}, {0})
     assert state(vitals) is State.OK, "nobody has it, perhaps: a reset ends leases, too"
     claim(vitals, 7, OTHERS)
-    assert (state(vitals), worst(vitals).why) == (State.DENIED, "node n2 has taken leadership 7")
+    assert (state(vitals), worst(vitals).why) == (State.DENIED, "node n2 has taken the leadership of group 7")
     time.now += SETTINGS.lease_s + 0.1
     vitals.turn()
     assert state(vitals) is State.OK

@@ -58,7 +58,7 @@ PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
         (Reason.NO_NODE, replace(UNLED, nodes=0), HELD, "no node is there", "sublet leader"),
         (Reason.NO_NODE, replace(UNLED, nodes=0, draining=2), FREE, "all nodes that are there (2) drain", "--undo"),
         (Reason.NO_LEADER, UNLED, HELD, "n1 led the group last, and nobody has taken over", "sublet doctor"),
-        (Reason.NO_MEMBER, replace(UNLED, held=0), FREE, "has no consumer", f"sublet consume {QUOTED}"),
+        (Reason.NO_MEMBER, replace(UNLED, held=0), FREE, "no consumer has asked for it", f"sublet consume {QUOTED}"),
         (Reason.REVOKED, LED, replace(HELD, revoked_because="balance"), "back from etl: balance", "in hand is done"),
         (Reason.CAUGHT_UP, LED, replace(HELD, lag=0), "there is nothing to consume", None),
         (Reason.EPOCHS, LED, replace(HELD, waits_for=FRONT), "space orders from 7 on", "publisher.advance"),
