@@ -474,11 +474,15 @@ def test_what_cannot_be_brought_back_holds_up_nothing_else(
 
 
 def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
-    conn: psycopg.Connection[Any], space: Space, stream: int
+    conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alter_space(conn, "eu", payloads=None)
+    move(conn, space)
+    fill(conn, stream_of(conn, "eu"), 3, size=70_000)
+    rollover(conn, "eu")
+    _meanwhile(monkeypatch, lambda: alter_space(conn, "eu", payloads=None))
     assert tiering.tier_space(conn, space).blocks == 0
-    assert outside(conn) == set()
+    assert len(outside(conn)) == BLOCKS
+    assert objects.sweep(conn) == 3, "nobody names these"
 
 
 def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg.Connection[Any], s3: S3Server) -> None:

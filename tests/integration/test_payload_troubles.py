@@ -772,6 +772,8 @@ def test_of_what_is_young_nothing_is_fetched_and_nothing_written(
     found = conn.execute(tiering._BLOCKS, {**parameters, **limits}).fetchall()
     assert [(row[0], row[3] is not None) for row in found] == [(2, True), (4, True), (6, False), (8, False)]
     assert move(conn, space) == 2
+    age(conn)
+    assert move(conn, space) == 2, "it was not passed over"
 
 
 def generation_of(conn: psycopg.Connection[Any], stream: int) -> int:
