@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -138,17 +139,28 @@ class GroupLine:
     @property
     def options(self) -> GroupOptions:
         """What it was created with."""
-        return GroupOptions.stored(self.start, json.loads(self.stored))
+        return _options(self.start, self.stored)
 
     @property
     def orders(self) -> Orders:
         """What an operator wants of it."""
-        return Orders.stored(json.loads(self.ordered))
+        return _orders(self.ordered)
 
     @property
     def subscription(self) -> str:
         """Its canonical spelling."""
         return f"${self.kind}/{self.name}/{self.filter}"
+
+
+@lru_cache(maxsize=1024)
+def _options(start: str, stored: str) -> GroupOptions:
+    """Of very many groups most have the same."""
+    return GroupOptions.stored(start, json.loads(stored))
+
+
+@lru_cache(maxsize=1024)
+def _orders(ordered: str) -> Orders:
+    return Orders.stored(json.loads(ordered))
 
 
 @dataclass(frozen=True, slots=True)
