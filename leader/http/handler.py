@@ -74,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         except TimeoutError:
             response = refusal(408, f"the request took longer than {PATIENCE_S:g} s.")
         except Exception:
-            log.exception("%s %s failed; please report this", self.command, urlsplit(self.path).path)
+            log.exception("%s %s failed; please report this", self.command, self.path.partition("?")[0])
             response = refusal(500, "this should not happen; the node's log says where it did. Please report it.")
         self._send(response)
 
@@ -107,12 +107,12 @@ class Handler(BaseHTTPRequestHandler):
         """A page of somebody else's must not reach a loopback port by giving its own name to 127.0.0.1."""
         if not self.server.only_loopback:  # type: ignore[attr-defined]
             return True
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if host in ("", "localhost") or host.endswith(".localhost"):
-            return True
         try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+            if host in ("", "localhost") or host.endswith(".localhost"):
+                return True
             return ipaddress.ip_address(host.split("%")[0]).is_loopback
-        except ValueError:
+        except ValueError:  # no address at all
             return False
 
     def _send(self, response: Response) -> None:

@@ -27,6 +27,8 @@ class Request:
         found = self.query.get(name, default)
         if found is None:
             raise UsageError(f"{self.path} needs {name}: add ?{name}=...")
+        if "\0" in found:
+            raise UsageError(f"{name} is {found[:40]!r}: the database takes no zero character. Leave it out.")
         return found
 
     def whole(self, name: str, default: int, most: int) -> int:
