@@ -100,6 +100,7 @@ class Handler(BaseHTTPRequestHandler):
             token.strip() if scheme.lower() == "bearer" else None,
             self.headers.get("Content-Type", ""),
             self.rfile.read(int(length)),
+            self.client_address[0],
         )
         return self.server.answer(request)  # type: ignore[attr-defined, no-any-return]
 

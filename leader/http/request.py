@@ -12,7 +12,8 @@ from protocol.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`query` has the last value of each name. `bearer`: the token that was sent; None: none was."""
+    """`query` has the last value of each name. `bearer`: the token that was sent; None: none was. `client`: the address
+    it came from, which is a proxy's where one stands before the port."""
 
     method: str
     path: str
@@ -21,6 +22,7 @@ class Request:
     bearer: str | None = None
     content_type: str = ""
     body: bytes = b""
+    client: str = ""
 
     def text(self, name: str, default: str | None = None) -> str:
         """A value of the query. Raises `UsageError` where it must be given."""

@@ -210,6 +210,36 @@ def test_without_a_token_nothing_can_be_done_and_a_token_is_a_secret(database: s
         assert "xq7" not in refused.err
 
 
+def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN=TOKEN) as shell:
+        process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
+        found = re.search(r"answers at http://([0-9.:]+)/", process.err)
+        assert found is not None
+        node, named = Http(found[1]), {"subscription": ALL}
+        for _ in range(3):
+            assert post(node, "pause", named, "a wrong token of some length")[0] == 401
+        assert post(node, "create", named)[0] == 200
+        assert post(node, "pause", {**named, "why": "typed wrongly"})[0] == 400
+        assert post(node, "delete", [])[0] == 400
+        assert post(node, "delete", named)[0] == 200
+        lines = [json.loads(line) for line in process.err.splitlines()]
+    told = [
+        (line["level"], line["action"], line["status"], line.get("group"), line["client"])
+        for line in lines
+        if "action" in line
+    ]
+    assert told == [
+        ("warning", "group/pause", 401, None, "127.0.0.1"),
+        ("info", "group/create", 200, ALL, "127.0.0.1"),
+        ("info", "group/pause", 400, ALL, "127.0.0.1"),
+        ("info", "group/delete", 400, None, "127.0.0.1"),
+        ("info", "group/delete", 200, ALL, "127.0.0.1"),
+    ]
+    said = [line["message"] for line in lines if "action" in line]
+    assert ["refused" in said[2], "done" in said[2], "done (200)" in said[4]] == [True, False, True]
+    assert not any("a wrong token" in message or TOKEN in message for message in said)
+
+
 def test_curves_remember_what_was_and_what_was_not_known() -> None:
     curves = Curves(reading=None, minutes=1, most_groups=2)  # type: ignore[arg-type]
     now = time.time()
