@@ -35,7 +35,7 @@ class HttpServer:
             )
         self._server = _Server(listen, answer)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="sublet-http", daemon=True)
-        self.address = str(Listen(listen.host, int(self._server.server_address[1])))
+        self.where = Listen(listen.host, int(self._server.server_address[1]))
 
     def start(self) -> None:
         """Begin to answer."""

@@ -210,6 +210,20 @@ def test_without_a_token_nothing_can_be_done_and_a_token_is_a_secret(database: s
         assert "xq7" not in refused.err
 
 
+def test_a_port_on_all_addresses_is_advertised_at_the_nodes_own_or_not_at_all(database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        found: dict[str, str] = {}
+        for name, listen in (("n1", "127.0.0.1:0"), ("n2", "0.0.0.0:0")):
+            node = shell.start("leader", "--name", name, "--listen", listen, "--http", "0.0.0.0:0", "--insecure")
+            node.says("serves on")
+            answers = re.search(r"answers at http://0.0.0.0:(\d+)/", node.err)
+            assert answers is not None, node.err
+            found[name] = answers[1]
+        told = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
+        advertised = {each["name"]: each["http_address"] for each in told}
+        assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
+
+
 def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(database: str) -> None:
     with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN=TOKEN) as shell:
         process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
