@@ -203,10 +203,11 @@ def test_without_a_token_nothing_can_be_done_and_a_token_is_a_secret(database: s
         for what in ("create", "delete", "pause", "resume", "weight", "reset", "step-down", "node/drain"):
             status, why = post(node, what, {"subscription": ALL})
             assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True), what
-    with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN="xq7short") as shell:
+    short = {"SUBLET_ADMIN_TOKEN": "xq7short", "SUBLET_LOG_FORMAT": "json"}
+    with a_shell(SUBLET_DATABASE_URL=database, **short) as shell:
         refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
         assert refused.code == 2
-        assert "SUBLET_ADMIN_TOKEN has 8 characters" in refused.err
+        assert "SUBLET_ADMIN_TOKEN has 8 characters" in json.loads(refused.err)["message"], "its only line, and JSON"
         assert "xq7" not in refused.err
 
 
