@@ -1,6 +1,7 @@
 """Listens, and gives each connection a thread of a bounded number: one request, one answer, and it is closed.
 
-Whoever has not sent its request, or taken its answer, in `PATIENCE_S` is let go, however steadily it trickles.
+Whoever has not sent the head of its request in `HEAD_S`, or its body, or taken its answer, in `PATIENCE_S` is let go,
+however steadily it trickles.
 """
 
 from __future__ import annotations
