@@ -143,6 +143,7 @@ def test_http_is_answered_rightly_and_in_bounds(stage: Stage) -> None:
     assert node.ask("/readyz", "POST").headers["allow"] == "GET, HEAD"
     for host in ("evil.example", "[bad", "[::1", "127.0.0.1.evil.example"):
         assert node.ask("/readyz", headers={"Host": host}).status == 421, host
+    assert node.ask("/metrics", headers={"Accept": "application/openmetrics-text;version=none"}).status == 200
     assert node.ask("/readyz", "POST", body=b"x" * 100_000).status == 413
     assert node.ask("/" + "x" * 70_000).status == 414
     host, port = node.address.split(":")
