@@ -181,6 +181,17 @@ def test_of_a_group_that_is_not_there_the_page_says_so_once_and_offers_nothing_t
     complaints(chrome)
 
 
+def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chrome) -> None:
+    stage.serve("n1")
+    stage.share("a")
+    stage.fleet.nodes["n1"].kill()
+    stage.fleet.consumers["a"].kill()
+    stage.serve("n2")  # nobody asks it for the group, whose streams are held until it is led
+    chrome.get(f"http://{Http.of(stage.fleet.nodes['n2']).address}/#/")
+    found = "[...document.querySelectorAll('td .badge')].map((each) => [each.textContent, each.className])"
+    eventually(lambda: js(chrome, found) == [["no leader", "badge bad"]], WAIT_S, lambda: str(js(chrome, found)))
+
+
 def test_a_long_reason_leaves_names_in_one_piece(stage: Stage, chrome: Chrome) -> None:
     node = served(stage)
     chrome.execute_cdp_cmd(
