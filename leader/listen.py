@@ -54,11 +54,20 @@ class Listen:
 
 def is_loopback(host: str) -> bool:
     """True only if every address of the name is: a name can mean several."""
+    return all(address.is_loopback for address in _addresses(host))
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it means all addresses of this machine, such as 0.0.0.0: nobody can be sent there."""
+    return any(address.is_unspecified for address in _addresses(host))
+
+
+def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise InvalidSetting(f"host {host!r} cannot be resolved ({error}). Give an address of this machine.") from None
-    return all(ipaddress.ip_address(str(info[4][0]).split("%")[0]).is_loopback for info in found)
+    return [ipaddress.ip_address(str(info[4][0]).split("%")[0]) for info in found]
 
 
 def _can_bind(family: int, address: tuple[Any, ...]) -> bool:

@@ -112,7 +112,7 @@ class NodeServer:
                 news,
             )
         endpoint = None if self._hub is None else self._hub.endpoint
-        http_address = None if self._http is None else self._http.address
+        http_address = None if self._http is None else self._http.advertised(self._listen)
         ordered = self._orders_come(loop)
         listing = Listing(self._url, ref, self.settings.lease_s, endpoint, ordered, http_address, self._vitals)
         await loop.run_in_executor(None, listing.begin, self._announce)

@@ -71,7 +71,8 @@ GENERAL = (
         "SUBLET_ADMIN_TOKEN",
         "",
         "none: read only",
-        "With it, whoever sends it may pause and resume groups over that port. At least 16 printable characters.",
+        "With it, whoever sends it may act over that port: pause, resume, create, delete, weigh and reset groups, move "
+        "their leaders, drain nodes ([the API](http.md#the-api)). At least 16 printable characters.",
     ),
     Setting(
         "SUBLET_LOG_FORMAT",

@@ -1,7 +1,7 @@
 """Who may change something over HTTP: whoever sends the node's admin token, and nobody where the node has none.
 
 The token comes in the header `Authorization: Bearer`, which no other site's page can make a browser send: so nothing is
-done in somebody's name behind his back.
+done in somebody's name behind his back. The log has what was asked for, by which address, and what came of it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from leader.http.request import Request
 from leader.http.response import Response, refusal
-from leader.http.routes import Route
+from leader.http.routes import Route, answered
 from protocol.errors import InvalidSetting
+from storage.groups.quiet import Quiet, again
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Admin:
 
     def __init__(self, token: str | None) -> None:
         self._token = token
+        self._quiet = Quiet()
 
     def only(self, act: Action) -> Route:
         """The action, for whoever has the token."""
@@ -49,13 +51,44 @@ class Admin:
             if self._token is None:
                 return refusal(403, "this node is read only: start it with SUBLET_ADMIN_TOKEN to allow actions.")
             if request.bearer is None or not hmac.compare_digest(request.bearer.encode(), self._token.encode()):
-                return refusal(
-                    401,
-                    "the admin token is missing or wrong: send Authorization: Bearer TOKEN.",
-                    **{"WWW-Authenticate": 'Bearer realm="sublet"'},
-                )
-            told = request.object()
-            log.info("by the admin token: %s %.300s", request.path.removeprefix("/api/v1/"), told)
-            return act(told)
+                return self._unknown(request)
+            told: dict[str, Any] = {}
+
+            def done(request: Request) -> Response:
+                told.update(request.object())
+                return act(told)
+
+            status = 500  # unless it is answered
+            try:
+                response = answered(done, request)
+                status = response.status
+            finally:
+                _record(request, told, status)
+            return response
 
         return guarded
+
+    def _unknown(self, request: Request) -> Response:
+        before = self._quiet.ask(request.client)
+        if before is not None:
+            text = "refused %s from %s: the admin token is missing or wrong%s"
+            fields = {"action": _action(request), "client": request.client, "status": 401}
+            log.warning(text, _action(request), request.client, again(before), extra={"fields": fields})
+        return refusal(
+            401,
+            "the admin token is missing or wrong: send Authorization: Bearer TOKEN.",
+            **{"WWW-Authenticate": 'Bearer realm="sublet"'},
+        )
+
+
+def _record(request: Request, told: dict[str, Any], status: int) -> None:
+    fields = {"action": _action(request), "client": request.client, "status": status}
+    if "subscription" in told:
+        fields["group"] = told["subscription"]
+    text = "by the admin token from %s: %s %.300s: %s (%d)"
+    outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
+    log.info(text, request.client, _action(request), told, outcome, status, extra={"fields": fields})
+
+
+def _action(request: Request) -> str:
+    return request.path.removeprefix("/api/v1/")

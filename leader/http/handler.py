@@ -16,8 +16,10 @@ from leader.http.response import SECURITY, Response, refusal
 
 log = logging.getLogger(__name__)
 
+HEAD_S = 3.0
+"""For a request's line and headers: connections that say nothing are soon out of the others' way."""
 PATIENCE_S = 10.0
-"""For a whole request, and for taking the answer."""
+"""For a request's body, and for taking the answer."""
 MOST_BODY = 65_536
 MOST_FIELDS = 20
 
@@ -26,13 +28,13 @@ class _Timely(io.RawIOBase):
     """A socket's bytes until a deadline, though each single one may come in time."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self._connection, self._deadline = connection, deadline
+        self._connection, self.deadline = connection, deadline
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        left = self._deadline - time.monotonic()
+        left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the request took too long")
         self._connection.settimeout(left)
@@ -48,7 +50,8 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Read by the clock, not by the packet."""
         super().setup()
-        self.rfile = io.BufferedReader(_Timely(self.connection, time.monotonic() + PATIENCE_S))
+        self._timely = _Timely(self.connection, time.monotonic() + HEAD_S)
+        self.rfile = io.BufferedReader(self._timely)
         self.close_connection = True
 
     def __getattr__(self, name: str) -> Any:
@@ -69,12 +72,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.close_connection = True
+        self._timely.deadline = time.monotonic() + PATIENCE_S
         try:
             response = self._respond()
         except TimeoutError:
-            response = refusal(408, f"the request took longer than {PATIENCE_S:g} s.")
+            response = refusal(408, f"the request's body took longer than {PATIENCE_S:g} s.")
         except Exception:
-            log.exception("%s %s failed; please report this", self.command, urlsplit(self.path).path)
+            log.exception("%s %s failed; please report this", self.command, self.path.partition("?")[0])
             response = refusal(500, "this should not happen; the node's log says where it did. Please report it.")
         self._send(response)
 
@@ -100,6 +104,7 @@ class Handler(BaseHTTPRequestHandler):
             token.strip() if scheme.lower() == "bearer" else None,
             self.headers.get("Content-Type", ""),
             self.rfile.read(int(length)),
+            self.client_address[0],
         )
         return self.server.answer(request)  # type: ignore[attr-defined, no-any-return]
 
@@ -107,12 +112,12 @@ class Handler(BaseHTTPRequestHandler):
         """A page of somebody else's must not reach a loopback port by giving its own name to 127.0.0.1."""
         if not self.server.only_loopback:  # type: ignore[attr-defined]
             return True
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if host in ("", "localhost") or host.endswith(".localhost"):
-            return True
         try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+            if host in ("", "localhost") or host.endswith(".localhost"):
+                return True
             return ipaddress.ip_address(host.split("%")[0]).is_loopback
-        except ValueError:
+        except ValueError:  # no address at all
             return False
 
     def _send(self, response: Response) -> None:

@@ -25,10 +25,15 @@ class MetricsPage:
 
     def __call__(self, request: Request) -> Response:
         """In the format that was asked for: Prometheus' text, or OpenMetrics."""
-        encode, content_type = choose_encoder(request.accept)
+        try:
+            encode, content_type = choose_encoder(request.accept)
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
         with self._turn:
-            made_at, text = self._made.get(content_type, (float("-inf"), b""))
-            if self._clock() - made_at >= FRESH_S:
+            now = self._clock()
+            # Who asks names the version: what is kept must not grow with every other one.
+            self._made = {kind: made for kind, made in self._made.items() if now - made[0] < FRESH_S}
+            if content_type not in self._made:
                 text = encode(self._registry)
                 self._made[content_type] = self._clock(), text
-        return Response(200, text, content_type)
+            return Response(200, self._made[content_type][1], content_type)

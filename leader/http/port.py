@@ -23,6 +23,7 @@ from leader.http.response import Response, as_json
 from leader.http.routes import Route, Routes
 from leader.http.server import HttpServer
 from leader.http.settings import HttpOptions
+from leader.listen import Listen, is_wildcard
 
 
 class HttpPort:
@@ -43,7 +44,13 @@ class HttpPort:
     @property
     def address(self) -> str:
         """Where it listens."""
-        return self._server.address
+        return str(self._server.where)
+
+    def advertised(self, node: Listen) -> str | None:
+        """Where others find it: at the host of the node's main port if it is on all addresses. None: nobody knows."""
+        where = self._server.where
+        host = node.host if is_wildcard(where.host) else where.host
+        return None if is_wildcard(host) else str(Listen(host, where.port))
 
     def start(self) -> None:
         """Answer, be it that nothing is known yet."""

@@ -12,7 +12,8 @@ from protocol.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`query` has the last value of each name. `bearer`: the token that was sent; None: none was."""
+    """`query` has the last value of each name. `bearer`: the token that was sent; None: none was. `client`: the address
+    it came from, which is a proxy's where one stands before the port."""
 
     method: str
     path: str
@@ -21,12 +22,15 @@ class Request:
     bearer: str | None = None
     content_type: str = ""
     body: bytes = b""
+    client: str = ""
 
     def text(self, name: str, default: str | None = None) -> str:
         """A value of the query. Raises `UsageError` where it must be given."""
         found = self.query.get(name, default)
         if found is None:
             raise UsageError(f"{self.path} needs {name}: add ?{name}=...")
+        if "\0" in found:
+            raise UsageError(f"{name} is {found[:40]!r}: the database takes no zero character. Leave it out.")
         return found
 
     def whole(self, name: str, default: int, most: int) -> int:

@@ -31,12 +31,17 @@ class Routes:
         if route is None:
             allowed = ", ".join(methods)
             return refusal(405, f"{request.method} is not for {request.path}: use {allowed}.", Allow=allowed)
-        try:
-            return route(request)
-        except SubletError as error:
-            return refusal(_status(error), str(error))
-        except psycopg.OperationalError as error:
-            return refusal(503, f"the database did not answer as it should: {' '.join(str(error).split())}.")
+        return answered(route, request)
+
+
+def answered(route: Route, request: Request) -> Response:
+    """What a function answers, or raises on purpose, which is a refusal."""
+    try:
+        return route(request)
+    except SubletError as error:
+        return refusal(_status(error), str(error))
+    except psycopg.OperationalError as error:
+        return refusal(503, f"the database did not answer as it should: {' '.join(str(error).split())}.")
 
 
 def _status(error: SubletError) -> int:

@@ -1,6 +1,7 @@
 """Listens, and gives each connection a thread of a bounded number: one request, one answer, and it is closed.
 
-Whoever has not sent its request, or taken its answer, in `PATIENCE_S` is let go, however steadily it trickles.
+Whoever has not sent the head of its request in `HEAD_S`, or its body, or taken its answer, in `PATIENCE_S` is let go,
+however steadily it trickles.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class HttpServer:
             )
         self._server = _Server(listen, answer)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="sublet-http", daemon=True)
-        self.address = str(Listen(listen.host, int(self._server.server_address[1])))
+        self.where = Listen(listen.host, int(self._server.server_address[1]))
 
     def start(self) -> None:
         """Begin to answer."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol.errors import UsageError
 from protocol.words import Subscription
-from storage.groups.targets import Target
+from storage.groups.targets import LARGEST, Target
 
 Told = dict[str, Any]
 
@@ -47,14 +47,17 @@ def number(told: Told, name: str, default: float | None = None) -> float:
     found = told.get(name, default)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise UsageError(f"{name!r} is {found!r:.60}: it must be a number.")
-    return float(found)
+    try:
+        return float(found)
+    except OverflowError:
+        raise UsageError(f"{name!r} is a number of more than 300 digits: give a smaller one.") from None
 
 
 def streams(told: Told) -> Collection[int]:
     """The streams that are named, none for all. Raises `UsageError`."""
     found = told.get("streams", [])
-    if not isinstance(found, list) or not all(_is_whole(each) for each in found):
-        raise UsageError("'streams' must be a list of ids of streams.")
+    if not isinstance(found, list) or not all(_is_whole(each) and 0 < each <= LARGEST for each in found):
+        raise UsageError(f"'streams' must be a list of ids of streams, whole numbers from 1 to {LARGEST}.")
     return frozenset(found)
 
 

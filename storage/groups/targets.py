@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from protocol.epochs import Epoch, check_epoch
 from protocol.errors import UsageError
 
 LARGEST = 2**63 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,15 @@ class Target:
 
     @classmethod
     def time(cls, moment: datetime) -> Target:
-        """In every stream what was appended at that time or later. Raises `UsageError` for a time without a zone."""
+        """In every stream what was appended at that time or later. Raises `UsageError` for a time without a zone,
+        or one that is in no year from 1 to 9999 in UTC, or here."""
         if moment.utcoffset() is None:
             raise UsageError(f"time {moment}: it has no time zone. Write 2026-01-31T12:00:00Z, say.")
-        return cls("time", round(moment.timestamp() * 1_000_000))
+        try:
+            moment.astimezone(UTC).astimezone()
+        except (ValueError, OverflowError):
+            raise UsageError(f"time {moment}: it is a time in the years 1 to 9999. Give one of them.") from None
+        return cls("time", (moment - _EPOCH) // _MICROSECOND)
 
     @classmethod
     def at_epoch(cls, epoch: object) -> Target:
@@ -83,7 +90,7 @@ class Target:
             case "shift":
                 return f"shifted by {self.value:+d}"
             case "time":
-                return f"time {datetime.fromtimestamp(self.value / 1_000_000).astimezone().isoformat()}"
+                return f"time {(_EPOCH + self.value * _MICROSECOND).astimezone().isoformat()}"
             case "epoch":
                 return f"epoch {self.epoch[0] if len(self.epoch) == 1 else self.epoch}"
             case "given":

@@ -95,6 +95,8 @@ class Cli(Output):
     def __init__(self, database_url: str | None, data_dir: Path | None, json: bool, debug: bool) -> None:
         super().__init__(json)
         self.database_url, self.data_dir, self.debug = database_url, data_dir, debug
+        self.log: logging.Logger | None = None
+        """Where an error goes that ends the command, if not to stderr as a sentence."""
 
     @contextmanager
     def database(self, migrate_embedded: bool = True) -> Iterator[Database]:
@@ -172,10 +174,13 @@ def run(cli: Cli, command: Callable[[], int | None]) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt as interrupt:
         return 128 + getattr(interrupt, "number", signal.SIGINT)
-    except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it ends as one sentence
+    except Exception as error:  # the last resort: whatever it is, it ends as one sentence
+        text, code = explained(error)
+        if cli.log is not None:
+            cli.log.critical("%s", text, exc_info=cli.debug)
+            return code
         if cli.debug:
             traceback.print_exc()
-        text, code = explained(error)
         cli.say(f"sublet: {text}")
         return code
 

@@ -83,15 +83,17 @@ def leader(
     from leader.node import NodeServer
     from leader.settings import LeaderSettings
 
-    where = Listen.parse(listen, insecure=insecure)
-    at = None if http is None else Listen.parse(http, insecure=insecure)
-    called = _checked_name(socket.gethostname().split(".")[0] if name is None else name)
-    settings, bounds = LeaderSettings.from_env(), HttpSettings.from_env()
-    port = None if at is None else HttpOptions(at, bounds, os.environ.get("SUBLET_ADMIN_TOKEN"))
-    logging.getLogger("leader").setLevel(logging.INFO)
+    called = socket.gethostname().split(".")[0] if name is None else name
     announce = _announcer(cli, called)
     if log_format is LogFormat.JSON:
         announce = json_logs(called)
+        cli.log = logging.getLogger("sublet")
+    _check_name(called)
+    where = Listen.parse(listen, insecure=insecure)
+    at = None if http is None else Listen.parse(http, insecure=insecure)
+    settings, bounds = LeaderSettings.from_env(), HttpSettings.from_env()
+    port = None if at is None else HttpOptions(at, bounds, os.environ.get("SUBLET_ADMIN_TOKEN"))
+    logging.getLogger("leader").setLevel(logging.INFO)
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.database() as database:
@@ -160,10 +162,9 @@ def _announcer(cli: Cli, name: str) -> Callable[[str], None]:
     return announce
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> None:
     if not name.isprintable() or not 0 < len(name) <= 63 or " " in name:
         raise InvalidSetting(f"--name {name!r}: a node is named with 1 to 63 printable characters and no blanks.")
-    return name
 
 
 def _serve(node: NodeServer) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -341,3 +342,22 @@ def test_without_the_libraries_of_the_command_line_it_says_what_to_install() -> 
         running = shell.start("groups", "list", program=program)
         answer = running.end()
         assert (answer.code, "pip install 'sublet[leader]'" in answer.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "told"),
+    [
+        (UNAVAILABLE, [], "cannot connect"),
+        (USAGE, ["--http", "0.0.0.0:0"], "--insecure"),
+        (USAGE, ["--name", "a b"], "--name 'a b'"),
+        (UNAVAILABLE, ["--debug"], "cannot connect"),
+    ],
+)
+def test_what_ends_a_node_is_a_line_of_json_where_its_log_is(code: int, arguments: list[str], told: str) -> None:
+    environment = {"SUBLET_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "SUBLET_LOG_FORMAT": "json"}
+    with a_shell(**environment) as shell:
+        ended = shell.run("leader", "--listen", "127.0.0.1:0", *arguments)
+    assert ended.code == code
+    last = [json.loads(line) for line in ended.err.splitlines()][-1]
+    assert (last["level"], told in last["message"]) == ("critical", True)
+    assert ("traceback" in last) is ("--debug" in arguments)

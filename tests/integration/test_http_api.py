@@ -98,6 +98,7 @@ def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
         ("/api/v1/groups?limit=-1", 400, "whole number"),
         ("/api/v1/groups?limit=100000", 400, "500"),
         ("/api/v1/groups?sort=colour", 400, "one of name"),
+        ("/api/v1/groups?search=a%00b", 400, "zero character"),
         ("/api/v1/group", 400, "needs subscription"),
         ("/api/v1/group?subscription=nonsense", 400, "nonsense"),
         ("/api/v1/group?subscription=$share/none/a", 404, "none"),
@@ -158,11 +159,16 @@ def test_a_group_is_made_weighed_reset_and_deleted_over_http(stage: Stage) -> No
         ("reset", {"to": {"offset": True}}, "earliest"),
         ("reset", {"to": {"offset": 1, "shift": 1}}, "earliest"),
         ("reset", {"to": {"time": "noon"}}, "2026-01-31T12:00:00Z"),
+        ("reset", {"to": {"time": "9999-12-31T23:59:59-14:00"}, "dry_run": True}, "years 1 to 9999"),
+        ("reset", {"to": {"time": "0001-01-01T00:00:00+14:00"}, "dry_run": True}, "years 1 to 9999"),
+        ("reset", {"to": "latest", "streams": [2**63]}, "list"),
         ("reset", {"to": {"offsets": {"x": 1}}}, "a number"),
         ("reset", {"to": "latest", "streams": "1"}, "list"),
         ("reset", {"to": "latest", "dry-run": True}, "dry-run"),
         ("weight", {"session": "a"}, "weight"),
         ("weight", {"session": "a", "weight": "2"}, "number"),
+        ("weight", {"session": "a", "weight": 10**400}, "300 digits"),
+        ("weight", {"session": "a", "weight": float("nan")}, "finite"),
         ("create", {"when_gone": "cry"}, "when_gone"),
         ("create", {"atomic": 1}, "true or false"),
     ):
@@ -197,11 +203,56 @@ def test_without_a_token_nothing_can_be_done_and_a_token_is_a_secret(database: s
         for what in ("create", "delete", "pause", "resume", "weight", "reset", "step-down", "node/drain"):
             status, why = post(node, what, {"subscription": ALL})
             assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True), what
-    with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN="xq7short") as shell:
+    short = {"SUBLET_ADMIN_TOKEN": "xq7short", "SUBLET_LOG_FORMAT": "json"}
+    with a_shell(SUBLET_DATABASE_URL=database, **short) as shell:
         refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
         assert refused.code == 2
-        assert "SUBLET_ADMIN_TOKEN has 8 characters" in refused.err
+        assert "SUBLET_ADMIN_TOKEN has 8 characters" in json.loads(refused.err)["message"], "its only line, and JSON"
         assert "xq7" not in refused.err
+
+
+def test_a_port_on_all_addresses_is_advertised_at_the_nodes_own_or_not_at_all(database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        found: dict[str, str] = {}
+        for name, listen in (("n1", "127.0.0.1:0"), ("n2", "0.0.0.0:0")):
+            node = shell.start("leader", "--name", name, "--listen", listen, "--http", "0.0.0.0:0", "--insecure")
+            node.says("serves on")
+            answers = re.search(r"answers at http://0.0.0.0:(\d+)/", node.err)
+            assert answers is not None, node.err
+            found[name] = answers[1]
+        told = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
+        advertised = {each["name"]: each["http_address"] for each in told}
+        assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
+
+
+def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN=TOKEN) as shell:
+        process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
+        found = re.search(r"answers at http://([0-9.:]+)/", process.err)
+        assert found is not None
+        node, named = Http(found[1]), {"subscription": ALL}
+        for _ in range(3):
+            assert post(node, "pause", named, "a wrong token of some length")[0] == 401
+        assert post(node, "create", named)[0] == 200
+        assert post(node, "pause", {**named, "why": "typed wrongly"})[0] == 400
+        assert post(node, "delete", [])[0] == 400
+        assert post(node, "delete", named)[0] == 200
+        lines = [json.loads(line) for line in process.err.splitlines()]
+    told = [
+        (line["level"], line["action"], line["status"], line.get("group"), line["client"])
+        for line in lines
+        if "action" in line
+    ]
+    assert told == [
+        ("warning", "group/pause", 401, None, "127.0.0.1"),
+        ("info", "group/create", 200, ALL, "127.0.0.1"),
+        ("info", "group/pause", 400, ALL, "127.0.0.1"),
+        ("info", "group/delete", 400, None, "127.0.0.1"),
+        ("info", "group/delete", 200, ALL, "127.0.0.1"),
+    ]
+    said = [line["message"] for line in lines if "action" in line]
+    assert ["refused" in said[2], "done" in said[2], "done (200)" in said[4]] == [True, False, True]
+    assert not any("a wrong token" in message or TOKEN in message for message in said)
 
 
 def test_curves_remember_what_was_and_what_was_not_known() -> None:

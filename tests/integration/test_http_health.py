@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from leader.http.handler import PATIENCE_S
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
@@ -139,7 +141,9 @@ def test_http_is_answered_rightly_and_in_bounds(stage: Stage) -> None:
         assert answer.headers["cache-control"] == "no-store"
         assert (answer.body == b"") is (method == "HEAD")
     assert node.ask("/readyz", "POST").headers["allow"] == "GET, HEAD"
-    assert node.ask("/readyz", headers={"Host": "evil.example"}).status == 421
+    for host in ("evil.example", "[bad", "[::1", "127.0.0.1.evil.example"):
+        assert node.ask("/readyz", headers={"Host": host}).status == 421, host
+    assert node.ask("/metrics", headers={"Accept": "application/openmetrics-text;version=none"}).status == 200
     assert node.ask("/readyz", "POST", body=b"x" * 100_000).status == 413
     assert node.ask("/" + "x" * 70_000).status == 414
     host, port = node.address.split(":")
@@ -147,6 +151,12 @@ def test_http_is_answered_rightly_and_in_bounds(stage: Stage) -> None:
     for each in slow:
         each.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
     assert node.ask("/healthz").status == 200, "those that are slow are in nobody's way"
+    slow += [socket.create_connection((host, int(port))) for _ in range(20)]
+    for each in slow[20:]:
+        each.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
+    began = time.monotonic()
+    eventually(lambda: node.ask("/healthz").status == 200, WAIT_S)
+    assert time.monotonic() - began < PATIENCE_S - 2, "those that send nothing are let go before others are given up on"
     for each in slow:
         with suppress(OSError):
             each.close()

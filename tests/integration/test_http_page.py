@@ -26,6 +26,7 @@ from tools.browser import browser, missing
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 TOKEN = "the-token-of-an-admin"
+TURNED = "$share/a\u202etnuocca\u200b/x"
 EVIL = "$share/<img src=x onerror=document.title='taken'>/\"><script>alert(1)</script>/x"
 
 
@@ -125,16 +126,21 @@ def test_many_groups_are_searched_sorted_and_paged_whatever_they_are_called(stag
     store = PostgresGroups(stage.scene.url)
     for number in range(60):
         store.declare_group(Subscription.parse(f"$share/g{number:02}/#"), GroupOptions())
-    store.declare_group(Subscription.parse(EVIL), GroupOptions())
+    for strange in (EVIL, TURNED):
+        store.declare_group(Subscription.parse(strange), GroupOptions())
     store.close()
     node = served(stage)
     complaints(chrome)
     chrome.get(f"http://{node.address}/#/")
-    shown(chrome, "1–50 of 61", "$share/g01/#", EVIL)
+    shown(chrome, "1–50 of 62", "$share/g01/#", EVIL, r"$share/a\u{202e}tnuocca\u{200b}/x")
     chrome.find_element(By.ID, "page-Next").click()
-    shown(chrome, "51–61 of 61", "$share/g59/#")
+    shown(chrome, "51–62 of 62", "$share/g59/#", "no consumers")
+    chrome.find_element(By.LINK_TEXT, "$share/g59/#").click()
+    shown(chrome, "Who holds what")
+    chrome.back()
+    shown(chrome, "51–62 of 62", "$share/g59/#")
     chrome.find_element(By.ID, "sort-name").click()
-    shown(chrome, "1–50 of 61")
+    shown(chrome, "1–50 of 62")
     ordered = "document.querySelector('th[aria-sort]')?.getAttribute('aria-sort')"
     eventually(lambda: js(chrome, ordered) == "descending", WAIT_S)
     assert js(chrome, "document.querySelector('tbody th')?.innerText") == "$share/g59/#"
@@ -142,10 +148,64 @@ def test_many_groups_are_searched_sorted_and_paged_whatever_they_are_called(stag
     shown(chrome, "1–1 of 1", EVIL)
     chrome.find_element(By.LINK_TEXT, EVIL).click()
     eventually(lambda: js(chrome, "document.querySelector('h1')?.textContent") == EVIL, WAIT_S)
-    shown(chrome, "Who holds what", "no leader")
+    shown(chrome, "Who holds what", "no consumers")
     assert js(chrome, "document.title") == f"{EVIL} – sublet"
     assert js(chrome, "document.images.length") == 0
     assert complaints(chrome) == []
+
+
+def test_of_a_group_that_is_not_there_the_page_says_so_once_and_offers_nothing_to_do(
+    stage: Stage, chrome: Chrome
+) -> None:
+    node = served(stage)
+    chrome.get(f"http://{node.address}/#/group/{quote(ALL, safe='')}")
+    shown(chrome, "there is no such group")
+    chrome.execute_script(
+        "window.written = 0; window.looks = 0; const real = fetch;"
+        "window.fetch = (...given) => { window.looks += 1; return real(...given); };"
+        "new MutationObserver(() => { window.written += 1; }).observe(document.getElementById('trouble'),"
+        " { childList: true, characterData: true, subtree: true })"
+    )
+    eventually(lambda: js(chrome, "window.looks") >= 9, WAIT_S)
+    assert js(chrome, "window.written") == 0, "what is read aloud is read once"
+    assert not chrome.find_element(By.CLASS_NAME, "actions").is_displayed()
+    PostgresGroups(stage.scene.url).declare_group(Subscription.parse(ALL), GroupOptions())
+    eventually(lambda: chrome.find_element(By.CLASS_NAME, "actions").is_displayed(), WAIT_S)
+    assert not chrome.find_element(By.ID, "trouble").is_displayed()
+    chrome.find_element(By.TAG_NAME, "summary").click()
+    for token, said in (("", "give the admin token first"), ("pässwört-of-an-admin", "ASCII characters only")):
+        chrome.find_element(By.ID, "token").clear()
+        chrome.find_element(By.ID, "token").send_keys(token)
+        chrome.find_element(By.ID, "do-pause").click()
+        shown(chrome, said)
+    complaints(chrome)
+
+
+def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chrome) -> None:
+    stage.serve("n1")
+    stage.share("a")
+    stage.fleet.nodes["n1"].kill()
+    stage.fleet.consumers["a"].kill()
+    stage.serve("n2")  # nobody asks it for the group, whose streams are held until it is led
+    chrome.get(f"http://{Http.of(stage.fleet.nodes['n2']).address}/#/")
+    found = "[...document.querySelectorAll('td .badge')].map((each) => [each.textContent, each.className])"
+    eventually(lambda: js(chrome, found) == [["no leader", "badge bad"]], WAIT_S, lambda: str(js(chrome, found)))
+
+
+def test_a_long_reason_leaves_names_in_one_piece(stage: Stage, chrome: Chrome) -> None:
+    node = served(stage)
+    chrome.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 900, "height": 780, "deviceScaleFactor": 1, "mobile": False}
+    )
+    chrome.get(f"http://{node.address}/#/nodes")
+    shown(chrome, "This node", "database")
+    lines = chrome.execute_script(
+        "const name = [...document.querySelectorAll('tbody th')].find((each) => each.innerText === 'database');"
+        "name.closest('tr').lastChild.textContent = 'it did not answer, and that is said at length. '.repeat(40);"
+        "const range = document.createRange(); range.selectNodeContents(name); return range.getClientRects().length"
+    )
+    chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert lines == 1
 
 
 def test_pages_fit_any_width_and_are_told_to_screen_readers(stage: Stage, chrome: Chrome) -> None:

@@ -14,6 +14,7 @@ import pytest
 import typer
 import yaml
 from kubernetes_validate import validate
+from psycopg.conninfo import conninfo_to_dict
 
 from leader.node import SHUTDOWN_S
 from leader.settings import LeaderSettings
@@ -147,6 +148,48 @@ def test_nobody_runs_as_root_and_no_secret_is_an_argument() -> None:
     for stage in re.split(r"^FROM ", dockerfile, flags=re.MULTILINE):
         assert "ENTRYPOINT" not in stage or stage.index("USER 10001") < stage.index("ENTRYPOINT")
     assert not any("postgresql://" in word for arguments in commands() for word in arguments if "@" in word)
+
+
+def test_every_node_has_its_page_and_metrics_and_logs_for_machines() -> None:
+    (leader,) = [container for _, container in pods() if container["name"] == "leader"]
+    assert {"--http=0.0.0.0:7480", "--log-format=json"} <= set(leader["args"])
+    for name, port in (("n1", 7480), ("n2", 7481)):
+        node = services()[name]
+        assert node["command"][node["command"].index("--http") + 1] == f"{name}:7480"
+        assert node["environment"]["SUBLET_LOG_FORMAT"] == "json"
+        assert node["ports"] == [f"127.0.0.1:{port}:7480"], "nobody asks who comes: this machine only"
+    settings = (DEPLOY / "systemd" / "n1.env").read_text().splitlines()
+    assert {"SUBLET_HTTP=127.0.0.1:7480", "SUBLET_LOG_FORMAT=json"} <= set(settings)
+
+
+def test_on_kubernetes_prometheus_finds_the_port_and_is_let_in_and_nobody_is_restarted_by_it() -> None:
+    (deployment,) = documents(DEPLOY / "kubernetes" / "leader.yaml")
+    template = deployment["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {"sublet": 7411, "http": 7480}
+    told = template["metadata"]["annotations"]
+    assert (told["prometheus.io/scrape"], told["prometheus.io/port"]) == ("true", str(ports["http"]))
+    (service,) = documents(DEPLOY / "kubernetes" / "service.yaml")
+    assert {each["targetPort"]: each["port"] for each in service["spec"]["ports"]} == ports
+    (policy,) = documents(DEPLOY / "kubernetes" / "network.yaml")
+    let_in = {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
+    assert set(let_in) == set(ports.values())
+    assert any(each.get("namespaceSelector") for each in let_in[7480]), "Prometheus has a namespace of its own"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["grpc"]["port"] == ports["sublet"]
+
+
+def test_a_password_of_any_characters_reaches_postgres_as_it_is() -> None:
+    for name in ("migrate", "n1", "n2", "publisher", "spark"):
+        environment = services()[name]["environment"]
+        assert conninfo_to_dict(environment["SUBLET_DATABASE_URL"]).get("password") is None
+        assert environment["PGPASSWORD"] == services()["postgres"]["environment"]["POSTGRES_PASSWORD"], name
+
+
+def test_the_page_installs_before_it_migrates() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    assert page.index("pip install") < page.index("sublet migrate\n")
 
 
 def test_the_image_is_built_of_what_is_there() -> None:

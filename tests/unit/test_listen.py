@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leader.listen import Listen
+from leader.listen import Listen, is_wildcard
 from protocol.errors import InvalidSetting
 
 NAMES = {
@@ -128,6 +128,14 @@ def test_a_host_that_cannot_be_looked_up_is_not_taken_for_loopback(host: str) ->
 @pytest.mark.parametrize("text", [text for text, _ in LOOPBACK])
 def test_an_address_is_shown_as_it_is_given(text: str) -> None:
     assert str(Listen.parse(text, insecure=False)) == text
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("0.0.0.0", True), ("::", True), ("0", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)],
+)
+def test_all_addresses_of_a_machine_are_none_to_be_sent_to(host: str, expected: bool) -> None:
+    assert is_wildcard(host) is expected
 
 
 def test_a_port_is_free_until_somebody_listens_there() -> None:

@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 
 export class Actions {
   constructor(subscription, allowed, done) {
-    this.place = element("div", { class: "actions" });
+    this.place = element("div", { class: "actions", hidden: true });
     this.allowed = allowed;
     if (!allowed) return;
     [this.subscription, this.done] = [subscription, done];
@@ -25,6 +25,7 @@ export class Actions {
 
   draw(group) {
     if (!this.allowed) return;
+    this.place.hidden = false;
     this.buttons.pause.disabled = group.state === "paused";
     this.buttons.resume.disabled = group.state !== "paused";
     this.buttons.down.disabled = !group.leader?.alive;

@@ -6,6 +6,7 @@ import { badge } from "./dom.js";
 import { GroupPage } from "./group.js";
 import { GroupsPage } from "./groups.js";
 import { NodesPage } from "./nodes.js";
+import { visible } from "./words.js";
 
 const FRESH_MS = 1000;
 const main = document.getElementById("main");
@@ -15,7 +16,7 @@ let page = null, timer = null, turn = 0;
 function route(node) {
   const [, name, rest] = location.hash.match(/^#\/(\w*)\/?(.*)$/) ?? [null, "", ""];
   if (name === "group") return new GroupPage(main, decodeURIComponent(rest), node);
-  return name === "nodes" ? new NodesPage(main) : new GroupsPage(main);
+  return name === "nodes" ? new NodesPage(main) : new GroupsPage(main, rest);
 }
 
 function mark() {
@@ -37,14 +38,16 @@ async function look(mine) {
     if (!page) {
       page = route(node);
       page.again = refresh;
-      document.title = `${page.title()} – sublet`;
+      document.title = visible(`${page.title()} – sublet`);
       mark();
     }
     await page.refresh(node);
     trouble.hidden = true;
   } catch (error) {
     if (mine !== turn) return;
-    trouble.textContent = error.message;
+    // Written anew it would be read aloud anew, once a second.
+    const text = visible(error.message);
+    if (trouble.textContent !== text) trouble.textContent = text;
     trouble.hidden = false;
   }
 }

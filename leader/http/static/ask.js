@@ -4,6 +4,9 @@ let token = null;
 
 export const hasToken = () => token !== null;
 
+const sent = (path, options) =>
+  fetch(`/api/v1/${path}`, options).catch(() => { throw new Error("this node does not answer"); });
+
 async function answered(response) {
   const told = await response.json().catch(() => ({ error: `status ${response.status}` }));
   if (!response.ok) throw Object.assign(new Error(told.error ?? `status ${response.status}`), { status: response.status });
@@ -12,16 +15,17 @@ async function answered(response) {
 
 export async function get(path, query = {}) {
   const asked = new URLSearchParams(query).toString();
-  const response = await fetch(`/api/v1/${path}${asked ? `?${asked}` : ""}`, { signal: AbortSignal.timeout(15000) })
-    .catch(() => { throw new Error("this node does not answer"); });
-  return answered(response);
+  return answered(await sent(asked ? `${path}?${asked}` : path, { signal: AbortSignal.timeout(15000) }));
 }
 
 // The token stays in this page's memory; a reload forgets it.
 export async function act(path, told, given) {
   const bearer = given || token;
+  if (!/^[\x20-\x7e]+$/.test(bearer ?? "")) {
+    throw new Error(bearer ? "an admin token has ASCII characters only: this is none" : "give the admin token first");
+  }
   const headers = { "Content-Type": "application/json", Authorization: `Bearer ${bearer}` };
-  const response = await fetch(`/api/v1/${path}`, { method: "POST", headers, body: JSON.stringify(told) });
+  const response = await sent(path, { method: "POST", headers, body: JSON.stringify(told) });
   if (response.status === 401) token = null;
   const done = await answered(response);
   token = bearer;

@@ -1,14 +1,17 @@
 // Making elements. Whatever is shown goes through text nodes and attributes, never through markup.
 
+import { visible } from "./words.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (value === true) made.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, name === "title" ? visible(value) : value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  const given = children.flat().filter((child) => child !== null && child !== undefined);
+  made.append(...given.map((child) => (child instanceof Node ? child : visible(child))));
   return made;
 }
 
@@ -35,10 +38,10 @@ export function table(caption, columns, rows, classes = "") {
     element("tbody", { role: "rowgroup" }, rows.map((cells) => element("tr", { role: "row" }, cells.map(cell)))));
 }
 
-// Idle: nobody is there who would miss a leader.
-export function badge(state, idle = false) {
-  const kinds = { ok: "good", consuming: "good", held: "good", paused: "wait", "no member": "plain", free: "plain" };
-  return element("span", { class: `badge ${idle ? "plain" : kinds[state] ?? "bad"}` }, state);
+export function badge(state) {
+  const kinds = { ok: "good", consuming: "good", held: "good", paused: "wait", "no member": "plain", "no consumers": "plain",
+    free: "plain" };
+  return element("span", { class: `badge ${kinds[state] ?? "bad"}` }, state);
 }
 
 // A button must not be replaced between being pressed and being let go, nor a text while somebody copies it.

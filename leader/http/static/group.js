@@ -5,7 +5,7 @@ import { Actions } from "./actions.js";
 import { badge, element, show, table } from "./dom.js";
 import { Seen, chart } from "./curve.js";
 import { Lanes } from "./lanes.js";
-import { clock, lagTitle, owner, seconds, shortAgent, whole } from "./words.js";
+import { clock, groupState, lagTitle, owner, seconds, shortAgent, visible, whole } from "./words.js";
 
 const LINES = 100;
 const ALOUD = new Set(["grant", "reclaim", "seize", "release", "takeover", "block", "order"]);
@@ -36,7 +36,10 @@ export class GroupPage {
     const [group, told] = await Promise.all([
       get("group", { subscription: this.subscription }),
       get("group/history", { subscription: this.subscription, after: this.after, limit: LINES }),
-    ]);
+    ]).catch((error) => {
+      if (error.status === 404) this.actions.place.hidden = true;
+      throw error;
+    });
     if (group.group_id !== this.groupId) {
       [this.groupId, this.lines] = [group.group_id, []];
     }
@@ -61,7 +64,7 @@ export class GroupPage {
     const aloud = fresh.filter((line) => ALOUD.has(line.event));
     if (!first && aloud.length) {
       const more = aloud.length > 3 ? `, and ${aloud.length - 3} more` : "";
-      document.getElementById("said").textContent = aloud.slice(0, 3).map(spoken).join("; ") + more;
+      document.getElementById("said").textContent = visible(aloud.slice(0, 3).map(spoken).join("; ") + more);
     }
   }
 }
@@ -82,7 +85,7 @@ function facts(group) {
     leader ? `none; last was ${leader.node}` : "none";
   const standby = group.standby_members === null ? "" : `, ${group.standby_members.length} on standby`;
   const pairs = [
-    ["State", badge(group.state, group.state === "no leader" && !group.streams_by_status.held)], ["Leader", led],
+    ["State", badge(groupState(group))], ["Leader", led],
     ["Members", `${group.members.length} holding streams${standby}`], ["Lag", lagTitle(group)],
     ["Options", `start ${group.start}, when gone ${group.when_gone}, strategy ${group.strategy}${group.atomic ? ", atomic" : ""}`],
   ];

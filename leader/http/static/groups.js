@@ -1,18 +1,19 @@
-// All groups: searched, sorted and paged by the database.
+// All groups: searched, sorted and paged by the database. What was asked for is in the address, so that Back finds it again.
 
 import { get } from "./ask.js";
 import { badge, element, show, table } from "./dom.js";
 import { Seen, sparkline } from "./curve.js";
-import { lag, lagTitle, whole } from "./words.js";
+import { groupState, lag, lagTitle, whole } from "./words.js";
 
 const PER_PAGE = 50;
+const FIRST = { search: "", sort: "name", order: "asc", offset: 0 };
 const SORTS = { Group: "name", Streams: "streams", Lag: "lag" };
 
 export class GroupsPage {
-  constructor(place) {
+  constructor(place, query) {
     this.seen = new Seen();
-    this.asked = { search: "", sort: "name", order: "asc", offset: 0 };
-    const search = element("input", { type: "search", id: "search", autocomplete: "off", maxlength: 200,
+    this.asked = { ...FIRST, ...Object.fromEntries(new URLSearchParams(query)) };
+    const search = element("input", { type: "search", id: "search", autocomplete: "off", maxlength: 200, value: this.asked.search,
       oninput: (event) => this.ask({ search: event.target.value.trim(), offset: 0 }) });
     this.body = element("div", { onclick: (event) => this.pressed(event.target.closest("button")) });
     this.pager = element("nav", { class: "pager", "aria-label": "Pages of groups",
@@ -27,6 +28,8 @@ export class GroupsPage {
 
   ask(change) {
     Object.assign(this.asked, change);
+    const told = Object.entries(this.asked).filter(([name, value]) => String(value) !== String(FIRST[name]));
+    history.replaceState(null, "", told.length ? `#/?${new URLSearchParams(told)}` : "#/");
     clearTimeout(this.soon);
     this.soon = setTimeout(() => this.again?.(), change.search === undefined ? 0 : 200);
   }
@@ -34,7 +37,8 @@ export class GroupsPage {
   async refresh() {
     const asked = { ...this.asked };
     const found = await get("groups", { ...asked, limit: PER_PAGE });
-    if (JSON.stringify(asked) !== JSON.stringify(this.asked)) return;
+    if (JSON.stringify(asked) !== JSON.stringify(this.asked) || !this.body.isConnected) return;
+    if (found.offset >= found.total && found.offset > 0) return this.ask({ offset: 0 });
     for (const group of found.groups) this.seen.add(group.group_id, group.lag);
     show(this.body, this.table(found));
     show(this.pager, ...this.pages(found));
@@ -69,7 +73,7 @@ export class GroupsPage {
       const streams = Object.values(group.streams_by_status).reduce((sum, count) => sum + count, 0);
       return [
         element("a", { id: `group-${group.group_id}`, href: `#/group/${encodeURIComponent(group.subscription)}` }, group.subscription),
-        badge(group.state, group.state === "no leader" && !group.streams_by_status.held), group.leader?.alive ? group.leader.node : null,
+        badge(groupState(group)), group.leader?.alive ? group.leader.node : null,
         `${whole(group.streams_by_status.held ?? 0)} of ${whole(streams)}`,
         element("span", { title: lagTitle(group) }, lag(group)), sparkline(points),
       ];

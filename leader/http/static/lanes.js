@@ -2,7 +2,7 @@
 // moves is seen to go from lane to lane, since its drawing stays the same and only its place changes.
 
 import { shape } from "./dom.js";
-import { shortAgent, whole } from "./words.js";
+import { shortAgent, visible, whole } from "./words.js";
 
 const CHIP = { width: 58, height: 30, gap: 6 };
 const LANE = { top: 26, bottom: 10, gap: 8, inside: 10, least: 275 };
@@ -40,16 +40,16 @@ export class Lanes {
     for (const [id, chip] of this.chips) if (!this.drawn.has(id)) { chip.node.remove(); this.chips.delete(id); }
     this.svg.setAttribute("viewBox", `0 0 ${width} ${Math.max(top, 40)}`);
     this.svg.setAttribute("height", Math.max(top, 40));
-    this.title.textContent = `Who holds which streams of ${group.subscription}`;
-    this.description.textContent = lanes.map((lane) =>
-      `${lane.name}: ${lane.streams.map((line) => line.stream_id).join(", ") || "none"}`).join("; ");
+    this.title.textContent = visible(`Who holds which streams of ${group.subscription}`);
+    this.description.textContent = visible(lanes.map((lane) =>
+      `${lane.name}: ${lane.streams.map((line) => line.stream_id).join(", ") || "none"}`).join("; "));
   }
 
   lane(lane, left, top, width, height, perRow, most) {
     this.back.append(
       shape("rect", { class: `lane ${lane.kind}`, x: left + 0.5, y: top + 0.5, width: width - 1, height, rx: 6 }),
       shape("text", { class: "lane-name", x: left + LANE.inside, y: top + 18 }, shape("title", {}, lane.whole),
-        `${fit(lane.name, width - 60)} · ${lane.streams.length}`));
+        `${fit(visible(lane.name), width - 60)} · ${lane.streams.length}`));
     lane.streams.forEach((line, index) => {
       const x = left + LANE.inside + (index % perRow) * (CHIP.width + CHIP.gap);
       const y = top + LANE.top + Math.floor(index / perRow) * (CHIP.height + CHIP.gap);
