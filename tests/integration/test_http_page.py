@@ -183,7 +183,8 @@ def test_of_a_group_that_is_not_there_the_page_says_so_once_and_offers_nothing_t
 
 def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chrome) -> None:
     stage.serve("n1")
-    stage.share("a")
+    stage.fleet.consumer("a", ALL)
+    eventually(lambda: stage.scene.shares() == [4], WAIT_S, stage.said)
     stage.fleet.nodes["n1"].kill()
     stage.fleet.consumers["a"].kill()
     stage.serve("n2")  # nobody asks it for the group, whose streams are held until it is led
