@@ -91,12 +91,15 @@ def parse(text: str) -> Place:
             raise _invalid(shown, "file:// has an absolute directory other than /, no host and no options")
         return Place("file", path)
     if parts.scheme != "s3" or not _BUCKET.fullmatch(parts.netloc):
-        raise _invalid(shown, "one of the two schemes, and a bucket's name in lower case")
+        raise _invalid(shown, "of the scheme file or s3, the latter with a bucket's name in lower case")
     return Place("s3", parts.netloc + path, _options(shown, parts.query))
 
 
 def _options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
-    found = dict(parse_qsl(query, keep_blank_values=True))
+    pairs = parse_qsl(query, keep_blank_values=True)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _invalid(shown, "with each option once")
     if unknown := sorted(found.keys() - set(OPTIONS)):
         raise _invalid(shown, f"the options {', '.join(OPTIONS)}, and none of {', '.join(map(_option, unknown))}")
     if not all(_VALUE.fullmatch(value) for value in found.values()) or found.get("scheme", "https") not in (

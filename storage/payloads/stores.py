@@ -29,7 +29,7 @@ from storage.payloads.place import Place
 
 MARKER: Final = ".sublet"
 WRITABLE: Final = ".sublet-writable"
-"""An empty object that is written to see whether one can."""
+"""An object that is written to see whether one can."""
 
 MARKER_BYTES: Final = 1000
 FIRST_PAUSE_S: Final = 0.2
@@ -184,8 +184,8 @@ class Store:
         self._not_before, self._pause_s, self._why = 0.0, 0.0, ""
 
     def put(self, name: str, payload: Payload) -> None:
-        """Write an object that was not there. Raises `ObjectRefused`."""
-        self._attempt(name, lambda backend: backend.write(name, payload))
+        """Write an object that was not there, and see that it is there now. Raises `ObjectRefused`."""
+        self._attempt(name, lambda backend: _write(backend, name, payload))
 
     def get(self, name: str, most: int) -> Payload:
         """The bytes of an object, of which at most so many. Raises `Missing`, `ObjectRefused`."""
@@ -197,7 +197,7 @@ class Store:
 
     def try_to_write(self) -> None:
         """Raise `PayloadUnavailable` where nothing can be written."""
-        self.put(WRITABLE, b"")
+        self.put(WRITABLE, b"sublet\n")
 
     def mark(self, marker: str) -> str:
         """The id of the place, which is this one from now on where it had none."""
@@ -217,7 +217,7 @@ class Store:
         if found is None:
             raise self._unavailable(
                 f"is not there, or not mounted: it has no object {MARKER}, as all in use do"
-                + (f" (that of this one has the id {known})" if known else "")
+                + (f" (one that says `id {known}` is this place's)" if known else "")
             )
         if known and found != known:
             raise self._unavailable(f"is not the one that it was: its object {MARKER} should have the id {known}")
@@ -295,6 +295,15 @@ def store(place: Place) -> Store:
 @lru_cache(maxsize=64)
 def _store(pid: int, place: Place) -> Store:
     return Store(place)
+
+
+def _write(backend: Backend, name: str, payload: Payload) -> None:
+    """What a store keeps need not be what it was sent, and nobody has another copy of it soon: so it is read back."""
+    backend.write(name, payload)
+    given = memoryview(payload).cast("B")
+    found = memoryview(backend.read(name, given.nbytes + 1)).cast("B")
+    if found != given:
+        raise OSError(f"it came back different from what was written: {found.nbytes} bytes, of {given.nbytes}")
 
 
 def _part(name: str) -> str:

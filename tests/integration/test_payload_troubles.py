@@ -389,6 +389,30 @@ def test_of_a_batch_of_which_one_object_cannot_be_written_the_others_are_moved(
     assert (read(conn, stream), len(world.names())) == (before, BLOCKS)
 
 
+@pytest.mark.conforms("W4")
+@pytest.mark.parametrize("kept", [b"", b"10000\r\n", None], ids=["nothing", "another form", "not at all"])
+def test_a_store_that_keeps_something_else_than_it_was_given_gets_nothing_named(
+    conn: psycopg.Connection[Any],
+    space: Space,
+    stream: int,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: bytes | None,
+) -> None:
+    write, before = LocalBackend.write, read(conn, stream)
+
+    def careless(self: LocalBackend, name: str, payload: bytes) -> None:
+        if name in (MARKER, WRITABLE):
+            write(self, name, payload)
+        elif kept is not None:
+            write(self, name, kept + payload if kept else b"")
+
+    monkeypatch.setattr(LocalBackend, "write", careless)
+    with pytest.raises(PayloadUnavailable, match=r"came back different|No such file"):
+        tiering.tier_space(conn, space)
+    assert named(conn) == set()
+    assert read(conn, stream) == before
+
+
 def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_and_can_be_brought_back(
     database: str,
     conn: psycopg.Connection[Any],
