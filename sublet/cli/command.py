@@ -48,10 +48,20 @@ DatabaseUrl = Annotated[
         "option, other users of this machine cannot see), else the embedded server of --data-dir.",
     ),
 ]
+
+
+def _directory(text: str) -> Path:
+    """An empty text would be the working directory, and a cluster would be made there unasked."""
+    if not text:
+        raise typer.BadParameter("'': it names no directory. Name one, or leave the option out.")
+    return Path(text)
+
+
 DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
+        parser=_directory,
         help="Directory of an embedded Postgres, started when needed and shared by all that name it. "
         "Default: $SUBLET_DATA_DIR, else ./.sublet.",
     ),

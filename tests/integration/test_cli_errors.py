@@ -15,7 +15,7 @@ from protocol.messages import PROTOCOL_VERSION
 from storage.connect import SCHEMA_VERSION, connect
 from storage.groups.model import NodeRef
 from storage.nodes import register
-from tests.integration.cli_kit import Shell, a_shell, refused
+from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, refused
 from tests.kit import eventually
 from tests.readme import environment
 
@@ -213,6 +213,13 @@ def test_a_directory_that_holds_something_is_refused_for_the_demos_records_befor
 def test_a_database_and_a_data_directory_at_once_are_refused(shell: Shell, database: str) -> None:
     answer = shell.run("spaces", "list", "--database-url", database, "--data-dir", "/tmp/somewhere")
     refused(answer, USAGE, "Give one of them")
+
+
+def test_an_empty_data_directory_is_refused_and_nothing_is_made_in_the_present_one(tmp_path: Path) -> None:
+    with a_shell(PYTHONPATH=str(REPOSITORY)) as shell:
+        shell.directory = tmp_path
+        refused(shell.run("spaces", "list", "--data-dir", ""), USAGE, "--data-dir", "it names no directory")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.conforms("X2")
