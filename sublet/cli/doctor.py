@@ -52,7 +52,7 @@ def doctor(cli: Cli) -> int:
     else:
         cli.table(("CHECK", "STATE", "FOUND"), [(each.check, each.state.value, each.found) for each in findings])
         remedies = [f"{each.check}: {each.remedy}" for each in findings if each.remedy is not None]
-        cli.write(["", *remedies] if remedies else [])
+        cli.tell(["", *remedies] if remedies else [])
     return 0 if is_well else 1
 
 

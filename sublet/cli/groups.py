@@ -91,7 +91,7 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     if cli.json:
         cli.emit(as_json.details(overview))
         return
-    cli.write(_prose(overview))
+    cli.tell(_prose(overview))
     cli.table(
         ("STREAM>", "SPACE", "STATUS", "POSITION>", "HEAD>", "LAG>", "AGE>", "END", "OWNER"),
         [

@@ -38,8 +38,8 @@ class Output:
         return Console().is_terminal and not Console().no_color
 
     def say(self, text: str) -> None:
-        """A sentence to the person, on stderr."""
-        self.prose.print(text, markup=False)
+        """A sentence to the person, on stderr. What could move a cursor is escaped."""
+        self.prose.print("\n".join(map(printable, text.split("\n"))), markup=False)
 
     def agreed(self, question: str) -> bool:
         """Ask on stderr; the answer is a line of stdin, and its end is no."""
@@ -54,6 +54,10 @@ class Output:
         """Lines to stdout, there when this returns. Raises `BrokenPipeError` when nobody reads any more."""
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
+
+    def tell(self, lines: Iterable[str]) -> None:
+        """Lines for people to stdout. What could move a cursor is escaped."""
+        self.write(map(printable, lines))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
@@ -103,9 +107,16 @@ def _width(text: str) -> int:
 
 
 def shown(cell: object) -> str:
-    """A cell of a table; what is unknown is said to be."""
+    """A cell of a table; what is unknown is said to be. What could move a cursor is escaped."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
         return f"{cell:.1f}"
-    return str(cell)
+    return printable(str(cell))
+
+
+def printable(text: str) -> str:
+    """The text without what could move a cursor, which is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

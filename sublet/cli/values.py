@@ -14,6 +14,7 @@ import typer
 
 from protocol.errors import UsageError
 from protocol.words import Start
+from sublet.cli.output import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,13 +103,6 @@ def _text(data: bytes | None) -> str:
         return printable(data.decode())
     except UnicodeDecodeError:
         return "base64:" + base64.b64encode(data).decode()
-
-
-def printable(text: str) -> str:
-    """The text without what could move a cursor, which is escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def seconds(text: str) -> int:

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Filter, Subscription
 from storage.connect import SCHEMA_VERSION, connect
-from storage.groups.model import NodeRef
+from storage.groups.model import GroupOptions, NodeRef
+from storage.groups.orders import Pause
+from storage.groups.postgres import PostgresGroups
 from storage.nodes import register
 from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, refused
 from tests.kit import eventually
@@ -97,6 +100,21 @@ def test_groups_with_odd_names_do_not_collide(shell: Shell) -> None:
     listed = shell.run("groups", "list", "--json").object["groups"]
     assert {group["subscription"] for group in listed} == set(names)
     assert len({group["group_id"] for group in listed}) == len(names)
+
+
+def test_control_characters_are_refused_in_a_subscription_and_escaped_where_they_are_stored(
+    shell: Shell, database: str
+) -> None:
+    for text in ("$share/evil\x1b]0;P\a/a", "$share/g/a\x1b[2J"):
+        refused(shell.run("groups", "create", text), USAGE, "no control characters", "\\x1b")
+    store, stored = PostgresGroups(database), Subscription("share", "evil\x1b]0;P\a", Filter("a"))
+    store.declare_group(stored, GroupOptions())
+    store.instruct(stored, Pause())
+    store.close()
+    for command in (["groups", "list"], ["doctor"]):
+        answer = shell.run(*command)
+        assert "$share/evil\\x1b]0;P\\x07/a" in answer.out
+        assert not any(control in answer.out for control in "\x1b\a")
 
 
 @pytest.mark.parametrize("layout", ["lines", "ndjson"])
