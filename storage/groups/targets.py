@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from protocol.epochs import Epoch, check_epoch
 from protocol.errors import UsageError
+from protocol.words import MAX_OFFSET, Start
 
-LARGEST = 2**63 - 1
+LARGEST = MAX_OFFSET
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,10 @@ class Target:
         """In every stream what was appended at that time or later. Raises `UsageError` for a time without a zone."""
         if moment.utcoffset() is None:
             raise UsageError(f"time {moment}: it has no time zone. Write 2026-01-31T12:00:00Z, say.")
-        return cls("time", round(moment.timestamp() * 1_000_000))
+        try:
+            return cls("time", (moment.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1))
+        except OverflowError:
+            raise UsageError(f"time {moment}: in UTC it is before the year 1 or after 9999. Correct it.") from None
 
     @classmethod
     def at_epoch(cls, epoch: object) -> Target:
@@ -83,7 +88,7 @@ class Target:
             case "shift":
                 return f"shifted by {self.value:+d}"
             case "time":
-                return f"time {datetime.fromtimestamp(self.value / 1_000_000).astimezone().isoformat()}"
+                return f"time {Start.at(self.value)}"
             case "epoch":
                 return f"epoch {self.epoch[0] if len(self.epoch) == 1 else self.epoch}"
             case "given":

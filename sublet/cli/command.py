@@ -176,6 +176,7 @@ def run(cli: Cli, command: Callable[[], int | None]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _terminate)
     try:
+        _check_stdout()
         return command() or 0
     except BrokenPipeError:
         _forget_stdout()
@@ -234,6 +235,12 @@ def held_back() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated(number)
+
+
+def _check_stdout() -> None:
+    """Asked before anything is done: what is opened next would take its place, a connection say."""
+    if sys.stdout is None:
+        raise UsageError("stdout is closed, and answers go there. Send them to a file, or to /dev/null.")
 
 
 def _forget_stdout() -> None:

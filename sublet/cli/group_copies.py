@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from protocol.errors import Conflict, SubletError, UsageError
 from protocol.words import Subscription
+from sublet.cli import values
 from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
 
@@ -104,14 +104,12 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, Progress, str]:
     from storage.groups.copies import of_json
     from storage.groups.options import GroupOptions
 
+    found = values.json_file(str(file), file)
     try:
-        found = json.loads(file.read_text())
         options = dict(found["options"])
         start = options.pop("start")
         wanted, at = Subscription.parse(found["subscription"]), str(found["exported_at"])
         return wanted, GroupOptions.stored(start, options), of_json(found), at
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}.") from None
     except SubletError as error:
         raise UsageError(f"{file}: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:

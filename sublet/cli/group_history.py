@@ -22,7 +22,8 @@ def history(
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
     limit: Annotated[str, typer.Option(metavar="N", help="The newest so many lines; more are told of.")] = "50",
     at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Who had each stream then: 2026-01-31T12:00:00Z.")
+        str | None,
+        typer.Option(metavar="TIME", help="Who had each stream then, with its time zone: 2026-01-31T12:00:00Z."),
     ] = None,
 ) -> None:
     """Show what happened to a group's streams, and why.

@@ -44,7 +44,7 @@ class Output:
     def agreed(self, question: str) -> bool:
         """Ask on stderr; the answer is a line of stdin, and its end is no."""
         self.say(f"{question} [y/N]")
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        return sys.stdin is not None and sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def emit(self, thing: Any) -> None:
         """An object on stdout, in a line of its own."""

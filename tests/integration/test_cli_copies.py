@@ -182,7 +182,9 @@ def test_progress_of_another_database_or_group_is_refused(world: World) -> None:
         tried({}, atomic=True)
     for wrong in (
         {"streams": [first, first]}, {"streams": [{**first, "position": -1}]}, {"streams": None},
-        {"streams": [{**first, "status": "odd"}]}, {"streams": ["x"]},
+        {"streams": [{**first, "status": "odd"}]}, {"streams": ["x"]}, {"streams": [{**first, "position": 0.5}]},
+        {"streams": [{**first, "position": True}]}, {"streams": [{**first, "position": "0"}]},
+        {"streams": [{**first, "position": 10**20}]}, {"after_generation": 1.5},
     ):  # fmt: skip
         with pytest.raises((TypeError, KeyError, ValueError, AttributeError)):
             tried(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -351,6 +352,16 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(shell: Shell) -> None:
     refused(answer, USAGE, f"cannot listen on {address}", "`sublet leader --name n2 --listen 127.0.0.1:7412`")
     assert answer.err.startswith("sublet: "), answer.err
     assert len(answer.err.splitlines()) == 1, answer.err
+
+
+@pytest.mark.conforms("A9")
+def test_a_closed_stdout_is_told_of_before_anything_is_done(shell: Shell) -> None:
+    command = shlex.join(shell.argv("groups", "create", "$share/g/#"))
+    told = subprocess.run(
+        ["sh", "-c", f"{command} >&-"], cwd=REPOSITORY, env=shell.environment, stderr=subprocess.PIPE, check=False
+    )
+    assert (told.returncode, b"stdout is closed" in told.stderr) == (USAGE, True), told.stderr
+    assert shell.run("groups", "list", "--json").object == {"groups": []}
 
 
 @pytest.mark.conforms("A9")

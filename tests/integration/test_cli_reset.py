@@ -177,6 +177,17 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
         (["--to-earliest", "--timeout", "soon"], "duration 'soon'"),
     ):
         refused(shell.run("groups", "reset", GROUP, *options), 2, told)
+    stream = {"stream_id": 1, "position": 0}
+    for changed, told in (
+        ({"streams": [{**stream, "position": 0.5}]}, "stream 1, position 0.5"),
+        ({"streams": [{**stream, "position": "0"}]}, "stream 1, position '0'"),
+        ({"streams": [{**stream, "position": True}]}, "stream 1, position True"),
+        ({"streams": [stream, stream]}, "a stream occurs twice"),
+        ({"subscription": "$share/other/orders/#"}, f"it is of $share/other/orders/#, not of {GROUP}"),
+    ):
+        (tmp_path / "odd.json").write_text(json.dumps({"subscription": GROUP, "streams": [stream], **changed}))
+        command = ("groups", "reset", GROUP, "--from-file", str(tmp_path / "odd.json"), "--dry-run")
+        refused(shell.run(*command), 2, told)
     refused(shell.run("groups", "reset", "$share/none/#", "--to-earliest"), 3, "there is no such group")
     refused(shell.run("groups", "pause", "$share/none/#"), 3, "there is no such group")
     refused(shell.run("groups", "weight", GROUP, "s", "much"), 2, "weight 'much': give a number")
