@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 MOST_DRESSED = 500
 """Rows of a table that a terminal's width is looked at for: of more, the time it takes is felt."""
+BROKEN = frozenset({"GROUP", "LEADER", "ADDRESS", "STARTED", "FOUND", "OWNER", "REASON", "FILTER", "PAYLOADS", "SPACE"})
+"""Columns that are broken where a terminal is narrow: the others are numbers, times and words, to be read whole."""
+LEAST_BROKEN = 8
+"""So narrow they may become; where that does not do either, the terminal breaks the lines."""
 
 
 class Output:
@@ -61,7 +65,7 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
-        as it needs to be elsewhere. Times (`AT`) are not broken."""
+        as it needs to be elsewhere. Of what is too wide only prose, addresses and names of groups are broken."""
         cells = [[shown(cell) for cell in row] for row in rows]
         if len(cells) > MOST_DRESSED or not _dressed(columns, cells):
             self.write(_aligned(columns, cells))
@@ -73,17 +77,19 @@ def dumps(thing: Any) -> str:
 
 
 def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Show a table that fits the terminal; False if stdout is none."""
+    """Show a table that fits the terminal; False if stdout is none, or one too narrow for it."""
     from rich.console import Console, JustifyMethod
     from rich.markup import escape
     from rich.table import Table
 
-    if not Console().is_terminal:
+    wide = zip(columns, _widths(columns, rows), strict=True)
+    least = [min(width, LEAST_BROKEN) if column in BROKEN else width for column, width in wide]
+    if not Console().is_terminal or sum(least) + len(least) - 1 > Console().width:
         return False
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         justify: JustifyMethod = "right" if column.endswith(">") else "left"
-        table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column == "AT")
+        table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column not in BROKEN)
     for row in rows:
         table.add_row(*map(escape, row))
     Console(highlight=False).print(table)
@@ -93,12 +99,17 @@ def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """The header and the rows, as plain lines."""
-    header = [column.rstrip(">") for column in columns]
-    widths = [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
+    header, widths = [column.rstrip(">") for column in columns], _widths(columns, rows)
     for row in (header, *rows):
         places = zip(columns, widths, row, strict=True)
         padded = [(" " * (width - _width(cell)), cell, column) for column, width, cell in places]
         yield " ".join(gap + cell if column.endswith(">") else cell + gap for gap, cell, column in padded).rstrip()
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """How wide each column is."""
+    header = [column.rstrip(">") for column in columns]
+    return [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
 
 
 def _width(text: str) -> int:
