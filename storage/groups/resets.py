@@ -19,7 +19,7 @@ from storage.groups import births, frontiers, leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Group, LendingStatus, Start
 from storage.groups.pen import Pen
-from storage.groups.refusals import no_such_group
+from storage.groups.refusals import no_such_group, no_such_stream
 from storage.groups.rules import reset
 from storage.groups.sql import NOW, in_microseconds
 from storage.groups.targets import Target
@@ -112,7 +112,7 @@ def held(connection: Connection, group: Group) -> int:
 
 
 def plan(connection: Connection, group: Group, target: Target, streams: Collection[int] = ()) -> tuple[Move, ...]:
-    """What a reset would do now, of all streams or of these. Raises `UsageError` for one that it does not have."""
+    """What a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have."""
     _check_wholeness(group, target, streams)
     parameters = {
         **target.parameters(),
@@ -124,10 +124,7 @@ def plan(connection: Connection, group: Group, target: Target, streams: Collecti
         found = cursor.execute(_PLAN, parameters).fetchall()
     named = set(streams) | {stream_id for stream_id, _ in target.given}
     if unknown := named - {row.stream_id for row in found}:
-        raise UsageError(
-            f"stream {min(unknown)} is none of {group.subscription}, or retention has taken it. "
-            f"`sublet groups describe '{group.subscription}'` lists its streams."
-        )
+        raise no_such_stream(group.subscription, min(unknown))
     placed = [
         (row.move(row.after), row)
         for row in found

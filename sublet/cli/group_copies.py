@@ -135,7 +135,7 @@ def _answer(cli: Cli, group: Group, progress: Progress, dry_run: bool, *, made_n
     wanted = group.subscription
     if cli.json:
         told = {"subscription": str(wanted), "group_id": None if dry_run and made_now else group.group_id}
-        done = {"created": made_now and not dry_run, "would_create": made_now}
+        done = {"created": False, "would_create": made_now} if dry_run else {"created": made_now}
         cli.emit({**told, **done, **options_as_json(group.options), **to_json(progress.settled)})
     elif not made_now:
         cli.say(f"The group {wanted} exists already, with these options and positions: nothing was changed.")

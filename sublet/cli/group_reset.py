@@ -52,7 +52,12 @@ def reset(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long members may take to hand over what they have.")
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="How long members may take to hand over what they have. A leader that no news reaches looks for the "
+            "pause every 5 s only: give more.",
+        ),
     ] = "2m",
     force: Annotated[
         bool,

@@ -100,7 +100,7 @@ def test_one_stream_may_be_reset_alone_and_offsets_given(
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
     with pytest.raises(UsageError, match=f"stream {second}: offset 11 is beyond its end, 10"):
         reset(world, group, Target.offsets({second: 11}))
-    with pytest.raises(UsageError, match="stream 999 is none of"):
+    with pytest.raises(NotFound, match="stream 999 is none of"):
         reset(world, group, Target.earliest(), 999)
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
 

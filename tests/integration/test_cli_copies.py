@@ -113,6 +113,7 @@ def test_who_consumes_a_clone_is_given_what_the_source_had_not_consumed(
     half_way(world)
     told = done(shell.run("groups", "clone", GROUP, TARGET, "--json"))
     assert (told["subscription"], told["created"], told["strategy"]) == (TARGET, True, "load")
+    assert "would_create" not in told, "it was no dry run"
     left = done(shell.run("groups", "describe", TARGET, "--json"))["lag"]
     seen: list[int] = []
     with Session(TARGET, database, settings=BorrowerSettings().scaled(SPEED)) as session:

@@ -67,7 +67,7 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["leeder"], "leeder"),
         (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are"),
         (NOT_FOUND, ["groups", "describe", "$share/g/#"], "group '$share/g/#': there is no such group"),
-        (CONFLICT, ["spaces", "create", "default", "#", "--shards", "3"], "exists with other settings"),
+        (CONFLICT, ["spaces", "create", "default", "#", "--shards", "3"], "shards 16, retention_s none"),
         (UNAVAILABLE, ["consume", "$share/g/#", "--idle-exit", "0.2"], "start one with `sublet leader`"),
     ],
 )  # fmt: skip
