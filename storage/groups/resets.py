@@ -26,7 +26,10 @@ from storage.groups.targets import Target
 
 _PLAN = """
 select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
-       s.head,
+       s.head, n.generation_id > (select after_generation from consumer_group where group_id = %(group)s) as is_later,
+       case when %(kind)s = 'epoch' then exists (
+         select from block b where b.generation_id = s.generation_id and b.stream_id = s.stream_id
+            and b.epochs is not null) end as has_epochs,
        case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
          when 'earliest' then 0
          when 'latest' then s.head
@@ -75,18 +78,20 @@ _LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A stream with its position `before` (None: the group had not had it) and after. `head` is its end."""
+    """A stream with its position `before` (None: the group had not had it) and after. `head` is its end.
+
+    `again`: messages that are given out once more. `skipped`: those that would have been given, and are not; of a
+    stream that came after the group too. `has_epochs`: of a reset to an epoch, whether any of its messages is in one.
+    """
 
     stream_id: int
     status: str | None
     before: int | None
     after: int
     head: int
-
-    @property
-    def again(self) -> int:
-        """Messages that are given out again, or below 0, that are passed over."""
-        return 0 if self.before is None else self.before - self.after
+    again: int
+    skipped: int
+    has_epochs: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +104,14 @@ class _Planned:
     status: str | None
     before: int | None
     head: int
+    is_later: bool
+    has_epochs: bool | None
     after: int | None
 
     def move(self, after: int) -> Move:
-        return Move(self.stream_id, self.status, self.before, after, self.head)
+        would_be_at = (0 if self.is_later else after) if self.before is None else self.before
+        again, skipped = max((self.before or 0) - after, 0), max(after - would_be_at, 0)
+        return Move(self.stream_id, self.status, self.before, after, self.head, again, skipped, self.has_epochs)
 
 
 def held(connection: Connection, group: Group) -> int:

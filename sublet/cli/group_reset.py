@@ -191,6 +191,9 @@ def _place(stored: dict[str, Any]) -> tuple[int, int]:
 
 def _show(cli: Cli, moves: tuple[Move, ...]) -> None:
     cli.table(
-        ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>"),
-        [(m.stream_id, m.status or "new", m.before, m.after, m.head, m.again) for m in moves],
+        ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>", "SKIPPED>"),
+        [(m.stream_id, m.status or "new", m.before, m.after, m.head, m.again, m.skipped) for m in moves],
     )
+    cli.say(f"In all {sum(m.again for m in moves)} messages again, and {sum(m.skipped for m in moves)} skipped.")
+    if without := [m.stream_id for m in moves if m.has_epochs is False and m.head]:
+        cli.say(f"Streams {values.ranges(without)} have no message in any epoch: all that they have is passed over.")

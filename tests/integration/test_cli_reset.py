@@ -154,6 +154,9 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing_and_what_was_exported_is_g
     (tmp_path / "before.json").write_text(exported.out)
     planned = done(shell.run("groups", "reset", GROUP, "--to-earliest", "--dry-run", "--json"))
     assert planned["done"] is False
+    answer = shell.run("groups", "reset", GROUP, "--to-epoch", "1", "--dry-run")
+    assert "have no message in any epoch: all that they have is passed over." in answer.err
+    assert "In all 0 messages again, and 0 skipped." in answer.err
     assert sum(each["before"] - each["after"] for each in planned["streams"]) == 200
     assert json.loads(shell.run("groups", "export", GROUP).out)["streams"] == exported.object["streams"]
     (tmp_path / "plan.json").write_text(json.dumps(planned))
