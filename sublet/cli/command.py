@@ -187,7 +187,7 @@ def run(cli: Cli, command: Callable[[], int | None]) -> int:
         if cli.debug:
             traceback.print_exc()
         text, code = explained(error)
-        cli.say(f"sublet: {text}")
+        cli.complain(text, code)
         return code
 
 

@@ -32,7 +32,7 @@ class Output:
         """Where stderr goes."""
         from rich.console import Console
 
-        return Console(stderr=True, highlight=False, soft_wrap=True)
+        return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
     @property
     def coloured(self) -> bool:
@@ -44,6 +44,13 @@ class Output:
     def say(self, text: str) -> None:
         """A sentence to the person, on stderr. What could move a cursor is escaped."""
         self.prose.print("\n".join(map(printable, text.split("\n"))), markup=False)
+
+    def complain(self, text: str, code: int) -> None:
+        """An error on stderr, as a sentence or, for programs, as an object in one line."""
+        if self.json:
+            self.prose.print(json.dumps({"error": text, "exit_code": code}), markup=False)
+        else:
+            self.say(f"sublet: {text}")
 
     def agreed(self, question: str) -> bool:
         """Ask on stderr; the answer is a line of stdin, and its end is no."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -352,6 +353,14 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(shell: Shell) -> None:
     refused(answer, USAGE, f"cannot listen on {address}", "`sublet leader --name n2 --listen 127.0.0.1:7412`")
     assert answer.err.startswith("sublet: "), answer.err
     assert len(answer.err.splitlines()) == 1, answer.err
+
+
+@pytest.mark.conforms("A9")
+def test_for_programs_an_error_is_an_object_on_stderr(shell: Shell) -> None:
+    answer = shell.run("groups", "describe", "$share/g/#", "--json")
+    refused(answer, NOT_FOUND, "there is no such group")
+    told = json.loads(answer.err)
+    assert told == {"error": told["error"], "exit_code": NOT_FOUND}
 
 
 @pytest.mark.conforms("A9")
