@@ -109,13 +109,20 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, Progress, str]:
         options = dict(found["options"])
         start = options.pop("start")
         wanted, at = Subscription.parse(found["subscription"]), str(found["exported_at"])
-        return wanted, GroupOptions.stored(start, options), of_json(found), at
+        of = found.get("filter", wanted.filter.text)
+        read = wanted, GroupOptions.stored(start, options), of_json(found), at
     except SubletError as error:
         raise UsageError(f"{file}: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f"{file}: not what `sublet groups export` writes ({type(error).__name__}: {error}). Export the group again."
         ) from None
+    if of != wanted.filter.text:
+        raise UsageError(
+            f"{file}: its positions are those of the filter {of}, and {wanted} has another: some would be passed over."
+            f" Write '${wanted.kind}/{wanted.group}/{of}', or create a group with a --start of its own."
+        )
+    return read
 
 
 def _check_same(group: Group, has: Progress, wanted: Progress, file: Path) -> None:

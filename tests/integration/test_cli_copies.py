@@ -156,6 +156,8 @@ def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
     refused(shell.run("groups", "import", str(file)), 4, "is elsewhere than", f"reset '{GROUP}' --from-file")
     file.write_text(json.dumps({**exported, "options": {**exported["options"], "strategy": "even"}}))
     refused(shell.run("groups", "import", str(file)), 4, "its strategy is load, not even")
+    file.write_text(json.dumps({**exported, "subscription": "$share/billing/#"}))
+    refused(shell.run("groups", "import", str(file)), 2, "positions are those of the filter orders/#")
     file.write_text("[]")
     refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
 
