@@ -134,7 +134,8 @@ class Subscription:
     def parse(cls, text: str) -> Subscription:
         """Read `$share/GROUP/FILTER` (or `$shared/`) or `$queue/GROUP/FILTER`.
 
-        Raises `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it.
+        Raises `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
+        characters are refused here alone, so that a group that has some can still be read from where it is stored.
         """
         prefix, _, rest = text.partition("/")
         group, slash, filter_text = rest.partition("/")
@@ -142,6 +143,8 @@ class Subscription:
             rule = "a shared subscription is $share/GROUP/FILTER or $queue/GROUP/FILTER"
             remedy = "Quote it in a shell: '$share/billing/orders/#'"
             raise _refused(InvalidSubscription, "subscription", text, rule, remedy)
+        _check_controls(InvalidSubscription, "group", group)
+        _check_controls(InvalidFilter, "filter", filter_text)
         return cls(_KINDS[prefix], group, Filter(filter_text))
 
     def __str__(self) -> str:
@@ -276,6 +279,13 @@ def _check_characters(error: type[UsageError], what: str, text: str) -> None:
     except UnicodeEncodeError:
         rule = "it holds a lone surrogate, which is not UTF-8"
         raise _refused(error, what, text, rule, "Decode the bytes with their true encoding first") from None
+
+
+def _check_controls(error: type[UsageError], what: str, text: str) -> None:
+    """Asked of what a subscription is made of, which people read. Topics may hold them, as MQTT allows."""
+    if any("\0" < character < " " or "\x7f" <= character <= "\x9f" for character in text):
+        rule = f"a subscription's {what} has no control characters"
+        raise _refused(error, what, text, rule, "Remove them; + and # match topics that have some")
 
 
 def _check_wildcards(text: str, levels: tuple[str, ...]) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import psycopg
 
+from storage.connect import schema_name
 from storage.groups import leadership
+from storage.groups.lags import unattended
 from storage.groups.model import MAINTENANCE
 from storage.nodes import list_nodes
+from storage.rights import CONSUMERS, NODES, PUBLISHERS, grant, missing
 
 LEAST_VERSION = 150_000
 SKEW_S = 1.0
@@ -50,21 +53,36 @@ class Finding:
 
 def examine(connection: Connection, now_s: float, protocol_version: int) -> Iterator[Finding]:
     """All checks, one after the other. `now_s`: this machine's time; `protocol_version`: what this release speaks."""
-    checks: tuple[Callable[[], Finding], ...] = (
-        lambda: _server(connection),
-        lambda: _durability(connection),
-        lambda: _clock(connection, now_s),
-        lambda: _connections(connection),
-        lambda: _transactions(connection),
-        lambda: _notifications(connection),
-        lambda: _nodes(connection, protocol_version),
-        lambda: _housekeeping(connection),
-        lambda: _unled(connection),
-        lambda: _blocked(connection),
-        lambda: _paused(connection),
-    )
-    for check in checks:
-        yield check()
+    checks: dict[str, Callable[[], Finding]] = {
+        "server": lambda: _server(connection),
+        "rights": lambda: _rights(connection),
+        "durability": lambda: _durability(connection),
+        "clock": lambda: _clock(connection, now_s),
+        "connections": lambda: _connections(connection),
+        "transactions": lambda: _transactions(connection),
+        "notifications": lambda: _notifications(connection),
+        "nodes": lambda: _nodes(connection, protocol_version),
+        "housekeeping": lambda: _housekeeping(connection),
+        "groups": lambda: _unled(connection),
+        "streams": lambda: _blocked(connection),
+        "pauses": lambda: _paused(connection),
+        "lag": lambda: _lag(connection),
+    }
+    for name, check in checks.items():
+        try:
+            yield check()
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            yield failed(name, error)
+
+
+def failed(check: str, error: psycopg.Error) -> Finding:
+    """What could not be looked at is a finding too, and hides nothing of the others."""
+    said = f"it cannot be looked at: {' '.join(str(error).split())}"
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return Finding(check, State.ERROR, said, f"{grant(schema_name(), 'USER', CONSUMERS)} lets it be read.")
+    return Finding(check, State.ERROR, said, "Try again; the server's log has more of it.")
 
 
 def _server(connection: Connection) -> Finding:
@@ -73,6 +91,19 @@ def _server(connection: Connection) -> Finding:
     if version < LEAST_VERSION:
         return Finding("server", State.ERROR, said, f"Upgrade it to {LEAST_VERSION // 10_000} or later.")
     return Finding("server", State.OK, said)
+
+
+def _rights(connection: Connection) -> Finding:
+    """Who cannot read what consumers do is of no use here; a user may be meant for them alone."""
+    (row,) = connection.execute("select current_user, current_schema()").fetchall()
+    user, schema = row
+    found = missing(connection)
+    if not found:
+        return Finding("rights", State.OK, f"{user} may do all that nodes, publishers and consumers do")
+    whose = next(each for each in (CONSUMERS, PUBLISHERS, NODES) if each in found)
+    said = "; ".join(f"for {each} it lacks {', '.join(rights)}" for each, rights in found.items())
+    hint = f"Unless they run as another user, the owner of the tables says: {grant(schema, user, whose)}"
+    return Finding("rights", State.ERROR if whose == CONSUMERS else State.WARNING, f"{user}: {said}", hint)
 
 
 def _durability(connection: Connection) -> Finding:
@@ -213,6 +244,16 @@ def _paused(connection: Connection) -> Finding:
         said = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
         return Finding("pauses", State.WARNING, said, f"Where it is not meant: sublet groups resume '{rows[0][0]}'")
     return Finding("pauses", State.OK, "no group is paused")
+
+
+def _lag(connection: Connection) -> Finding:
+    total, waiting = unattended(connection, MOST_NAMED)
+    if total:
+        said = f"{total} groups have messages and nobody who holds a stream: "
+        said += _some([f"{name} ({lag})" for name, lag in waiting], total)
+        hint = f"Start their consumers, or see what keeps them: sublet groups why '{waiting[0][0]}'"
+        return Finding("lag", State.WARNING, said, hint)
+    return Finding("lag", State.OK, "no group has messages that nobody is there for")
 
 
 def _some(names: Sequence[str], total: int | None = None) -> str:

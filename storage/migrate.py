@@ -36,6 +36,8 @@ TABLE_TIMEOUT_S = 1.0
 """How long a migration waits for a table that somebody uses, and everybody behind it; less than a lease allows for."""
 ATTEMPTS = 30
 _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+_TAKEN = (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction, psycopg.errors.DuplicateObject)
+"""A name that a script would give is somebody else's."""
 Check = Callable[[Any], None]
 """Raises where a migration must not be; with a connection of psycopg's."""
 
@@ -47,7 +49,8 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
 
     That version; of a schema that is newer than this program and works with it, which stays as it is, its own. Callers
     at the same time wait for each other. Raises `SchemaMismatch` where it is newer and does not work with this
-    program, where `to` is older than it, and where nodes are at work that do not work with that version;
+    program, where `to` is older than it, where something else has the name of a table of ours, and where nodes are at
+    work that do not work with that version;
     `InvalidSetting` for a version of which nothing is known here.
     """
     schema, target = schema_name(schema), _known(to or head())
@@ -156,6 +159,11 @@ def _alembic_command(url: str, schema: str, run: Any, revision: str, check: Chec
             if not isinstance(getattr(error, "orig", error), _IN_USE):
                 raise
             time.sleep(TABLE_TIMEOUT_S)  # those who had to wait go first
+        except _TAKEN as error:
+            raise SchemaMismatch(
+                f"schema {schema!r}: {error.diag.message_primary}, and is none of sublet's; nothing was changed. "
+                "Name another schema in SUBLET_SCHEMA, or move away what is there."
+            ) from None
         else:
             return
     raise Unavailable(

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from storage.groups.model import MAINTENANCE, NodeRef
+from storage.groups.model import MAINTENANCE, ORDER, NodeRef
 
 _READ = """
 select n.draining, coalesce(jsonb_object_agg(l.leadership_id, l.term) filter (where l.leadership_id is not null), '{}')
@@ -27,6 +27,25 @@ select l.leadership_id, l.term, '$' || g.kind || '/' || g.name || '/' || g.filte
 _LEADERS = """
 select leadership_id, node from leadership
  where leadership_id = any(%s::bigint[]) and expires_at > clock_timestamp()"""
+
+_NOTE = f"""
+insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
+select clock_timestamp(), leadership_id, 0, '{ORDER}', 'node ' || node || '{{}}', 0, 0, term
+  from told where leadership_id <> {MAINTENANCE}"""
+"""Else the next leader's line would look as if the one before had died."""
+
+_STEP_DOWN = f"""
+with told as (
+  update leadership l set step_down = u.term from unnest(%s::bigint[], %s::bigint[]) as u (id, term)
+   where l.leadership_id = u.id and l.term = u.term and l.step_down is distinct from u.term returning l.*)
+{_NOTE.format(" is to step down, as an operator wants")}"""
+
+_DRAIN = f"""
+with changed as (update node set draining = %s where name = %s and incarnation = %s returning incarnation, draining),
+told as (
+  select l.* from leadership l join changed using (incarnation) where draining and l.expires_at > clock_timestamp()
+), noted as ({_NOTE.format(" is to lead nothing any more, as an operator wants")})
+select from changed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +72,14 @@ def read(conn: psycopg.Connection[Any], node: NodeRef) -> NodeOrders:
 
 
 def set_draining(conn: psycopg.Connection[Any], node: NodeRef, draining: bool) -> bool:
-    """Let this life of the node drain, or lead again; False if it is over."""
-    changed = conn.execute(
-        "update node set draining = %s where name = %s and incarnation = %s", (draining, node.name, node.incarnation)
-    )
-    return changed.rowcount == 1
+    """Let this life of the node drain, or lead again; False if it is over. The history of what it leads says so."""
+    return bool(conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall())
 
 
 def step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroup]) -> None:
-    """Let these leaders go, and no later ones of the same groups."""
+    """Let these leaders go, and no later ones of the same groups. Their groups' history says who wanted it."""
     pairs = [(each.group_id, each.term) for each in led]
-    conn.execute(
-        "update leadership l set step_down = u.term from unnest(%s::bigint[], %s::bigint[]) as u (id, term)"
-        " where l.leadership_id = u.id and l.term = u.term",
-        ([group_id for group_id, _ in pairs], [term for _, term in pairs]),
-    )
+    conn.execute(_STEP_DOWN, ([group_id for group_id, _ in pairs], [term for _, term in pairs]))
 
 
 def led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroup]:

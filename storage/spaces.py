@@ -208,11 +208,8 @@ def _same(space: Space, wanted: Space) -> Space:
 
 
 def _settings(space: Space) -> str:
-    return (
-        f"filter {space.filter.text}, shards {space.shards}, retention_s {space.retention_s}, "
-        f"rollover_s {space.rollover_s}, compression {space.compression}, payloads {space.payloads}, "
-        f"tier_after_s {space.tier_after_s}"
-    )
+    told = {name: getattr(space, name) for name in _COLUMNS[1:]}
+    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in told.items())
 
 
 def _check_filter_free(wanted: Space, others: Iterable[Space]) -> None:

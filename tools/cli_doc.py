@@ -26,7 +26,8 @@ _INTRO = """# The command line
 
 Every command says the same of itself with `--help`. Answers go to stdout, everything else to stderr, and colours to a
 terminal alone. With `--json` an answer is one object, or an object a line of `consume`, `tail`, `leader` and `groups
-watch`; fields may come to it, and none is renamed within a release. Subscriptions have a `$` in them: quote them.
+watch`, of [these fields](json.md), and an error is an object too, on stderr. Subscriptions have a `$` in them: quote
+them.
 
 | exit code | says |
 | --- | --- |

@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 
 from protocol.epochs import ConsumedFrontier, LowerFrontier, lower_of_json
 from protocol.errors import Conflict, UsageError
-from protocol.words import Subscription
+from protocol.words import MAX_OFFSET, Subscription
 from storage.catalogue import filled
 from storage.groups import births, rows
 from storage.groups.channel import Connection
@@ -179,7 +179,7 @@ def of_json(stored: Any) -> Progress:
     places = sorted((_place(each) for each in stored["streams"] if each["status"] != NEW), key=lambda p: p.stream_id)
     if len({place.stream_id for place in places}) < len(places):
         raise ValueError("a stream occurs twice")
-    return Progress(int(stored["after_generation"]), tuple(places), tuple(map(_frontier, stored["epochs"])))
+    return Progress(_whole(stored["after_generation"]), tuple(places), tuple(map(_frontier, stored["epochs"])))
 
 
 def to_json(progress: Progress) -> dict[str, Any]:
@@ -201,19 +201,23 @@ def _shown(place: Place) -> dict[str, Any]:
 
 def _place(stored: Any) -> Place:
     consumed = stored.get("consumed")
-    place = Place(
-        int(stored["stream_id"]),
-        int(stored["position"]),
+    return Place(
+        _whole(stored["stream_id"]),
+        _whole(stored["position"]),
         LendingStatus(stored["status"]),
         None if consumed is None else ConsumedFrontier.of_json(consumed),
     )
-    if place.position < 0 or place.stream_id <= 0:
-        raise ValueError(f"stream {place.stream_id}, position {place.position}")
-    return place
+
+
+def _whole(stored: Any) -> int:
+    """As it is: what is no whole number is not made one."""
+    if type(stored) is not int or not 0 <= stored <= MAX_OFFSET:
+        raise ValueError(f"{stored!r} is no whole number from 0 to {MAX_OFFSET}")
+    return stored
 
 
 def _frontier(stored: Any) -> tuple[int, LowerFrontier | None]:
-    return int(stored["space_id"]), lower_of_json(stored["least"])
+    return _whole(stored["space_id"]), lower_of_json(stored["least"])
 
 
 def _json(least: LowerFrontier | None) -> str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from psycopg.rows import class_row
 
 from protocol.epochs import lower_of_json, shown
-from protocol.errors import NotFound
 from protocol.words import Subscription
 from storage.groups.channel import Connection
 from storage.groups.options import WhenGone
 from storage.groups.overview import GroupLine, Overview, StreamLine, look, one_instant
 from storage.groups.reasons import Ruling, ruled
+from storage.groups.refusals import no_such_stream
 from storage.groups.standing import Frontier, GroupState, Parent, StreamState
 from storage.nodes import list_nodes
 
@@ -79,9 +79,7 @@ def why(
         group = _group_state(connection, overview)
         lines = [line for line in overview.streams if stream_id in (None, line.stream_id)]
         if stream_id is not None and not lines:
-            raise NotFound(
-                f"stream {stream_id} is none of {subscription}. `sublet groups describe '{subscription}'` lists them."
-            )
+            raise no_such_stream(subscription, stream_id)
         states = _stream_states(connection, overview, lines)
     answers = (Answer(line, ruled(group, state)) for line, state in zip(lines, states, strict=True))
     return overview.group, tuple(answers)

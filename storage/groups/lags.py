@@ -32,6 +32,16 @@ with line as (select l.* from lending l join consumer_group g using (group_id) w
 {SEEN}
 select group_id, case when count(lag) = count(*) then sum(lag)::bigint end from seen group by group_id"""
 
+_UNATTENDED = f"""
+with line as (
+  select l.* from lending l join consumer_group g using (group_id)
+   where g.deleted_at is null and not g.orders ? 'paused'
+     and not exists (select from lending k where k.group_id = g.group_id and k.status = 'held')),
+{SEEN}
+select '$' || g.kind || '/' || g.name || '/' || g.filter, sum(lag)::bigint, count(*) over ()
+  from seen join consumer_group g using (group_id) where lag > 0
+ group by g.group_id order by 2 desc, 1 limit %(most)s"""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
@@ -74,6 +84,13 @@ def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[Status
 def all_lags(connection: Connection) -> dict[int, int | None]:
     """{group id: its whole lag, None while a part is unknown} of all groups that have streams."""
     return dict(connection.execute(_ALL).fetchall())
+
+
+def unattended(connection: Connection, most: int) -> tuple[int, list[tuple[str, int]]]:
+    """How many groups that are not paused have messages and nobody who holds a stream, and the `most` of them that are
+    furthest behind, (subscription, lag)."""
+    rows = connection.execute(_UNATTENDED, {"most": most}, prepare=False).fetchall()
+    return rows[0][2] if rows else 0, [(name, lag) for name, lag, _ in rows]
 
 
 def summed(lines: Sequence[StreamLag]) -> list[StatusLag]:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from protocol.errors import NotFound
+from protocol.errors import Conflict, NotFound
 from storage.groups import resets
 from storage.groups.channel import Connection
 from storage.groups.instructions import instruct
@@ -17,6 +17,9 @@ from storage.groups.targets import Target
 
 LOOK_S = 0.2
 """Between two looks whether members have handed over what they had."""
+
+LEADER_LOOKS_S = 5.0
+"""How long it takes at most until a leader knows of a pause that no news has told it of (`renew_streams_s`)."""
 
 
 def reset(
@@ -39,8 +42,16 @@ def reset(
     with _paused(url, group, target):
         if not force:
             _wait(connection, group, patience_s, waiting)
-        with connection.transaction():
-            return resets.carry_out(connection, group, target, streams, reason=f"reset to {target}", force=force)
+        try:
+            with connection.transaction():
+                return resets.carry_out(connection, group, target, streams, reason=f"reset to {target}", force=force)
+        except Conflict as error:
+            if force or patience_s > LEADER_LOOKS_S:
+                raise
+            said = (
+                f"A leader may take {LEADER_LOOKS_S:g} s to hear of the pause: wait for longer than {patience_s:g} s."
+            )
+            raise Conflict(f"{error} {said}") from None
 
 
 @contextlib.contextmanager

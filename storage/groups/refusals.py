@@ -25,6 +25,14 @@ def no_such_group(subscription: Subscription) -> NotFound:
     )
 
 
+def no_such_stream(subscription: Subscription, stream_id: int) -> NotFound:
+    """A stream that the group does not have."""
+    return NotFound(
+        f"stream {stream_id} is none of {subscription}, or retention has taken it. "
+        f"`sublet groups describe '{subscription}'` lists its streams."
+    )
+
+
 def same_options(group: Group, options: GroupOptions) -> Group:
     """The group, if it was created with these options; raises `Conflict`, which names what differs, if with others."""
     has, wanted = _spelled(group.options), _spelled(options)

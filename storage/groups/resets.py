@@ -19,14 +19,17 @@ from storage.groups import births, frontiers, leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Group, LendingStatus, Start
 from storage.groups.pen import Pen
-from storage.groups.refusals import no_such_group
+from storage.groups.refusals import no_such_group, no_such_stream
 from storage.groups.rules import reset
 from storage.groups.sql import NOW, in_microseconds
 from storage.groups.targets import Target
 
 _PLAN = """
 select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
-       s.head,
+       s.head, n.generation_id > (select after_generation from consumer_group where group_id = %(group)s) as is_later,
+       case when %(kind)s = 'epoch' then exists (
+         select from block b where b.generation_id = s.generation_id and b.stream_id = s.stream_id
+            and b.epochs is not null) end as has_epochs,
        case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
          when 'earliest' then 0
          when 'latest' then s.head
@@ -75,18 +78,20 @@ _LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A stream with its position `before` (None: the group had not had it) and after. `head` is its end."""
+    """A stream with its position `before` (None: the group had not had it) and after. `head` is its end.
+
+    `again`: messages that are given out once more. `skipped`: those that would have been given, and are not; of a
+    stream that came after the group too. `has_epochs`: of a reset to an epoch, whether any of its messages is in one.
+    """
 
     stream_id: int
     status: str | None
     before: int | None
     after: int
     head: int
-
-    @property
-    def again(self) -> int:
-        """Messages that are given out again, or below 0, that are passed over."""
-        return 0 if self.before is None else self.before - self.after
+    again: int
+    skipped: int
+    has_epochs: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +104,14 @@ class _Planned:
     status: str | None
     before: int | None
     head: int
+    is_later: bool
+    has_epochs: bool | None
     after: int | None
 
     def move(self, after: int) -> Move:
-        return Move(self.stream_id, self.status, self.before, after, self.head)
+        would_be_at = (0 if self.is_later else after) if self.before is None else self.before
+        again, skipped = max((self.before or 0) - after, 0), max(after - would_be_at, 0)
+        return Move(self.stream_id, self.status, self.before, after, self.head, again, skipped, self.has_epochs)
 
 
 def held(connection: Connection, group: Group) -> int:
@@ -112,7 +121,7 @@ def held(connection: Connection, group: Group) -> int:
 
 
 def plan(connection: Connection, group: Group, target: Target, streams: Collection[int] = ()) -> tuple[Move, ...]:
-    """What a reset would do now, of all streams or of these. Raises `UsageError` for one that it does not have."""
+    """What a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have."""
     _check_wholeness(group, target, streams)
     parameters = {
         **target.parameters(),
@@ -124,10 +133,7 @@ def plan(connection: Connection, group: Group, target: Target, streams: Collecti
         found = cursor.execute(_PLAN, parameters).fetchall()
     named = set(streams) | {stream_id for stream_id, _ in target.given}
     if unknown := named - {row.stream_id for row in found}:
-        raise UsageError(
-            f"stream {min(unknown)} is none of {group.subscription}, or retention has taken it. "
-            f"`sublet groups describe '{group.subscription}'` lists its streams."
-        )
+        raise no_such_stream(group.subscription, min(unknown))
     placed = [
         (row.move(row.after), row)
         for row in found

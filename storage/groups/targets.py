@@ -9,10 +9,10 @@ from typing import Any
 
 from protocol.epochs import Epoch, check_epoch
 from protocol.errors import UsageError
+from protocol.words import MAX_OFFSET, Start
 
-LARGEST = 2**63 - 1
+LARGEST = MAX_OFFSET
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,14 @@ class Target:
 
     @classmethod
     def time(cls, moment: datetime) -> Target:
-        """In every stream what was appended at that time or later. Raises `UsageError` for a time without a zone,
-        or one that is in no year from 1 to 9999 in UTC, or here."""
+        """In every stream what was appended at that time or later. Raises `UsageError` for a time without a zone, or
+        one that is in no year from 1 to 9999 in UTC."""
         if moment.utcoffset() is None:
             raise UsageError(f"time {moment}: it has no time zone. Write 2026-01-31T12:00:00Z, say.")
         try:
-            moment.astimezone(UTC).astimezone()
-        except (ValueError, OverflowError):
-            raise UsageError(f"time {moment}: it is a time in the years 1 to 9999. Give one of them.") from None
-        return cls("time", (moment - _EPOCH) // _MICROSECOND)
+            return cls("time", (moment.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1))
+        except OverflowError:
+            raise UsageError(f"time {moment}: in UTC it is not in the years 1 to 9999. Give one of them.") from None
 
     @classmethod
     def at_epoch(cls, epoch: object) -> Target:
@@ -90,7 +89,7 @@ class Target:
             case "shift":
                 return f"shifted by {self.value:+d}"
             case "time":
-                return f"time {(_EPOCH + self.value * _MICROSECOND).astimezone().isoformat()}"
+                return f"time {Start.at(self.value)}"
             case "epoch":
                 return f"epoch {self.epoch[0] if len(self.epoch) == 1 else self.epoch}"
             case "given":

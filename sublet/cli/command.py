@@ -48,10 +48,20 @@ DatabaseUrl = Annotated[
         "option, other users of this machine cannot see), else the embedded server of --data-dir.",
     ),
 ]
+
+
+def _directory(text: str) -> Path:
+    """An empty text would be the working directory, and a cluster would be made there unasked."""
+    if not text:
+        raise typer.BadParameter("'': it names no directory. Name one, or leave the option out.")
+    return Path(text)
+
+
 DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
+        parser=_directory,
         help="Directory of an embedded Postgres, started when needed and shared by all that name it. "
         "Default: $SUBLET_DATA_DIR, else ./.sublet.",
     ),
@@ -168,6 +178,7 @@ def run(cli: Cli, command: Callable[[], int | None]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _terminate)
     try:
+        _check_stdout()
         return command() or 0
     except BrokenPipeError:
         _forget_stdout()
@@ -181,7 +192,7 @@ def run(cli: Cli, command: Callable[[], int | None]) -> int:
             return code
         if cli.debug:
             traceback.print_exc()
-        cli.say(f"sublet: {text}")
+        cli.complain(text, code)
         return code
 
 
@@ -229,6 +240,12 @@ def held_back() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated(number)
+
+
+def _check_stdout() -> None:
+    """Asked before anything is done: what is opened next would take its place, a connection say."""
+    if sys.stdout is None:
+        raise UsageError("stdout is closed, and answers go there. Send them to a file, or to /dev/null.")
 
 
 def _forget_stdout() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +13,8 @@ from protocol.messages import PROTOCOL_VERSION
 from sublet.cli.command import Cli, register
 
 if TYPE_CHECKING:
+    import psycopg
+
     from storage.checkup import Finding
 
 
@@ -33,16 +35,19 @@ def doctor(cli: Cli) -> int:
       sublet doctor
       sublet doctor --json | jq '.findings[] | select(.state != "ok")'
     """
-    from storage.checkup import Finding, State, examine
+    import psycopg
+
+    from storage.checkup import Finding, State, examine, failed
     from storage.connect import check_schema
-    from storage.payloads import probe
 
     findings: list[Finding] = []
     try:
         with cli.connection() as connection:
             findings.append(_schema(check_schema(connection)))
             findings += examine(connection, time.time(), PROTOCOL_VERSION)
-            findings += probe.examine(connection)
+            findings += _payloads(connection)
+    except psycopg.errors.InsufficientPrivilege as error:
+        findings.append(failed("database", error))
     except SubletError as error:
         what, _, remedy = str(error).partition(". ")
         findings.append(Finding("database", State.ERROR, what, remedy or None))
@@ -52,8 +57,20 @@ def doctor(cli: Cli) -> int:
     else:
         cli.table(("CHECK", "STATE", "FOUND"), [(each.check, each.state.value, each.found) for each in findings])
         remedies = [f"{each.check}: {each.remedy}" for each in findings if each.remedy is not None]
-        cli.write(["", *remedies] if remedies else [])
+        cli.tell(["", *remedies] if remedies else [])
     return 0 if is_well else 1
+
+
+def _payloads(connection: psycopg.Connection[Any]) -> list[Finding]:
+    import psycopg
+
+    from storage.checkup import failed
+    from storage.payloads import probe
+
+    try:
+        return list(probe.examine(connection))
+    except psycopg.errors.InsufficientPrivilege as error:
+        return [failed("payloads", error)]
 
 
 def _schema(version: str) -> Finding:

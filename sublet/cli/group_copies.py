@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from protocol.errors import Conflict, SubletError, UsageError
 from protocol.words import Subscription
+from sublet.cli import values
 from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
 
@@ -104,20 +104,25 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, Progress, str]:
     from storage.groups.copies import of_json
     from storage.groups.options import GroupOptions
 
+    found = values.json_file(str(file), file)
     try:
-        found = json.loads(file.read_text())
         options = dict(found["options"])
         start = options.pop("start")
         wanted, at = Subscription.parse(found["subscription"]), str(found["exported_at"])
-        return wanted, GroupOptions.stored(start, options), of_json(found), at
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}.") from None
+        of = found.get("filter", wanted.filter.text)
+        read = wanted, GroupOptions.stored(start, options), of_json(found), at
     except SubletError as error:
         raise UsageError(f"{file}: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f"{file}: not what `sublet groups export` writes ({type(error).__name__}: {error}). Export the group again."
         ) from None
+    if of != wanted.filter.text:
+        raise UsageError(
+            f"{file}: its positions are those of the filter {of}, and {wanted} has another: some would be passed over."
+            f" Write '${wanted.kind}/{wanted.group}/{of}', or create a group with a --start of its own."
+        )
+    return read
 
 
 def _check_same(group: Group, has: Progress, wanted: Progress, file: Path) -> None:
@@ -137,7 +142,7 @@ def _answer(cli: Cli, group: Group, progress: Progress, dry_run: bool, *, made_n
     wanted = group.subscription
     if cli.json:
         told = {"subscription": str(wanted), "group_id": None if dry_run and made_now else group.group_id}
-        done = {"created": made_now and not dry_run, "would_create": made_now}
+        done = {"created": False, "would_create": made_now} if dry_run else {"created": made_now}
         cli.emit({**told, **done, **options_as_json(group.options), **to_json(progress.settled)})
     elif not made_now:
         cli.say(f"The group {wanted} exists already, with these options and positions: nothing was changed.")

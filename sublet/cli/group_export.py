@@ -33,5 +33,5 @@ def export(cli: Cli, subscription: GroupName) -> None:
         for line in streams
         if line.status == overview.NEW
     ]
-    whole = {"subscription": str(wanted), "exported_at": datetime.now(UTC).isoformat()}
+    whole = {"subscription": str(wanted), "filter": wanted.filter.text, "exported_at": datetime.now(UTC).isoformat()}
     cli.emit({**whole, "options": options_as_json(group.options), **told})

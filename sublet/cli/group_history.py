@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,8 @@ from sublet.cli.command import Cli
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
+    import psycopg
+
     from storage.groups.model import Group, HistoryRecord
     from storage.history import Then
 
@@ -22,7 +24,8 @@ def history(
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
     limit: Annotated[str, typer.Option(metavar="N", help="The newest so many lines; more are told of.")] = "50",
     at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Who had each stream then: 2026-01-31T12:00:00Z.")
+        str | None,
+        typer.Option(metavar="TIME", help="Who had each stream then, with its time zone: 2026-01-31T12:00:00Z."),
     ] = None,
 ) -> None:
     """Show what happened to a group's streams, and why.
@@ -48,6 +51,8 @@ def history(
     then_us = None if at is None else round(values.moment("--at", at).timestamp() * 1_000_000)
     with cli.connection() as connection:
         group = births.live(connection, wanted)
+        if stream_id is not None and not read_history(connection, group.group_id, stream_id, 1).total:
+            _check_there(connection, wanted, stream_id)
         if then_us is not None:
             _show_then(cli, group, then_us, read_then(connection, group.group_id, then_us, stream_id))
             return
@@ -76,6 +81,15 @@ def history(
     )
     if found.cut:
         cli.say(f"{len(found.lines)} newest of {found.total} lines: --limit {found.total} shows more.")
+
+
+def _check_there(connection: psycopg.Connection[Any], wanted: Subscription, stream_id: int) -> None:
+    """A stream may be there that nothing has happened to yet."""
+    from storage.groups.overview import describe
+    from storage.groups.refusals import no_such_stream
+
+    if stream_id not in (line.stream_id for line in describe(connection, wanted).streams):
+        raise no_such_stream(wanted, stream_id)
 
 
 def _show_then(cli: Cli, group: Group, then_us: int, then: Then) -> None:

@@ -58,8 +58,16 @@ def weight(
     \b
       sublet groups weight '$share/billing/orders/#' nightly 0.5
     """
+    from storage.groups.overview import describe
+
     share = None if weight == "own" else values.number("weight", weight)
     _instruct(cli, subscription, Weigh(session, share))
+    if cli.json:
+        return
+    with cli.connection() as connection:
+        known = {line.session for line in describe(connection, Subscription.parse(subscription)).streams}
+    if session not in known:
+        cli.say(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
 
 
 def _instruct(cli: Cli, subscription: str, order: Order) -> None:
@@ -72,4 +80,5 @@ def _instruct(cli: Cli, subscription: str, order: Order) -> None:
         orders = {"paused": group.orders.paused, "weights": dict(group.orders.weights)}
         cli.emit({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **orders})
     else:
-        cli.say(f"{wanted}: {order}." if changed else f"{wanted}: {order}, as it was: nothing was changed.")
+        is_so = Pause(group.orders.paused or "") if isinstance(order, Pause) else order
+        cli.say(f"{wanted}: {is_so}." if changed else f"{wanted}: {is_so}, as it was: nothing was changed.")

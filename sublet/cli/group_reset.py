@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,8 @@ def reset(
     ] = False,
     to_offset: Annotated[int | None, typer.Option(metavar="N", help="Offset N of each stream, or its end.")] = None,
     to_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="What was stored then or later: 2026-01-31T12:00:00Z.")
+        str | None,
+        typer.Option(metavar="TIME", help="What was stored then or later, with its time zone: 2026-01-31T12:00:00Z."),
     ] = None,
     by_duration: Annotated[
         str | None, typer.Option(metavar="DURATION", help="What was stored within the last 90s, 15m, 6h, 7d.")
@@ -51,7 +52,12 @@ def reset(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long members may take to hand over what they have.")
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="How long members may take to hand over what they have. A leader that no news reaches looks for the "
+            "pause every 5 s only: give more.",
+        ),
     ] = "2m",
     force: Annotated[
         bool,
@@ -77,7 +83,9 @@ def reset(
     from storage.groups import births, live_reset, resets
 
     wanted = Subscription.parse(subscription)
-    target = _target(to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file)
+    target = _target(
+        to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file, wanted
+    )
     streams, patience_s = frozenset(stream or ()), values.seconds(timeout)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         group = births.live(connection, wanted)
@@ -116,6 +124,7 @@ def _target(
     shift: int | None,
     epoch: str | None,
     file: Path | None,
+    wanted: Subscription,
 ) -> Target:
     given = [
         *([Target.earliest()] if earliest else []),
@@ -126,7 +135,7 @@ def _target(
         *([] if duration is None else [Target.time(_ago(duration))]),
         *([] if shift is None else [Target.shift(shift)]),
         *([] if epoch is None else [Target.at_epoch(_epoch(epoch))]),
-        *([] if file is None else [_offsets(file)]),
+        *([] if file is None else [_offsets(file, wanted)]),
     ]
     if len(given) != 1:
         raise UsageError(
@@ -152,25 +161,39 @@ def _epoch(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _offsets(file: Path) -> Target:
-    """Of each stream its `position`, or where it was to go: `after`."""
-    import json
-
+def _offsets(file: Path, wanted: Subscription) -> Target:
+    """Of each stream its `position`, or where it was to go: `after`. Another group's positions are not this one's."""
+    found = values.json_file(f"--from-file {file}", file)
     try:
-        found = json.loads(file.read_text())
-        streams = {int(each["stream_id"]): int(each.get("after", each.get("position"))) for each in found["streams"]}
-    except OSError as error:
-        raise UsageError(f"--from-file {file}: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError) as error:
+        of, streams = found.get("subscription"), [_place(each) for each in found["streams"]]
+        if len(dict(streams)) < len(streams):
+            raise ValueError("a stream occurs twice")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f'--from-file {file}: not of the form {{"streams": [{{"stream_id": 1, "position": 0}}, ...]}} ({error!r}). '
             "Make one with `sublet groups export`."
         ) from None
-    return Target.offsets(streams)
+    if of not in (None, str(wanted)):
+        raise UsageError(
+            f"--from-file {file}: it is of {of}, not of {wanted}. `sublet groups clone` makes a group that begins "
+            'where another is; to move this one to those positions all the same, take "subscription" out of the file.'
+        )
+    return Target.offsets(dict(streams))
+
+
+def _place(stored: dict[str, Any]) -> tuple[int, int]:
+    """(stream, offset) as they are: what is no whole number is not made one. Raises `ValueError`."""
+    place = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
+    if any(type(number) is not int for number in place):
+        raise ValueError(f"stream {place[0]!r}, position {place[1]!r}")
+    return place
 
 
 def _show(cli: Cli, moves: tuple[Move, ...]) -> None:
     cli.table(
-        ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>"),
-        [(m.stream_id, m.status or "new", m.before, m.after, m.head, m.again) for m in moves],
+        ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>", "SKIPPED>"),
+        [(m.stream_id, m.status or "new", m.before, m.after, m.head, m.again, m.skipped) for m in moves],
     )
+    cli.say(f"In all {sum(m.again for m in moves)} messages again, and {sum(m.skipped for m in moves)} skipped.")
+    if without := [m.stream_id for m in moves if m.has_epochs is False and m.head]:
+        cli.say(f"Streams {values.ranges(without)} have no message in any epoch: all that they have is passed over.")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import NotFound, Unavailable
 from protocol.words import Subscription
 from sublet.cli.command import NODE_PATIENCE_S, Cli, Nodes, held_back
-from sublet.cli.values import GroupName, printable
+from sublet.cli.output import printable
+from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
     from borrower.watch import Answer, Silent, Watch

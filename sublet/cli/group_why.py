@@ -47,7 +47,7 @@ def why(
         return
     cli.write([f"Being consumed right now: {len(at_work)} of {len(answers)} streams of {wanted}."])
     for found in _alike(answers if stream_id is not None else [each for each in answers if each not in at_work]):
-        cli.write(_prose(found))
+        cli.tell(_prose(found))
 
 
 def _alike(answers: Iterable[Answer]) -> Iterator[Sequence[Answer]]:

@@ -62,7 +62,7 @@ def list_(cli: Cli) -> None:
     if cli.json:
         cli.emit({"groups": [as_json.summary(overview) for overview in found]})
         return
-    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>"), map(_row, found))
+    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>", "STATE"), map(_row, found))
     if not found:
         cli.say("There are no groups yet: a $share group comes with its first consumer, or by `sublet groups create`.")
 
@@ -91,7 +91,7 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     if cli.json:
         cli.emit(as_json.details(overview))
         return
-    cli.write(_prose(overview))
+    cli.tell(_prose(overview))
     cli.table(
         ("STREAM>", "SPACE", "STATUS", "POSITION>", "HEAD>", "LAG>", "AGE>", "END", "OWNER"),
         [
@@ -126,9 +126,11 @@ def describe(cli: Cli, subscription: GroupName) -> None:
 
 
 def _row(overview: Overview) -> tuple[object, ...]:
+    from storage.groups import as_json
+
     leader = overview.leader.node if overview.leader and overview.led else None
     held, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
-    return overview.group.subscription, leader, streams, held, _lag(overview)
+    return overview.group.subscription, leader, streams, held, _lag(overview), as_json.state(overview)
 
 
 def _prose(overview: Overview) -> list[str]:

@@ -104,7 +104,11 @@ def step_down(
             still = f"node {node} still leads groups"
             _wait(lambda: not set(led) & set(node_orders.led_by(connection, found.node)), wait_s, still)
         new = _leaders(connection, led)
-    told = f"{node} has stepped down. {_moved(led, new)}" if wait_s else f"{node} steps down from {len(led)} groups."
+    told = (
+        f"{node} has stepped down. {_moved(led, new)}"
+        if wait_s
+        else f"{node} steps down from {len(led)} group{'s' * (len(led) != 1)}."
+    )
     _tell(cli, {"node": node}, led, new, told)
 
 
@@ -149,6 +153,8 @@ def _moved(led: list[LedGroup], new: dict[str, str | None]) -> str:
     if not led:
         return "It led no groups."
     taken = sum(name is not None for name in new.values())
+    if len(led) == 1:
+        return f"The group it led is led by another {'already' if taken else 'as soon as a consumer asks'}."
     return f"Of the {len(led)} groups it led, {taken} are led by others already; the rest are when a consumer asks."
 
 

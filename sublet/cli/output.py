@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 MOST_DRESSED = 500
 """Rows of a table that a terminal's width is looked at for: of more, the time it takes is felt."""
+BROKEN = frozenset({"GROUP", "LEADER", "ADDRESS", "STARTED", "FOUND", "OWNER", "REASON", "FILTER", "PAYLOADS", "SPACE"})
+"""Columns that are broken where a terminal is narrow: the others are numbers, times and words, to be read whole."""
+LEAST_BROKEN = 8
+"""So narrow they may become; where that does not do either, the terminal breaks the lines."""
 
 
 class Output:
@@ -28,7 +32,7 @@ class Output:
         """Where stderr goes."""
         from rich.console import Console
 
-        return Console(stderr=True, highlight=False, soft_wrap=True)
+        return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
     @property
     def coloured(self) -> bool:
@@ -38,13 +42,20 @@ class Output:
         return Console().is_terminal and not Console().no_color
 
     def say(self, text: str) -> None:
-        """A sentence to the person, on stderr."""
-        self.prose.print(text, markup=False)
+        """A sentence to the person, on stderr. What could move a cursor is escaped."""
+        self.prose.print("\n".join(map(printable, text.split("\n"))), markup=False)
+
+    def complain(self, text: str, code: int) -> None:
+        """An error on stderr, as a sentence or, for programs, as an object in one line."""
+        if self.json:
+            self.prose.print(json.dumps({"error": text, "exit_code": code}), markup=False)
+        else:
+            self.say(f"sublet: {text}")
 
     def agreed(self, question: str) -> bool:
         """Ask on stderr; the answer is a line of stdin, and its end is no."""
         self.say(f"{question} [y/N]")
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        return sys.stdin is not None and sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def emit(self, thing: Any) -> None:
         """An object on stdout, in a line of its own."""
@@ -55,9 +66,13 @@ class Output:
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
 
+    def tell(self, lines: Iterable[str]) -> None:
+        """Lines for people to stdout. What could move a cursor is escaped."""
+        self.write(map(printable, lines))
+
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
-        as it needs to be elsewhere. Times (`AT`) are not broken."""
+        as it needs to be elsewhere. Of what is too wide only prose, addresses and names of groups are broken."""
         cells = [[shown(cell) for cell in row] for row in rows]
         if len(cells) > MOST_DRESSED or not _dressed(columns, cells):
             self.write(_aligned(columns, cells))
@@ -69,17 +84,19 @@ def dumps(thing: Any) -> str:
 
 
 def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Show a table that fits the terminal; False if stdout is none."""
+    """Show a table that fits the terminal; False if stdout is none, or one too narrow for it."""
     from rich.console import Console, JustifyMethod
     from rich.markup import escape
     from rich.table import Table
 
-    if not Console().is_terminal:
+    wide = zip(columns, _widths(columns, rows), strict=True)
+    least = [min(width, LEAST_BROKEN) if column in BROKEN else width for column, width in wide]
+    if not Console().is_terminal or sum(least) + len(least) - 1 > Console().width:
         return False
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         justify: JustifyMethod = "right" if column.endswith(">") else "left"
-        table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column == "AT")
+        table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column not in BROKEN)
     for row in rows:
         table.add_row(*map(escape, row))
     Console(highlight=False).print(table)
@@ -89,12 +106,17 @@ def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """The header and the rows, as plain lines."""
-    header = [column.rstrip(">") for column in columns]
-    widths = [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
+    header, widths = [column.rstrip(">") for column in columns], _widths(columns, rows)
     for row in (header, *rows):
         places = zip(columns, widths, row, strict=True)
         padded = [(" " * (width - _width(cell)), cell, column) for column, width, cell in places]
         yield " ".join(gap + cell if column.endswith(">") else cell + gap for gap, cell, column in padded).rstrip()
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """How wide each column is."""
+    header = [column.rstrip(">") for column in columns]
+    return [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
 
 
 def _width(text: str) -> int:
@@ -103,9 +125,16 @@ def _width(text: str) -> int:
 
 
 def shown(cell: object) -> str:
-    """A cell of a table; what is unknown is said to be."""
+    """A cell of a table; what is unknown is said to be. What could move a cursor is escaped."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
         return f"{cell:.1f}"
-    return str(cell)
+    return printable(str(cell))
+
+
+def printable(text: str) -> str:
+    """The text without what could move a cursor, which is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protocol.errors import UsageError
-from protocol.words import Start
+from protocol.words import MAX_OFFSET, Start
+from sublet.cli.output import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,13 +106,6 @@ def _text(data: bytes | None) -> str:
         return "base64:" + base64.b64encode(data).decode()
 
 
-def printable(text: str) -> str:
-    """The text without what could move a cursor, which is escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def seconds(text: str) -> int:
     """A duration such as 90, 90s, 15m, 6h, 7d or 2w. Raises `UsageError`."""
     found = _DURATION.fullmatch(text.strip())
@@ -136,10 +131,21 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def whole(what: str, text: str, least: int = 0) -> int:
-    """A whole number. Raises `UsageError`."""
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise UsageError(f"{what} {text!r}: give a whole number of at least {least}.")
+    """A whole number that Postgres can hold. Raises `UsageError`."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_OFFSET))
+    if not (is_number and least <= int(text) <= MAX_OFFSET):
+        raise UsageError(f"{what} {text!r}: give a whole number of at least {least}, and at most {MAX_OFFSET}.")
     return int(text)
+
+
+def json_file(what: str, file: Path) -> Any:
+    """What is in a file of JSON. Raises `UsageError`."""
+    try:
+        return json.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what}: it is not JSON ({error}). Make one with `sublet groups export`.") from None
 
 
 def number_of_seconds(what: str, text: str) -> float:
@@ -162,12 +168,17 @@ def number(what: str, text: str) -> float:
 
 
 def moment(option: str, text: str) -> datetime:
-    """A time. Raises `UsageError`, which names the option."""
+    """A time with its zone, in UTC. Raises `UsageError`, which names the option."""
     try:
         when = datetime.fromisoformat(text)
+        if when.tzinfo is not None:
+            return when.astimezone(UTC)
+        remedy = "Add the time zone: Z for UTC, or +01:00 say"
+    except OverflowError:
+        remedy = "In UTC this one is before the year 1 or after 9999"
     except ValueError:
-        raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z.") from None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
+        remedy = "Correct it"
+    raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z. {remedy}.")
 
 
 def begin(text: str) -> str | int | datetime:

@@ -88,6 +88,9 @@ def test_a_group_goes_on_from_where_it_is_told_to(
         (stream, place, False) for stream, place in zip(streams, expected, strict=True)
     ]
     assert lines[0].reason == f"to {target}; was at 4"
+    assert [(move.again, move.skipped) for move in planned] == [
+        (max(before - place, 0), max(place - before, 0)) for before, place in zip((4, 10), expected, strict=True)
+    ]
 
 
 @pytest.mark.conforms("A4")
@@ -100,7 +103,7 @@ def test_one_stream_may_be_reset_alone_and_offsets_given(
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
     with pytest.raises(UsageError, match=f"stream {second}: offset 11 is beyond its end, 10"):
         reset(world, group, Target.offsets({second: 11}))
-    with pytest.raises(UsageError, match="stream 999 is none of"):
+    with pytest.raises(NotFound, match="stream 999 is none of"):
         reset(world, group, Target.earliest(), 999)
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
 
@@ -158,6 +161,28 @@ def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) 
     assert set(places(world, group)) == {child}
     assert reset(world, group, Target.earliest()) == {parent: (None, 0), child: (0, 0)}
     assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
+
+
+@pytest.mark.conforms("A4")
+def test_what_would_have_been_given_and_is_not_counts_as_skipped_in_streams_that_came_later_too(
+    postgres: PostgresWorld,
+) -> None:
+    world = postgres
+    (before,) = world.add_space()
+    world.append(before, 5)
+    (first,) = world.rollover(1)
+    group = world.declare(start=Start.LATEST)
+    world.append(first, 10, 1)
+    (new,) = world.rollover(1)
+    world.append(new, 7)
+    found = {move.stream_id: move for move in resets.plan(world.connection, group, Target.latest())}
+    assert {stream: (move.before, move.skipped) for stream, move in found.items()} == {first: (0, 10), new: (None, 7)}
+    found = {move.stream_id: move for move in resets.plan(world.connection, group, Target.offset(2))}
+    assert {stream: move.skipped for stream, move in found.items()} == {before: 0, first: 2, new: 2}
+    found = {move.stream_id: move for move in resets.plan(world.connection, group, Target.at_epoch(1))}
+    assert {stream: (move.after, move.has_epochs) for stream, move in found.items()} == {
+        first: (0, True), new: (7, False),
+    }  # fmt: skip
 
 
 @pytest.mark.conforms("A4")

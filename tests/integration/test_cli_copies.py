@@ -113,6 +113,7 @@ def test_who_consumes_a_clone_is_given_what_the_source_had_not_consumed(
     half_way(world)
     told = done(shell.run("groups", "clone", GROUP, TARGET, "--json"))
     assert (told["subscription"], told["created"], told["strategy"]) == (TARGET, True, "load")
+    assert "would_create" not in told, "it was no dry run"
     left = done(shell.run("groups", "describe", TARGET, "--json"))["lag"]
     seen: list[int] = []
     with Session(TARGET, database, settings=BorrowerSettings().scaled(SPEED)) as session:
@@ -155,6 +156,8 @@ def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
     refused(shell.run("groups", "import", str(file)), 4, "is elsewhere than", f"reset '{GROUP}' --from-file")
     file.write_text(json.dumps({**exported, "options": {**exported["options"], "strategy": "even"}}))
     refused(shell.run("groups", "import", str(file)), 4, "its strategy is load, not even")
+    file.write_text(json.dumps({**exported, "subscription": "$share/billing/#"}))
+    refused(shell.run("groups", "import", str(file)), 2, "positions are those of the filter orders/#")
     file.write_text("[]")
     refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
 
@@ -182,7 +185,9 @@ def test_progress_of_another_database_or_group_is_refused(world: World) -> None:
         tried({}, atomic=True)
     for wrong in (
         {"streams": [first, first]}, {"streams": [{**first, "position": -1}]}, {"streams": None},
-        {"streams": [{**first, "status": "odd"}]}, {"streams": ["x"]},
+        {"streams": [{**first, "status": "odd"}]}, {"streams": ["x"]}, {"streams": [{**first, "position": 0.5}]},
+        {"streams": [{**first, "position": True}]}, {"streams": [{**first, "position": "0"}]},
+        {"streams": [{**first, "position": 10**20}]}, {"after_generation": 1.5},
     ):  # fmt: skip
         with pytest.raises((TypeError, KeyError, ValueError, AttributeError)):
             tried(wrong)

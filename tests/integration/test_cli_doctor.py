@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from protocol.messages import PROTOCOL_VERSION
 from protocol.words import Subscription
@@ -18,6 +19,7 @@ from storage.groups.model import MAINTENANCE, NodeRef
 from storage.groups.orders import Pause
 from storage.groups.postgres import PostgresGroups
 from storage.nodes import register
+from storage.publish import Publisher
 from tests.integration.cli_kit import a_shell
 from tests.kit import eventually
 
@@ -83,6 +85,56 @@ def test_groups_without_a_leader_blocked_streams_and_pauses_are_named(
     assert [is_well(found(conn, check)) for check in ("groups", "streams", "pauses")] == [True] * 3
 
 
+def test_groups_whose_messages_wait_while_nobody_is_there_are_named(
+    conn: psycopg.Connection[Any], store: PostgresGroups, database: str
+) -> None:
+    store.open_group(GROUP)
+    with Publisher(database) as publisher:
+        publisher.publish("orders/eu", b"1").result(10)
+    lag = found(conn, "lag")
+    assert (lag.state, lag.found) == (
+        State.WARNING, "1 groups have messages and nobody who holds a stream: $share/g/# (1)",
+    )  # fmt: skip
+    assert lag.remedy is not None
+    assert "sublet groups why '$share/g/#'" in lag.remedy
+    conn.execute("update lending set status = 'held', grant_id = 1 where stream_id = 1")
+    assert is_well(found(conn, "lag")), "somebody is there, and may take the others"
+    conn.execute("update lending set status = 'free'")
+    store.instruct(GROUP, Pause())
+    assert is_well(found(conn, "lag")), "that it is paused is told elsewhere"
+
+
+@pytest.fixture
+def reader(database: str, conn: psycopg.Connection[Any]) -> Iterator[str]:
+    """A user who may connect; what it may do is what a test grants."""
+    user = f"reader_{conn.info.dbname}"
+    conn.execute(f"create role {user} login")
+    yield user
+    conn.execute(f"drop owned by {user}; drop role {user}")
+
+
+def test_rights_that_are_missing_are_named_with_whom_they_matter_to(conn: psycopg.Connection[Any], reader: str) -> None:
+    assert is_well(found(conn, "rights"))
+    conn.execute(f"grant usage on schema sublet to {reader}; grant select on space, stream, node to {reader}")
+    conn.execute(f"set role {reader}")
+    rights = found(conn, "rights")
+    assert rights.state is State.ERROR, "it cannot even consume"
+    assert "for consumers it lacks select on block, consumer_group, generation" in rights.found
+    blind = found(conn, "housekeeping")
+    assert (blind.state, "permission denied for table leadership" in blind.found) == (State.ERROR, True)
+    assert blind.remedy is not None
+    assert "grant select on all tables in schema sublet" in blind.remedy
+    conn.execute(f"reset role; grant select on all tables in schema sublet to {reader}; set role {reader}")
+    rights = found(conn, "rights")
+    assert rights.state is State.WARNING, "it does for a consumer"
+    assert "for consumers" not in rights.found
+    assert "for publishers it lacks delete on capability, staged_block, insert on block" in rights.found
+    assert f'grant select, insert, update, delete on all tables in schema sublet to "{reader}"' in (rights.remedy or "")
+    conn.execute(f"reset role; {rights.remedy.partition('says: ')[2]}; set role {reader}" if rights.remedy else "")
+    assert is_well(found(conn, "rights")), "the remedy is one"
+    conn.execute("reset role")
+
+
 def test_a_server_that_may_lose_what_it_acknowledged_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
     assert is_well(found(conn, "durability"))
     conn.execute("set synchronous_commit = off")
@@ -129,6 +181,22 @@ def test_the_command_says_it_in_words_and_in_json_and_by_its_exit_code(database:
         assert answer.code == 1
         (finding,) = answer.object["findings"]
         assert (finding["check"], finding["state"]) == ("database", "error")
+
+
+@pytest.mark.conforms("A8", "A9")
+def test_the_command_answers_whole_where_it_may_read_nothing(
+    database: str, conn: psycopg.Connection[Any], reader: str
+) -> None:
+    conn.execute(f"grant usage on schema sublet to {reader}")
+    with a_shell(SUBLET_DATABASE_URL=make_conninfo(database, user=reader)) as shell:
+        answer = shell.run("doctor", "--json")
+        assert (answer.code, answer.err) == (1, "")
+        (finding,) = answer.object["findings"]
+        assert (finding["check"], finding["state"]) == ("database", "error")
+        assert "grant select on all tables in schema sublet" in finding["remedy"]
+        conn.execute(f"grant select on alembic_version to {reader}")
+        findings = {each["check"]: each["state"] for each in shell.run("doctor", "--json").object["findings"]}
+        assert (findings["database"], findings["rights"], findings["streams"]) == ("ok", "error", "error")
 
 
 @pytest.mark.conforms("A7")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Filter, Subscription
 from storage.connect import SCHEMA_VERSION, connect
-from storage.groups.model import NodeRef
+from storage.groups.model import GroupOptions, NodeRef
+from storage.groups.orders import Pause
+from storage.groups.postgres import PostgresGroups
 from storage.nodes import register
-from tests.integration.cli_kit import Shell, a_shell, refused
+from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, refused
 from tests.kit import eventually
 from tests.readme import environment
 
@@ -64,7 +68,7 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["leeder"], "leeder"),
         (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are"),
         (NOT_FOUND, ["groups", "describe", "$share/g/#"], "group '$share/g/#': there is no such group"),
-        (CONFLICT, ["spaces", "create", "default", "#", "--shards", "3"], "exists with other settings"),
+        (CONFLICT, ["spaces", "create", "default", "#", "--shards", "3"], "shards 16, retention_s none"),
         (UNAVAILABLE, ["consume", "$share/g/#", "--idle-exit", "0.2"], "start one with `sublet leader`"),
     ],
 )  # fmt: skip
@@ -98,6 +102,21 @@ def test_groups_with_odd_names_do_not_collide(shell: Shell) -> None:
     listed = shell.run("groups", "list", "--json").object["groups"]
     assert {group["subscription"] for group in listed} == set(names)
     assert len({group["group_id"] for group in listed}) == len(names)
+
+
+def test_control_characters_are_refused_in_a_subscription_and_escaped_where_they_are_stored(
+    shell: Shell, database: str
+) -> None:
+    for text in ("$share/evil\x1b]0;P\a/a", "$share/g/a\x1b[2J"):
+        refused(shell.run("groups", "create", text), USAGE, "no control characters", "\\x1b")
+    store, stored = PostgresGroups(database), Subscription("share", "evil\x1b]0;P\a", Filter("a"))
+    store.declare_group(stored, GroupOptions())
+    store.instruct(stored, Pause())
+    store.close()
+    for command in (["groups", "list"], ["doctor"]):
+        answer = shell.run(*command)
+        assert "$share/evil\\x1b]0;P\\x07/a" in answer.out
+        assert not any(control in answer.out for control in "\x1b\a")
 
 
 @pytest.mark.parametrize("layout", ["lines", "ndjson"])
@@ -216,6 +235,13 @@ def test_a_database_and_a_data_directory_at_once_are_refused(shell: Shell, datab
     refused(answer, USAGE, "Give one of them")
 
 
+def test_an_empty_data_directory_is_refused_and_nothing_is_made_in_the_present_one(tmp_path: Path) -> None:
+    with a_shell(PYTHONPATH=str(REPOSITORY)) as shell:
+        shell.directory = tmp_path
+        refused(shell.run("spaces", "list", "--data-dir", ""), USAGE, "--data-dir", "it names no directory")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.conforms("X2")
 def test_a_node_listens_beyond_this_machine_only_when_told_that_it_is_insecure(shell: Shell) -> None:
     for address in ("0.0.0.0:0", "[::]:0"):
@@ -327,6 +353,24 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(shell: Shell) -> None:
     refused(answer, USAGE, f"cannot listen on {address}", "`sublet leader --name n2 --listen 127.0.0.1:7412`")
     assert answer.err.startswith("sublet: "), answer.err
     assert len(answer.err.splitlines()) == 1, answer.err
+
+
+@pytest.mark.conforms("A9")
+def test_for_programs_an_error_is_an_object_on_stderr(shell: Shell) -> None:
+    answer = shell.run("groups", "describe", "$share/g/#", "--json")
+    refused(answer, NOT_FOUND, "there is no such group")
+    told = json.loads(answer.err)
+    assert told == {"error": told["error"], "exit_code": NOT_FOUND}
+
+
+@pytest.mark.conforms("A9")
+def test_a_closed_stdout_is_told_of_before_anything_is_done(shell: Shell) -> None:
+    command = shlex.join(shell.argv("groups", "create", "$share/g/#"))
+    told = subprocess.run(
+        ["sh", "-c", f"{command} >&-"], cwd=REPOSITORY, env=shell.environment, stderr=subprocess.PIPE, check=False
+    )
+    assert (told.returncode, b"stdout is closed" in told.stderr) == (USAGE, True), told.stderr
+    assert shell.run("groups", "list", "--json").object == {"groups": []}
 
 
 @pytest.mark.conforms("A9")

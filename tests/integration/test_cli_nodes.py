@@ -80,6 +80,12 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
     assert all(node.process.poll() is None for node in nodes.values())
     history = done(shell.run("groups", "history", GROUPS[0], "--json"))["history"]
     assert [line for line in history if line["forced"]] == []
+    ordered = [line["reason"] for line in history if line["event"] == "order"]
+    assert ordered[-1] == "node n2 is to step down, as an operator wants"
+    drained = "node n1 is to lead nothing any more, as an operator wants"
+    for group, node in before.items():
+        lines = done(shell.run("groups", "history", group, "--json"))["history"]
+        assert (drained in [line["reason"] for line in lines]) is (node == "n1")
 
 
 def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connection[Any], shell: Shell) -> None:
@@ -104,7 +110,7 @@ def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connect
     answer = shell.run("nodes", "drain", "n1", "--undo")
     assert (answer.code, answer.err) == (0, "n1 does not drain: nothing was changed.\n")
     answer = shell.run("nodes", "step-down", "n1", "--wait", "0")
-    assert (answer.code, answer.err) == (0, "n1 steps down from 1 groups.\n")
+    assert (answer.code, answer.err) == (0, "n1 steps down from 1 group.\n")
     assert node_orders.read(conn, N1) == node_orders.NodeOrders(False, {7: 1})
 
 

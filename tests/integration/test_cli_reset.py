@@ -82,6 +82,11 @@ def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, 
         assert "paused   repairs" in described
         assert f"group    {GROUP} (id 1), paused" in described
         assert done(shell.run("groups", "pause", GROUP, "--json"))["changed"] is False
+        again = shell.run("groups", "pause", GROUP, "--reason", "lunch")
+        assert again.err == f"{GROUP}: paused: repairs, as it was: nothing was changed.\n", (
+            "the reason that is in force"
+        )
+        assert "paused" in shell.run("groups", "list").out
         waiting = shell.start("consume", GROUP, "--idle-exit", "8")
         waiting.says("The group is paused (repairs): `sublet groups resume '$share/billing/orders/#'`")
         assert waiting.end().code == 5
@@ -149,6 +154,9 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing_and_what_was_exported_is_g
     (tmp_path / "before.json").write_text(exported.out)
     planned = done(shell.run("groups", "reset", GROUP, "--to-earliest", "--dry-run", "--json"))
     assert planned["done"] is False
+    answer = shell.run("groups", "reset", GROUP, "--to-epoch", "1", "--dry-run")
+    assert "have no message in any epoch: all that they have is passed over." in answer.err
+    assert "In all 0 messages again, and 0 skipped." in answer.err
     assert sum(each["before"] - each["after"] for each in planned["streams"]) == 200
     assert json.loads(shell.run("groups", "export", GROUP).out)["streams"] == exported.object["streams"]
     (tmp_path / "plan.json").write_text(json.dumps(planned))
@@ -173,10 +181,23 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
         (["--to-epoch", "a,b"], "--to-epoch 'a,b'"),
         (["--from-file", str(tmp_path / "none.json")], "No such file"),
         (["--from-file", str(tmp_path / "odd.json")], "Make one with `sublet groups export`"),
-        (["--to-earliest", "--stream", "999"], "stream 999 is none of"),
         (["--to-earliest", "--timeout", "soon"], "duration 'soon'"),
     ):
         refused(shell.run("groups", "reset", GROUP, *options), 2, told)
+    stream = {"stream_id": 1, "position": 0}
+    for changed, told in (
+        ({"streams": [{**stream, "position": 0.5}]}, "stream 1, position 0.5"),
+        ({"streams": [{**stream, "position": "0"}]}, "stream 1, position '0'"),
+        ({"streams": [{**stream, "position": True}]}, "stream 1, position True"),
+        ({"streams": [stream, stream]}, "a stream occurs twice"),
+        ({"subscription": "$share/other/orders/#"}, f"it is of $share/other/orders/#, not of {GROUP}"),
+    ):
+        (tmp_path / "odd.json").write_text(json.dumps({"subscription": GROUP, "streams": [stream], **changed}))
+        command = ("groups", "reset", GROUP, "--from-file", str(tmp_path / "odd.json"), "--dry-run")
+        refused(shell.run(*command), 2, told)
+    for looked in ("reset --to-earliest", "history", "why"):
+        name, *flags = looked.split()
+        refused(shell.run("groups", name, GROUP, *flags, "--stream", "999"), 3, "stream 999 is none of")
     refused(shell.run("groups", "reset", "$share/none/#", "--to-earliest"), 3, "there is no such group")
     refused(shell.run("groups", "pause", "$share/none/#"), 3, "there is no such group")
     refused(shell.run("groups", "weight", GROUP, "s", "much"), 2, "weight 'much': give a number")
@@ -186,6 +207,7 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
     assert "Nothing was changed" in answer.err
     assert done(shell.run("groups", "weight", GROUP, "s", "2.5", "--json"))["weights"] == {"s": 2.5}
     assert "weights  s 2.5" in shell.run("groups", "describe", GROUP).out
+    assert "No session 's' holds a stream at present" in shell.run("groups", "weight", GROUP, "s", "2").err
     assert done(shell.run("groups", "weight", GROUP, "s", "own", "--json"))["weights"] == {}
 
 
@@ -201,6 +223,7 @@ def test_who_has_streams_and_is_not_there_is_waited_for_until_it_is_forced(
         answer = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--timeout", "1s")
         assert answer.code == 4
         assert "are lent" in answer.err
+        assert "A leader may take 5 s to hear of the pause: wait for longer than 1 s." in answer.err
         assert "paused" not in shell.run("groups", "describe", GROUP).out, "it is as it was"
         assert shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--force").code == 0
         assert held(orders) == 0

@@ -42,6 +42,15 @@ def test_an_empty_database_gets_the_tables_and_the_default_space(empty_database:
         check_schema(conn)
 
 
+def test_a_table_of_somebody_elses_in_the_schema_is_named_and_left_alone(empty_database: str) -> None:
+    with psycopg.connect(empty_database, autocommit=True) as conn:
+        conn.execute("create schema sublet create table space (what text)")
+        with pytest.raises(SchemaMismatch, match='relation "space" already exists, and is none of sublet') as refused:
+            migrate(empty_database)
+        assert "SUBLET_SCHEMA" in str(refused.value)
+        assert tables(empty_database) == {"space"}
+
+
 def test_migrating_again_changes_nothing(database: str) -> None:
     with connect(database) as conn:
         conn.execute("update space set shards = 7")

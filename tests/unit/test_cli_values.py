@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from protocol.errors import UsageError
 from storage.block import DELIVERED_SCHEMA
 from sublet.cli.records import Records
-from sublet.cli.values import lines, messages
+from sublet.cli.values import json_file, lines, messages, moment, whole
 
 
 def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:
@@ -33,6 +34,33 @@ def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:
     assert first["headers"] == [[None, None], [None, "x"], ["a", None]]
     assert second["headers"] is None
     assert len(list(lines(batch, coloured=False))) == 2
+
+
+@pytest.mark.conforms("A9")
+def test_numbers_and_times_out_of_range_are_refused() -> None:
+    assert whole("--limit", str(2**63 - 1), least=1) == 2**63 - 1
+    for text in (str(2**63), "9" * 20, "9" * 5000, "-1", "x"):
+        with pytest.raises(UsageError, match="give a whole number of at least 0, and at most 9223372036854775807"):
+            whole("--limit", text)
+    assert moment("--at", "2026-01-31T12:00:00+01:00") == datetime(2026, 1, 31, 11, tzinfo=UTC)
+    for text, told in (
+        ("9999-12-31T23:59:59-14:00", "In UTC this one is before the year 1 or after 9999"),
+        ("0001-01-01T00:00:00+14:00", "In UTC this one is before the year 1 or after 9999"),
+        ("2026-01-31T12:00:00", "Add the time zone"),
+        ("noon", "Correct it"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            moment("--at", text)
+
+
+@pytest.mark.conforms("A9")
+def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    for text in ("[" * 200_000, "{", "1" * 5000, "\ud800"):
+        (tmp_path / "odd.json").write_bytes(text.encode(errors="surrogatepass"))
+        with pytest.raises(UsageError, match="it is not JSON"):
+            json_file("--from-file odd.json", tmp_path / "odd.json")
+    with pytest.raises(UsageError, match="No such file"):
+        json_file("--from-file none.json", tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,9 @@ def test_shared_is_another_spelling_of_share() -> None:
         ("$share/" + "g" * 256 + "/a", "at most 255"),
         ("$queue/g\0/a", "NUL"),
         ("$queue/\ud800/a", "surrogate"),
+        ("$share/evil\x1b]0;P\a/a", "no control characters"),
+        ("$share/a\nb/a", "no control characters"),
+        ("$share/a\x9bb/a", "no control characters"),
     ],
 )
 def test_a_malformed_subscription_is_refused_with_the_reason(text: str, rule: str) -> None:
@@ -136,7 +139,7 @@ def test_a_malformed_subscription_is_refused_with_the_reason(text: str, rule: st
 
 
 @pytest.mark.conforms("E24")
-@pytest.mark.parametrize("text", ["$share/g/", "$share/g/a#", "$share/g/$share/h/a"])
+@pytest.mark.parametrize("text", ["$share/g/", "$share/g/a#", "$share/g/$share/h/a", "$share/g/a\tb", "$share/g/\x7f"])
 def test_a_subscription_with_a_malformed_filter_is_refused(text: str) -> None:
     with pytest.raises(InvalidFilter):
         Subscription.parse(text)

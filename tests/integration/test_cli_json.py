@@ -1,0 +1,39 @@
+"""The fields of answers in JSON are those that docs/json.md has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.integration.cli_kit import REPOSITORY, Shell
+
+PAGE = REPOSITORY / "docs" / "json.md"
+GROUP, CLONE = "$share/g/orders/#", "$share/copy/orders/#"
+
+
+def documented() -> dict[str, set[str]]:
+    """{command: the fields of its table}."""
+    found = {}
+    for section in re.split(r"^## sublet ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
+        cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+        found[section.partition("\n")[0]] = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    return found
+
+
+@pytest.mark.conforms("A9")
+def test_every_answer_has_the_fields_that_are_documented(shell: Shell) -> None:
+    page, checked = documented(), set()
+    for command, arguments in (
+        ("publish", ["orders/eu"]), ("migrate", []), ("spaces create", ["us", "us/#"]), ("spaces list", []),
+        ("groups create", [GROUP]), ("groups list", []), ("groups describe", [GROUP]), ("groups why", [GROUP]),
+        ("groups export", [GROUP]), ("groups clone", [GROUP, CLONE]), ("groups pause", [GROUP]),
+        ("groups reset", [GROUP, "--to-latest", "--dry-run"]), ("groups history", [GROUP]),
+        ("groups delete", [GROUP, "--yes"]), ("nodes list", []), ("doctor", []),
+    ):  # fmt: skip
+        told = shell.run(*command.split(), *arguments, "--json", stdin="x").object
+        assert set(told) == page[command], command
+        checked.add(command)
+    assert page.keys() - checked == {"tail, sublet consume", "leader"}
+    (line,) = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines
+    assert set(line) == page["tail, sublet consume"] - {"grant"}
