@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,15 +57,33 @@ class Silent:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A node says who leads; None: nobody. No `group_id`: there is no such group. `here`: it is that node itself, so
-    that nothing can happen from now on without being seen."""
+    that nothing can happen from now on without being seen, and which `members` are connected to it: {borrower_id,
+    agent, session} of each."""
 
     group_id: int | None
     node: str | None
     term: int | None
     here: bool
+    members: tuple[dict[str, Any], ...] | None = None
 
 
 Sight = Seen | Missed | Silent | Answer
+
+
+def connected(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
+    """Who is connected to the group's leader, which is at that address; None where it does not say so in time."""
+    give_up_at = time.monotonic() + wait_s
+    with Watch(subscription) as watch:
+        watch.follow([address])
+        while (left_s := give_up_at - time.monotonic()) > 0:
+            match watch.take(left_s):
+                case Answer(here=True, members=members):
+                    return members
+                case Answer() | Silent():
+                    return None
+                case _:
+                    pass
+    return None
 
 
 class Watch:
@@ -164,7 +183,8 @@ class Watch:
         self._unheard.discard(address)
         if node is not None:
             self._find(node, told.get("address"))
-        self._put(Answer(told.get("group_id"), node, told.get("term"), node == by))
+        members = None if "members" not in told else tuple(told["members"])
+        self._put(Answer(told.get("group_id"), node, told.get("term"), node == by, members))
 
     def _find(self, leader: str, address: str | None) -> None:
         """Follow the node that leads, under one of its addresses: over two, all would be seen twice."""

@@ -182,8 +182,10 @@ class Node:
         if not answer.answered:
             self._inquiries.unanswered(wanted)
             return
-        self._out.answers.extend(self._inquiries.answered(wanted, answer.group, answer.claim))
         claim = answer.claim
+        leader = None if claim is None else self.leaders.get(claim.leadership_id)
+        here = None if leader is None or claim is None or claim.term != leader.term else leader.members
+        self._out.answers.extend(self._inquiries.answered(wanted, answer.group, claim, here))
         if claim is not None and claim.remaining_s > 0 and claim.node.incarnation != self.ref.incarnation:
             self._send_elsewhere(wanted, claim.leadership_id, claim.node.address)
 

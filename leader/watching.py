@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from leader.group.members import Member
 from protocol.errors import UsageError
 from protocol.events import LEADER, GroupEvent
 from protocol.session.values import Channel
@@ -18,11 +19,15 @@ from protocol.words import Start, Subscription
 from storage.groups.model import Claim, Group, HistoryRecord
 from storage.groups.rules import MICROSECONDS
 
+_OF_MEMBERS = ("borrower_id", "agent", "session")
+
 JOIN, LEAVE, EVICT, FENCE = "join", "leave", "evict", "fence"
 """What becomes of members."""
 STEP_DOWN = "step_down"
 """A leader is over; the next one's first word is a takeover."""
 
+MOST_MEMBERS = 1_000
+"""Told of a group; of more, these."""
 MAX_ASKED = 1_000
 """Subscriptions that may be looked up at a time; who asks for more asks again."""
 
@@ -52,12 +57,14 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Who leads, for one who asked: no `group` of that subscription, or no `claim` on it that is alive."""
+    """Who leads, for one who asked: no `group` of that subscription, or no `claim` on it that is alive. `members`: all
+    that are connected, if it is led here."""
 
     subscriber_id: str
     subscription: str
     group: Group | None
     claim: Claim | None
+    members: tuple[Member, ...] | None = None
 
 
 class Inquiries:
@@ -76,11 +83,14 @@ class Inquiries:
             askers[subscriber_id] = None
         return first
 
-    def answered(self, subscription: Subscription, group: Group | None, claim: Claim | None) -> list[Whereabouts]:
+    def answered(
+        self, subscription: Subscription, group: Group | None, claim: Claim | None, members: Iterable[Member] | None
+    ) -> list[Whereabouts]:
         """What to tell everyone who asked."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
+        known = None if alive is None or members is None else tuple(members)
         askers = self._askers.pop(subscription, {})
-        return [Whereabouts(asker, str(subscription), group, alive) for asker in askers]
+        return [Whereabouts(asker, str(subscription), group, alive, known) for asker in askers]
 
     def unanswered(self, subscription: Subscription) -> None:
         """The database did not answer: whoever still wants to know asks again."""
@@ -111,7 +121,7 @@ class Watched:
     def answer(self, whereabouts: Whereabouts) -> GroupEvent:
         """The answer to a question."""
         group, claim = whereabouts.group, whereabouts.claim
-        told = {
+        told: dict[str, Any] = {
             "at": str(Start.at(self._now_us())),
             "event": LEADER,
             "group_id": group.group_id if group else None,
@@ -121,6 +131,9 @@ class Watched:
             "address": claim.node.address if claim else None,
             "answered_by": self._node,
         }
+        if whereabouts.members is not None:
+            found = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MOST_MEMBERS]
+            told["members"] = [{name: getattr(member, name) for name in _OF_MEMBERS} for member in found]
         return GroupEvent(json.dumps(told).encode())
 
 

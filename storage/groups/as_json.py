@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -38,15 +39,16 @@ def summary(overview: Overview) -> dict[str, Any]:
     }
 
 
-def details(overview: Overview) -> dict[str, Any]:
-    """A group with all that was asked for. Standby members are in their leader's memory, so unknown (None) here."""
+def details(overview: Overview, standby: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """A group with all that was asked for. `standby`: members that hold nothing, whom their leader knows; None: it was
+    not asked, or has not answered."""
     lines = [asdict(line) for line in overview.streams]
     for line in lines:
         del line["group_id"]
     return {
         **summary(overview),
         "members": [asdict(member) for member in overview.members],
-        "standby_members": None,
+        "standby_members": None if standby is None else list(standby),
         "kept_for_sessions": [asdict(kept) for kept in overview.kept],
         "epochs": [{**asdict(line), "moved_at": line.moved_at.isoformat()} for line in overview.epochs],
         "streams": lines,

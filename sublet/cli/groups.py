@@ -1,9 +1,9 @@
-"""`sublet groups`: what the database knows of groups. No leader is asked, so there is an answer without one."""
+"""`sublet groups`: what the database knows of groups. A leader is asked for its standby members alone, if there is one."""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -25,6 +25,10 @@ from sublet.cli.values import GroupName, utc
 if TYPE_CHECKING:
     from storage.groups.orders import Orders
     from storage.groups.overview import EpochsLine, Overview, StreamLine
+
+
+LEADER_S: Final = 2.0
+"""How long a group's leader is waited for."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -71,8 +75,8 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     """Show a group: its leader, members, streams and lag.
 
     Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
-    end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. A member
-    that holds no stream (a standby) is known to the leader only, and not shown. A blocked stream is lent to nobody, for
+    end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. Members
+    that hold no stream stand by; only their leader knows them, and is asked. A blocked stream is lent to nobody, for
     the reason shown: see docs/guarantees.md. A free stream may be kept for the return of a named session that has left.
     Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
     twice; of many such moves the 20 newest are shown, and their number is told.
@@ -88,10 +92,11 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     wanted = Subscription.parse(subscription)
     with cli.connection() as connection:
         overview = look(connection, wanted)
+    standby = _standby(overview)
     if cli.json:
-        cli.emit(as_json.details(overview))
+        cli.emit(as_json.details(overview, standby))
         return
-    cli.tell(_prose(overview))
+    cli.tell(_prose(overview, standby))
     cli.table(
         ("STREAM>", "SPACE", "STATUS", "POSITION>", "HEAD>", "LAG>", "AGE>", "END", "OWNER"),
         [
@@ -133,7 +138,18 @@ def _row(overview: Overview) -> tuple[object, ...]:
     return overview.group.subscription, leader, streams, held, _lag(overview), as_json.state(overview)
 
 
-def _prose(overview: Overview) -> list[str]:
+def _standby(overview: Overview) -> list[dict[str, Any]] | None:
+    """The members that hold nothing, of whom only their leader knows; None: it does not say so."""
+    from borrower.watch import connected
+
+    if overview.leader is None or not overview.led:
+        return None
+    there = connected(overview.group.subscription, overview.leader.address, LEADER_S)
+    holding = {member.borrower_id for member in overview.members}
+    return None if there is None else [each for each in there if each["borrower_id"] not in holding]
+
+
+def _prose(overview: Overview, standby: list[dict[str, Any]] | None) -> list[str]:
     from storage.groups import as_json
 
     leader, members = overview.leader, overview.members
@@ -146,11 +162,12 @@ def _prose(overview: Overview) -> list[str]:
         f"options  {_options(overview)}",
         *_orders(overview.group.orders),
         f"lag      {_lag(overview)}",
-        f"members  {len(members) or 'none'} holding streams",
+        f"members  {len(members) or 'none'} holding streams{_standing_by(overview, standby)}",
     ]
     for member in members:
         name = f"{member.session} " if member.session else ""
         lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
+    lines += [f"  {_named(each)}: stands by" for each in standby or ()]
     for kept in overview.kept:
         lines.append(f"kept     for {kept.session}, {_seconds(kept.seconds_left)} more: {len(kept.streams)} streams")
     lines += [f"epochs   {_epochs(line)}" for line in overview.epochs]
@@ -158,6 +175,16 @@ def _prose(overview: Overview) -> list[str]:
         if line.status == "blocked":
             lines.append(f"blocked  stream {line.stream_id}: {line.blocked_because or 'no reason is recorded'}")
     return [*lines, ""]
+
+
+def _standing_by(overview: Overview, standby: list[dict[str, Any]] | None) -> str:
+    if standby is None:
+        return "; who stands by is not known: its leader does not answer" if overview.led else ""
+    return f", {len(standby)} standing by" if standby else ""
+
+
+def _named(member: dict[str, Any]) -> str:
+    return f"{member['session']} {member['agent']}" if member["session"] else str(member["agent"])
 
 
 def _options(overview: Overview) -> str:

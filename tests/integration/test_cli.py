@@ -123,6 +123,29 @@ def test_describe_tells_who_holds_what_while_consuming_and_that_nothing_is_left_
 
 
 @pytest.mark.conforms("A2")
+def test_members_that_hold_nothing_are_described_as_standing_by(shell: Shell) -> None:
+    shell.run("spaces", "reshard", "default", "1")
+    node = shell.leader("n1")
+    for name in ("first", "second"):
+        shell.start("consume", "$share/few/#", "--name", name)
+
+    def standing_by() -> Any:
+        group = described(shell, "$share/few/#")
+        return len(group["members"]) == 1 and group["standby_members"] and group
+
+    group = eventually(standing_by, 30)
+    (holder,), (standby,) = group["members"], group["standby_members"]
+    assert {holder["session"], standby["session"]} == {"first", "second"}
+    shown = shell.run("groups", "describe", "$share/few/#").out
+    assert "1 holding streams, 1 standing by" in shown
+    assert f"  {standby['session']} {standby['agent']}: stands by" in shown
+    node.process.send_signal(signal.SIGSTOP)
+    assert described(shell, "$share/few/#")["standby_members"] is None
+    assert "its leader does not answer" in shell.run("groups", "describe", "$share/few/#").out
+    node.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.conforms("A2")
 def test_groups_are_described_without_a_leader(shell: Shell) -> None:
     node = shell.leader("n1")
     assert shell.run("consume", GROUP, "--idle-exit", "0.5").code == 0

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from leader.group.members import Member
 from leader.node_events import Asked, Commit, Look, Looked, NotWritten, Shutdown, Tick
-from leader.watching import MAX_ASKED, Happened, Watched, as_event, question, unrecorded
+from leader.watching import MAX_ASKED, MOST_MEMBERS, Happened, Watched, Whereabouts, as_event, question, unrecorded
 from protocol.errors import UsageError
 from protocol.events import GroupEvent
 from protocol.session.values import Channel
@@ -107,6 +108,7 @@ def test_whoever_asks_hears_who_leads_and_one_look_answers_all_who_asked() -> No
     assert answer.group == play.store.live_group(WANTED)
     assert answer.claim is not None
     assert (answer.claim.node, answer.subscription) == (play.ref, SUBSCRIPTION)
+    assert [member.agent for member in answer.members or ()] == ["a"]
 
 
 def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
@@ -209,6 +211,15 @@ def test_only_what_is_watched_is_published_under_the_node_s_time_where_it_has_no
     watched.interest(SUBSCRIPTION, True)
     watched.tell([Happened(SUBSCRIPTION, LINE)])
     assert len(published) == 3
+
+
+def test_who_leads_tells_who_is_connected_and_of_very_many_some() -> None:
+    watched = Watched("n1", lambda *told: None, lambda: 1)
+    known = tuple(Member(f"a/{number:06}", "a", 1.0, None, 0.0) for number in range(MOST_MEMBERS + 1))
+    told = json.loads(watched.answer(Whereabouts("w.1", SUBSCRIPTION, None, None, known)).payload)
+    assert told["members"][0] == {"borrower_id": "a/000000", "agent": "a", "session": None}
+    assert len(told["members"]) == MOST_MEMBERS
+    assert "members" not in json.loads(watched.answer(Whereabouts("w.1", SUBSCRIPTION, None, None)).payload)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'])
