@@ -1,4 +1,4 @@
-"""`sublet groups`: what the database knows of groups. A leader is asked for its standby members alone, if there is one."""
+"""`sublet groups`: what the database knows of groups. Of a leader nothing is asked but who stands by."""
 
 from __future__ import annotations
 
