@@ -202,6 +202,7 @@ def test_an_interrupted_publish_keeps_what_it_has_read(shell: Shell, number: sig
     assert len(shell.run(*shown).lines) == 1000
 
 
+@pytest.mark.long
 def test_a_reader_that_leaves_ends_tail_and_consume_quietly(shell: Shell) -> None:
     shell.leader("n1")
     shell.run("publish", "a", stdin="0\n1\n2\n")

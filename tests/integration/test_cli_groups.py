@@ -43,6 +43,7 @@ def listed(shell: Shell) -> list[str]:
 # --- declaring ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E2")
 def test_a_declared_queue_keeps_every_matching_message_for_its_first_consumer(shell: Shell) -> None:
     shell.leader("n1")

@@ -167,6 +167,7 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing_and_what_was_exported_is_g
     assert shell.run("groups", "export", GROUP).object["streams"] == exported.object["streams"]
 
 
+@pytest.mark.long
 @pytest.mark.conforms("A4", "A9")
 def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: str, tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text('{"streams": [{"stream": 1}]}')

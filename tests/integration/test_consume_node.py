@@ -69,6 +69,7 @@ def test_a_member_without_a_database_goes_on_where_its_group_is_and_hands_over_o
     assert (group["streams_by_status"], group["lag"], group["state"]) == ({"free": 16}, 0, "no member")
 
 
+@pytest.mark.long
 @pytest.mark.conforms("A9", "P6")
 def test_it_goes_on_at_the_other_node(near: Shell, away: Shell) -> None:
     nodes = {name: near.leader(name) for name in ("n1", "n2")}

@@ -89,6 +89,7 @@ def test_a_consumer_whose_way_to_the_database_is_in_trouble_keeps_its_streams_an
     assert stage.scene.grants() == lent, "a stream has changed hands"
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E12", "E13", "E17")
 def test_when_nobody_reaches_the_database_all_wait_and_all_go_on(stage: Stage, network: ExitStack) -> None:
     way = network.enter_context(PostgresProxy(stage.scene.url))

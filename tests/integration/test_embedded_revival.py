@@ -84,6 +84,7 @@ def waiting(descriptor: int) -> int:
     return sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
 
+@pytest.mark.long
 @pytest.mark.conforms("W1")
 def test_publishers_nodes_and_sessions_get_over_it(server_home: Path) -> None:
     sent: list[bytes] = []

@@ -34,6 +34,7 @@ def address(node: Running) -> str:
     return found[1]
 
 
+@pytest.mark.long
 @pytest.mark.conforms("A9")
 def test_what_goes_through_a_node_is_what_the_database_shows(node: Running, away: Shell, database: str) -> None:
     through = ("--node", address(node))

@@ -46,6 +46,7 @@ def test_leaders_frozen_in_turn_under_load_change_nothing_when_they_wake(stage: 
     stage.written_by_one_at_a_time()
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E10", "E11", "E17")
 def test_a_consumer_frozen_beyond_every_timeout_loses_its_streams_and_gets_others_when_it_wakes(stage: Stage) -> None:
     assert max(LEADER.eviction_s, LEADER.reclaim_grace_s, LEADER.lease_s, BORROWER.farewell_s) < FROZEN_S

@@ -21,6 +21,7 @@ def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
     stage.close()
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E16", "E5", "E15")
 def test_leaders_killed_in_turn_under_load_lose_and_repeat_nothing(stage: Stage) -> None:
     stage.serve("n1", "n2")

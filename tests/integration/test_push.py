@@ -80,7 +80,7 @@ def test_without_push_consumers_find_all_by_looking(staged: Staged) -> None:
 
 @pytest.mark.conforms("D1", "D2", "D4", "D6", "P4", "P6", "R1", "R12", "E16")
 @pytest.mark.usefixtures("plugged")
-@pytest.mark.parametrize("loss", [0, 50, 100])
+@pytest.mark.parametrize("loss", [0, pytest.param(50, marks=pytest.mark.long), 100])
 def test_leaders_die_and_news_are_lost_and_nothing_else_is(staged: Staged, loss: int) -> None:
     """Two leaders in turn. In the end the last node holds one poll of each agent and knows of the streams what is
     true, nothing was missing of what it sent, and its counters say how it came by what was lost."""

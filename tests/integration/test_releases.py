@@ -106,6 +106,7 @@ def _serves(node: Process) -> bool:
     return "serves on" in node.output()
 
 
+@pytest.mark.long
 @pytest.mark.conforms("A10", "E8", "E16")
 def test_up_and_down_under_load_loses_and_repeats_nothing(stage: Stage, newer: Path, tmp_path: Path) -> None:
     releases = Releases(stage, newer, tmp_path)

@@ -133,6 +133,7 @@ def test_the_watch_goes_on_where_the_next_leader_begins(shell: Shell, end: signa
     saw(watch, "leave", of=second)
 
 
+@pytest.mark.long
 def test_without_the_database_any_node_shows_the_way_to_the_one_that_leads(shell: Shell) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     shell.start("consume", GROUP)
@@ -166,6 +167,7 @@ def test_a_group_that_is_not_there_or_not_any_more_is_not_found(shell: Shell) ->
     assert (ended.code, "was deleted while it was watched" in ended.err) == (3, True), ended.err
 
 
+@pytest.mark.long
 @pytest.mark.conforms("A9")
 def test_without_a_node_there_is_nothing_to_watch(shell: Shell) -> None:
     assert shell.run("groups", "create", GROUP).code == 0
