@@ -10,6 +10,7 @@ streams come and go. What one of the two does with a stream, the other sees whol
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
@@ -35,6 +36,7 @@ class Handler:
         self._lock = threading.RLock()
         self._lent: dict[int, Lent] = {}
         self._turn: list[int] = []
+        self._again_at = math.inf
 
     def take(self, tell: Tell) -> None:
         """Act on what the agent says."""
@@ -70,12 +72,22 @@ class Handler:
                     return lent
         return None
 
+    def try_later(self, lent: Lent, at: float) -> None:
+        """What comes next in the stream cannot be had before that time."""
+        with self._lock:
+            lent.unreadable, lent.again_at = True, at
+            self._again_at = min(self._again_at, at)
+
     def try_again(self, now: float) -> None:
         """Streams whose time has come are read again, though they could not be."""
+        if now < self._again_at:
+            return
         with self._lock:
             for lent in self._lent.values():
                 if lent.again_at is not None and lent.again_at <= now:
                     lent.unreadable, lent.again_at = False, None
+            waiting = (lent.again_at for lent in self._lent.values() if lent.again_at is not None)
+            self._again_at = min(waiting, default=math.inf)
 
     def troubles(self) -> set[str]:
         """What is said of streams that are tried again."""

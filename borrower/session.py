@@ -475,7 +475,7 @@ class Session:
 
     def _try_later(self, lent: Lent, problem: Exception, after_s: float) -> None:
         """Said once; also of a place that many streams wait for."""
-        lent.unreadable, lent.again_at = True, time.monotonic() + after_s
+        self._handler.try_later(lent, time.monotonic() + after_s)
         is_news, lent.trouble = str(problem) not in self._handler.troubles(), str(problem)
         if is_news:
             log.warning("%s: %s All other streams go on.", self.subscription, problem)

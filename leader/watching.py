@@ -19,8 +19,6 @@ from protocol.words import Start, Subscription
 from storage.groups.model import Claim, Group, HistoryRecord
 from storage.groups.rules import MICROSECONDS
 
-_OF_MEMBERS = ("borrower_id", "agent", "session")
-
 JOIN, LEAVE, EVICT, FENCE = "join", "leave", "evict", "fence"
 """What becomes of members."""
 STEP_DOWN = "step_down"
@@ -133,7 +131,7 @@ class Watched:
         }
         if whereabouts.members is not None:
             found = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MOST_MEMBERS]
-            told["members"] = [{name: getattr(member, name) for name in _OF_MEMBERS} for member in found]
+            told["members"] = [member.told for member in found]
         return GroupEvent(json.dumps(told).encode())
 
 

@@ -20,8 +20,8 @@ from storage.payloads import objects
 from storage.payloads.stores import MARKER, WRITABLE
 from storage.payloads.tiering import tier_space
 from storage.routing import Space
-from storage.spaces import create_space
-from tests.integration.log_kit import batch
+from storage.spaces import create_space, rollover
+from tests.integration.log_kit import batch, stream_of
 from tests.integration.session_kit import free_port
 
 CREDENTIALS = {
@@ -190,6 +190,14 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
 def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
     """Delete what is doomed; how many. Without a grace: who tests does not wait for days."""
     return objects.sweep(conn, grace_s=grace_s)
+
+
+def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:
+    """Of `a_space`, with blocks that are worth moving; the compaction that goes before has nothing to do."""
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, blocks, size=70_000)
+    rollover(conn, "eu")
+    return stream
 
 
 def outside(conn: psycopg.Connection[Any]) -> set[str]:

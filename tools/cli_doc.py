@@ -116,7 +116,7 @@ def _meaning(parameter: Any) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with `--check` compare it; 1 if it differs."""
-    return write_or_check(__doc__, PAGE, page(), "cli_doc", arguments)
+    return write_or_check(__doc__, {PAGE: page()}, "cli_doc", arguments)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
-"""The command of a tool that generates a page: it writes it, or with `--check` says whether it is current."""
+"""The command of a tool that generates pages: it writes them, or with `--check` says whether they are current."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 
-def write_or_check(description: str | None, page: Path, text: str, tool: str, arguments: list[str] | None) -> int:
-    """The exit code: 1 if the page was to be checked and differs."""
+def write_or_check(
+    description: str | None, texts: Mapping[Path, str | None], tool: str, arguments: list[str] | None = None
+) -> int:
+    """The exit code: 1 if the files were to be checked and one differs. None for a file that shall not be there."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true")
-    if parser.parse_args(arguments).check:
-        if not page.exists() or page.read_text() != text:
-            print(f"docs/{page.name} is stale: run python -m tools.{tool}")
-            return 1
-        return 0
-    page.write_text(text)
-    return 0
+    is_check = parser.parse_args(arguments).check
+    stale = {path: text for path, text in texts.items() if (path.read_text() if path.exists() else None) != text}
+    for path, text in stale.items():
+        if is_check:
+            print(f"docs/{path.name} is stale: run python -m tools.{tool}")
+        elif text is None:
+            path.unlink()
+        else:
+            path.write_text(text)
+    return int(is_check and bool(stale))

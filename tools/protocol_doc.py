@@ -19,6 +19,7 @@ from borrower.machine import table as borrower_table
 from leader.election import table as election_table
 from leader.group import table as assignment_table
 from tools import drawing
+from tools.generated import write_or_check
 
 PAGE = Path(__file__).parent.parent / "docs" / "protocol.md"
 _MEMBER = re.compile(r'^\s+(\w+) = ".*"\s*#\s*(.*)$', re.MULTILINE)
@@ -110,15 +111,8 @@ def render(page: str) -> str:
 
 def main() -> int:
     """Write the page and its drawings, or with `--check` only say whether they are current."""
-    wanted = {PAGE: render(PAGE.read_text()), **{_picture(name): text for name, text in pictures().items()}}
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path} does not show the machines' tables: run `python -m tools.protocol_doc`.", file=sys.stderr)
-        return int(bool(stale))
-    for path in stale:
-        path.write_text(wanted[path])
-    return 0
+    texts = {PAGE: render(PAGE.read_text()), **{_picture(name): text for name, text in pictures().items()}}
+    return write_or_check(__doc__, texts, "protocol_doc")
 
 
 if __name__ == "__main__":

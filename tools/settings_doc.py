@@ -264,7 +264,7 @@ def sentences(settings: type) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or with `--check` compare it; 1 if it differs."""
-    return write_or_check(__doc__, PAGE, page(), "settings_doc", arguments)
+    return write_or_check(__doc__, {PAGE: page()}, "settings_doc", arguments)
 
 
 if __name__ == "__main__":

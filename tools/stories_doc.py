@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.scenarios import story as stories
 from tools import drawing
+from tools.generated import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "tests" / "scenarios"
@@ -71,19 +72,8 @@ def _parties(told: stories.Story) -> list[str]:
 
 def main() -> int:
     """Write them, or with `--check` only say whether they are current."""
-    wanted = dict(pages())
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    stale += [path for path in PICTURES.glob("story-*.svg") if path not in wanted]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path} does not show the stories: run `python -m tools.stories_doc`.", file=sys.stderr)
-        return int(bool(stale))
-    for path in stale:
-        if path in wanted:
-            path.write_text(wanted[path])
-        else:
-            path.unlink()
-    return 0
+    former: dict[Path, str | None] = dict.fromkeys(PICTURES.glob("story-*.svg"))
+    return write_or_check(__doc__, former | dict(pages()), "stories_doc")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ class Member:
     streams: set[int] = field(default_factory=set)
 
     @property
+    def told(self) -> dict[str, str | None]:
+        """What others are told of it."""
+        return {"borrower_id": self.borrower_id, "agent": self.agent, "session": self.session}
+
+    @property
     def takes_part(self) -> bool:
         """Wants streams."""
         return not (self.leaving or self.departing)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from leader.http.curves import Curves
 from leader.http.facts import Facts
 from leader.http.reading import Reading
@@ -53,11 +50,10 @@ class GroupsApi:
             overview = describe(connection, wanted)
         group_id = overview.group.group_id
         times, curves = self._curves.of((group_id,))
-        told = {**details(overview), "sampled_at": times, "curve": curves[group_id], "led_here": False}
         leader = self._facts.leaders().get(group_id)
-        if leader is not None:
-            told |= {"led_here": True, "standby_members": _standby(leader.members, told["members"])}
-        return as_json(told)
+        connected = None if leader is None else [member.told for member in leader.members]
+        told = {"sampled_at": times, "curve": curves[group_id], "led_here": leader is not None}
+        return as_json({**details(overview, connected), **told})
 
     def history(self, request: Request) -> Response:
         """What happened to a group behind line number `after`, oldest first. Raises `NotFound`."""
@@ -68,13 +64,3 @@ class GroupsApi:
             lines = read_after(connection, group.group_id, after, limit)
         told = [{"number": number, **history_line(line)} for number, line in lines]
         return as_json({"subscription": str(wanted), "group_id": group.group_id, "history": told})
-
-
-def _standby(members: Any, holding: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are connected and hold nothing."""
-    busy = {each["borrower_id"] for each in holding}
-    return [
-        {name: value for name, value in asdict(each).items() if name in ("borrower_id", "agent", "session")}
-        for each in members
-        if each.borrower_id not in busy
-    ]

@@ -111,7 +111,6 @@ class NodeCollector(Collector):
     def _lags(self, led: Mapping[int, GroupLeader]) -> Lags:
         keeps_house = self._facts.keeps_house()
         sizes = {group_id: len(leader.slots) for group_id, leader in led.items()}
-        single = _within(sizes, self._settings.metric_streams)
         if not led and not keeps_house:
             return Lags()
         began = time.monotonic()
@@ -125,7 +124,7 @@ class NodeCollector(Collector):
                 sums = status_lags(connection, others) if others else []
         except (SubletError, psycopg.Error) as error:
             log.debug("groups have no offsets in this scrape: %s", error)
-            return Lags(single=single)
+            return Lags(single=_within(sizes, self._settings.metric_streams))
         of_led = [line for line in streams if line.group_id in led]
         took_s = time.monotonic() - began
         return Lags(tuple(streams), (*summed(of_led), *sums), unled, total - len(unled), single, took_s)
@@ -134,8 +133,9 @@ class NodeCollector(Collector):
         """Those that nobody leads, as far as there is room, and how many they are. The database may not know yet of
         what is led here."""
         found, total = led_by_nobody(connection, max(self._settings.metric_groups - len(led), 0))
-        mine = [each for each in found if each.group.group_id in self._facts.leaders()]
-        return tuple(each for each in found if each not in mine), max(total - len(mine), 0)
+        mine = self._facts.leaders()
+        others = tuple(each for each in found if each.group.group_id not in mine)
+        return others, max(total - (len(found) - len(others)), 0)
 
 
 def _within(sizes: Mapping[int, int], most: int) -> frozenset[int]:
@@ -173,9 +173,9 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], lags: Lags) -> 
         add(families.SCRAPE, lags.took_s)
     heads: dict[tuple[str, str], int] = {}
     for line in lags.streams:
-        labels = (names[line.group_id], line.space, str(line.stream_id))
         if line.status == LendingStatus.FINISHED:
             continue
+        labels = (names[line.group_id], line.space, str(line.stream_id))
         heads[line.space, labels[2]] = line.head
         add(families.OFFSET, line.position, *labels)
         if line.lag is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -39,16 +39,21 @@ def summary(overview: Overview) -> dict[str, Any]:
     }
 
 
-def details(overview: Overview, standby: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """A group with all that was asked for. `standby`: members that hold nothing, whom their leader knows; None: it was
-    not asked, or has not answered."""
+def standby(overview: Overview, connected: Iterable[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Of those who are connected to the group's leader, the members that hold nothing; None: it has not said who is."""
+    holding = {member.borrower_id for member in overview.members}
+    return None if connected is None else [each for each in connected if each["borrower_id"] not in holding]
+
+
+def details(overview: Overview, connected: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """A group with all that was asked for. `connected`: see `standby`."""
     lines = [asdict(line) for line in overview.streams]
     for line in lines:
         del line["group_id"]
     return {
         **summary(overview),
         "members": [asdict(member) for member in overview.members],
-        "standby_members": None if standby is None else list(standby),
+        "standby_members": standby(overview, connected),
         "kept_for_sessions": [asdict(kept) for kept in overview.kept],
         "epochs": [{**asdict(line), "moved_at": line.moved_at.isoformat()} for line in overview.epochs],
         "streams": lines,

@@ -66,7 +66,8 @@ def list_(cli: Cli) -> None:
     if cli.json:
         cli.emit({"groups": [as_json.summary(overview) for overview in found]})
         return
-    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>", "STATE"), map(_row, found))
+    rows = ((*_row(overview), as_json.state(overview)) for overview in found)
+    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>", "STATE"), rows)
     if not found:
         cli.say("There are no groups yet: a $share group comes with its first consumer, or by `sublet groups create`.")
 
@@ -92,11 +93,11 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     wanted = Subscription.parse(subscription)
     with cli.connection() as connection:
         overview = look(connection, wanted)
-    standby = _standby(overview)
+    connected = _connected(overview)
     if cli.json:
-        cli.emit(as_json.details(overview, standby))
+        cli.emit(as_json.details(overview, connected))
         return
-    cli.tell(_prose(overview, standby))
+    cli.tell(_prose(overview, as_json.standby(overview, connected)))
     cli.table(
         ("STREAM>", "SPACE", "STATUS", "POSITION>", "HEAD>", "LAG>", "AGE>", "END", "OWNER"),
         [
@@ -131,22 +132,18 @@ def describe(cli: Cli, subscription: GroupName) -> None:
 
 
 def _row(overview: Overview) -> tuple[object, ...]:
-    from storage.groups import as_json
-
     leader = overview.leader.node if overview.leader and overview.led else None
     held, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
-    return overview.group.subscription, leader, streams, held, _lag(overview), as_json.state(overview)
+    return overview.group.subscription, leader, streams, held, _lag(overview)
 
 
-def _standby(overview: Overview) -> list[dict[str, Any]] | None:
-    """The members that hold nothing, of whom only their leader knows; None: it does not say so."""
+def _connected(overview: Overview) -> tuple[dict[str, Any], ...] | None:
+    """All members, of whom only their leader knows; None: there is none, or it does not say so."""
     from borrower.watch import connected
 
     if overview.leader is None or not overview.led:
         return None
-    there = connected(overview.group.subscription, overview.leader.address, LEADER_S)
-    holding = {member.borrower_id for member in overview.members}
-    return None if there is None else [each for each in there if each["borrower_id"] not in holding]
+    return connected(overview.group.subscription, overview.leader.address, LEADER_S)
 
 
 def _prose(overview: Overview, standby: list[dict[str, Any]] | None) -> list[str]:

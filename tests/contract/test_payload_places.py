@@ -33,7 +33,19 @@ from storage.whole_epochs import marks
 from tests.integration.log_kit import read, stream_of
 from tests.integration.session_kit import free_port
 from tests.kit import eventually
-from tests.payload_kit import LocalWorld, PlaceWorld, S3Server, S3World, a_space, fill, move, outside, s3_server, swept
+from tests.payload_kit import (
+    LocalWorld,
+    PlaceWorld,
+    S3Server,
+    S3World,
+    a_closed_stream,
+    a_space,
+    fill,
+    move,
+    outside,
+    s3_server,
+    swept,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 12
@@ -67,10 +79,7 @@ def space(conn: psycopg.Connection[Any], world: PlaceWorld) -> Space:
 @pytest.fixture
 def stream(conn: psycopg.Connection[Any], space: Space) -> int:
     """Closed, with blocks that are worth moving; the compaction that goes before has nothing to do."""
-    stream = stream_of(conn, "eu")
-    fill(conn, stream, BLOCKS, size=70_000)
-    rollover(conn, "eu")
-    return stream
+    return a_closed_stream(conn, BLOCKS)
 
 
 def generation_of(conn: psycopg.Connection[Any], stream: int) -> int:

@@ -41,7 +41,7 @@ from storage.tail import Tail
 from storage.turnover import partition
 from tests.integration.log_kit import in_epochs, read, stream_of
 from tests.kit import eventually
-from tests.payload_kit import LocalWorld, a_space, fill, move, swept
+from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, swept
 from tests.payload_kit import outside as named
 
 REPOSITORY = Path(__file__).parents[2]
@@ -69,10 +69,7 @@ def space(conn: psycopg.Connection[Any], world: LocalWorld) -> Space:
 @pytest.fixture
 def stream(conn: psycopg.Connection[Any], space: Space) -> int:
     """Closed, and not moved yet."""
-    stream = stream_of(conn, "eu")
-    fill(conn, stream, BLOCKS, size=70_000)
-    rollover(conn, "eu")
-    return stream
+    return a_closed_stream(conn, BLOCKS)
 
 
 def again(conn: psycopg.Connection[Any], space: Space) -> int:

@@ -38,7 +38,7 @@ from tests.integration.feed_kit import read_values, serving
 from tests.integration.log_kit import read, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
-from tests.payload_kit import LocalWorld, a_space, fill, move, outside
+from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside
 
 WAIT_S = 40.0
 BLOCKS = 6
@@ -59,9 +59,7 @@ def world(tmp_path: Path) -> LocalWorld:
 def stream(conn: psycopg.Connection[Any], world: LocalWorld) -> int:
     """All of it is outside."""
     space = a_space(conn, world)
-    stream = stream_of(conn, "eu")
-    fill(conn, stream, BLOCKS, size=70_000)
-    rollover(conn, "eu")
+    stream = a_closed_stream(conn, BLOCKS)
     assert move(conn, space) == BLOCKS
     return stream
 
