@@ -68,7 +68,8 @@ class Lookout:
         self._handler.note_said(outcome.news.items())
         self._look_at = float("inf") if outcome.wake_at is None else outcome.wake_at
         if outcome.look:
+            asked_at = clock()
             heads = self._heads(outcome.look)
             self._handler.note_heads(heads)
-            return self._do(Looked(dict(heads))) or bool(outcome.news)
+            return self._do(Looked(dict(heads), clock() - asked_at)) or bool(outcome.news)
         return bool(outcome.news)

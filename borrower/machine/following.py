@@ -5,7 +5,8 @@ end is *followed* under a subscription id (grant id, number). Only the first hal
 after a miss, which is news that we had to find by ourselves and that was not pushed soon after: the old subscription is
 dropped, a new one made, and what still comes under the old one is refused.
 
-The silence is adaptive. Without push it is short and grows while nothing comes. Once anything was pushed, be it
+The silence is adaptive. Without push it is short, but never so short that a session would ask the log for most of its
+time, and grows while nothing comes. Once anything was pushed, be it
 the answer to a subscription, streams are looked at but now and then, other than those whose news were missed and have
 not been pushed since, and those of which more was read than was told: under load news lag behind the log, and a look
 brings all of it at once. A stream that is never read to its end is not followed: its news would only
@@ -18,12 +19,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
+WEIGHT = 0.25
+"""Of the last look in what a look takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class FollowingSettings:
-    """Seconds. A silence begins at `first_s` and grows to `longest_s`, or to `trusted_s` where push works."""
+    """Seconds. A silence begins at `first_s`, or at so many times what a look takes of late if that is longer, and grows
+    to `longest_s`, or to `trusted_s` where push works."""
 
-    first_s: float = 0.005
+    first_s: float = 0.002
+    looks: float = 2.0
     longest_s: float = 0.1
     trusted_s: float = 1.0
     late_s: float = 0.1
@@ -58,9 +64,11 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What the log says of the streams that were to be looked at: {stream: head}. Absent: it did not answer."""
+    """What the log says of the streams that were to be looked at: {stream: head}. Absent: it did not answer. `took_s`:
+    how long it took to say so."""
 
     heads: Mapping[int, int]
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,7 @@ class Following:
         self._settings = settings or FollowingSettings()
         self._streams: dict[int, _Followed] = {}
         self._push_works = False
+        self._look_s = 0.0
         self._follow: list[FollowId] = []
         self._unfollow: list[FollowId] = []
         self._numbers = 0
@@ -131,7 +140,9 @@ class Following:
                 news = self._note_ends(streams, now)
             case Pushed():
                 news = self._take_push(event, now)
-            case Looked(heads):
+            case Looked(heads, took_s):
+                if heads:
+                    self._look_s += WEIGHT * (took_s - self._look_s)
                 news = self._compare(heads, now)
             case Tick():
                 pass
@@ -151,7 +162,7 @@ class Following:
                 self._begin(stream_id, grant_id, head, now)
                 continue
             if head > one.head:  # the log grows more quickly than we are told of it
-                one.silence_s = self._settings.first_s
+                one.silence_s = self._first_s
                 one.look_at = min(one.look_at, now + one.silence_s)
             if not one.at_end:
                 one.at_end, one.look_at = True, now + one.silence_s
@@ -169,9 +180,8 @@ class Following:
         return news
 
     def _begin(self, stream_id: int, grant_id: int, head: int, now: float) -> None:
-        first_s = self._settings.first_s
         follow = self._new_id(stream_id, grant_id)
-        self._streams[stream_id] = _Followed(follow, head, first_s, now + first_s)
+        self._streams[stream_id] = _Followed(follow, head, self._first_s, now + self._first_s)
 
     def _new_id(self, stream_id: int, grant_id: int) -> FollowId:
         self._numbers += 1
@@ -211,12 +221,12 @@ class Following:
             if head > one.head:
                 self.counters.found += 1
                 news[stream_id] = one.head = one.found = head
-                one.silence_s = self._settings.first_s
+                one.silence_s = self._first_s
                 if one.awaited_until is None:
                     one.awaited_until = now + self._settings.late_s
             else:
                 longest_s = self._settings.trusted_s if self._trusts(one) else self._settings.longest_s
-                one.silence_s = min(one.silence_s * 1.5 + self._settings.first_s, longest_s)
+                one.silence_s = min(one.silence_s * 1.5 + self._first_s, longest_s)
             one.look_at = now + one.silence_s
         return news
 
@@ -230,8 +240,13 @@ class Following:
                 self.counters.misses += 1
                 self._unfollow.append(one.id)
                 one.id = self._new_id(stream_id, one.id.grant_id)
-                one.doubted, one.silence_s = True, self._settings.first_s
+                one.doubted, one.silence_s = True, self._first_s
                 one.look_at = min(one.look_at, now + one.silence_s)
+
+    @property
+    def _first_s(self) -> float:
+        """The shortest silence: the busier the database, the longer."""
+        return min(max(self._settings.first_s, self._settings.looks * self._look_s), self._settings.longest_s)
 
     def _trusts(self, one: _Followed) -> bool:
         return self._push_works and not one.doubted

@@ -69,6 +69,29 @@ def test_without_push_it_looks_soon_and_then_less_often() -> None:
 
 
 @pytest.mark.conforms("P5")
+def test_the_longer_the_log_takes_to_answer_the_less_often_it_is_asked() -> None:
+    play = followed()
+    head = 10
+    for took_s in (S.first_s, 0.02):
+        for _ in range(20):
+            head += 1
+            play.wait()
+            play.do(Looked({7: head}, took_s))
+            play.do(AtEnd({7: (50, head)}))
+        assert play.silence(1) == pytest.approx([S.looks * took_s], rel=0.02)
+        play.do(AtEnd({7: (50, head + 1)}))
+        head += 1
+
+
+def test_a_database_that_was_away_is_asked_again_as_often_as_before() -> None:
+    play = followed()
+    play.wait()
+    play.do(Looked({}, 5.0))
+    play.do(AtEnd({7: (50, 11)}))
+    assert play.silence(1) == pytest.approx([S.first_s])
+
+
+@pytest.mark.conforms("P5")
 def test_where_push_works_it_looks_but_now_and_then() -> None:
     play = followed()
     assert play.do(Pushed(FIRST, 12), 0.001).news == {7: 12}
@@ -205,7 +228,7 @@ def test_invented_news_costs_one_read_and_hides_nothing() -> None:
 def test_streams_that_are_due_at_about_the_same_time_are_looked_at_together() -> None:
     play = Play()
     play.do(AtEnd({7: (50, 10)}))
-    play.do(AtEnd({7: (50, 10), 8: (60, 0)}), 0.002)
+    play.do(AtEnd({7: (50, 10), 8: (60, 0)}), 0.4 * S.first_s)
     assert set(play.wait().look) == {7, 8}
 
 
