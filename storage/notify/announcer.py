@@ -28,7 +28,7 @@ NUMBERS = 44
 """Bytes that a message may grow by when its numbers do."""
 
 
-BUSY = 5.0
+BUSY = 10.0
 """Under load, pauses grow to so many times the shortest: who is told looks for himself by then."""
 
 GROWTH = 1.2

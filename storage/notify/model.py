@@ -131,7 +131,7 @@ class NotifySettings:
     tell_look_s: float = 5.0
     """How often a publisher looks who listens where, while it has something to tell."""
     sends_per_s: float = 200.0
-    """Most messages a publisher sends per second, and under load a fifth of it; what changes meanwhile is told with the
+    """Most messages a publisher sends per second, and under load a tenth of it; what changes meanwhile is told with the
     next."""
 
     @property

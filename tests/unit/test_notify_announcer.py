@@ -100,7 +100,7 @@ def test_the_first_after_a_silence_goes_at_once_and_what_follows_closely_goes_to
 def test_ten_thousand_calls_a_second_are_few_messages() -> None:
     harness = opened()
     said = [message for step in range(10_000) for message in harness.tell(1 + step / 10_000, head(step % 7, step))]
-    assert 40 <= len(said) <= 55
+    assert 20 <= len(said) <= 40
     assert all(isinstance(message, Envelope) for message in said)
 
 
@@ -114,7 +114,7 @@ def test_pauses_grow_under_load_and_are_short_again_behind_it() -> None:
             pauses.append(machine.ready_at - now)
     assert all(one <= other + 1e-9 for one, other in pairwise(pauses))
     assert pauses[:2] == pytest.approx([shortest, 1.2 * shortest])
-    assert pauses[-1] == pytest.approx(5 * shortest)
+    assert pauses[-1] == pytest.approx(10 * shortest)
     for step in range(3):
         now += 0.1
         harness.tell(now, head(1, 1000 + step))
