@@ -20,7 +20,7 @@ from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
 from borrower.machine.following import FollowId, Pushed
 from borrower.planning import Planning
-from borrower.plans import Begun, Lent, Most, Planned
+from borrower.plans import Begun, Fate, Lent, Most, Planned, fate
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
 from borrower.ways import by_database
@@ -134,14 +134,9 @@ class Planner:
         plans = self._reader.ask(lambda connection: fence.last_plans(connection, group_id, streams))
         if plans is None:
             return [], []
-        done, lost = [], []
-        for planned in begun:
-            plan = plans.get(planned.stream_id)
-            if plan is None or not planned.is_of(plan.in_doubt) or (plan.is_open and plan.session != self.name):
-                lost.append(planned)
-            elif not plan.is_open:
-                done.append(planned)
-        return done, lost
+        fates = {planned: fate(planned, plans.get(planned.stream_id), self.name) for planned in begun}
+        done = [planned for planned, became in fates.items() if became is Fate.DONE]
+        return done, [planned for planned, became in fates.items() if became is Fate.LOST]
 
     # --- batch by batch ---------------------------------------------------------------------------------------------
 
@@ -175,6 +170,14 @@ class Planner:
             if self._is_through() if finite else left_s <= 0:
                 return []
             self._digest(min(self._lookout.wait_s, LOOK_S) if finite else min(self._lookout.wait_s, left_s))
+
+    def unsaved(self) -> tuple[Planned, ...]:
+        """What is acknowledged and not known to be written down: who begins with a checkpoint that knows nothing of it
+        does it again."""
+        done, gone = self._look(self._planning.unsaved())
+        for planned in (*done, *gone):
+            self._planning.forget_done(planned)
+        return self._planning.unsaved()
 
     def _ends(self, waiting: list[Lent], most: Most) -> dict[int, int]:
         """{stream: up to where to plan}."""

@@ -80,7 +80,12 @@ class Planning:
 
     def _note_saved(self, saved: Saved) -> None:
         lent = self._under(saved.stream_id, saved.grant_id)
-        if lent is None or lent.doubt is None or lent.doubt != saved.in_doubt or lent.saved:
+        if lent is None:
+            return
+        done = self._done.get(saved.stream_id)
+        if done is not None and done.is_passed(saved.position, saved.consumed):
+            del self._done[saved.stream_id]
+        if lent.doubt is None or lent.doubt != saved.in_doubt or lent.saved:
             return
         if lent.is_behind(saved.position, saved.consumed):
             # An earlier process of this session has done a part of it before it was written down: plan anew.
@@ -130,8 +135,8 @@ class Planning:
     # --- what is left of before -------------------------------------------------------------------------------------
 
     def recall(self, done: Iterable[Planned], begun: Iterable[Planned]) -> None:
-        """What the checkpoint says of this session's earlier processes: the last that each stream had `done`, and what
-        was `begun` and is to be done again. What else they had planned was never begun."""
+        """What the checkpoint says of this session's earlier processes: what they had `done` and progress may not have
+        passed, and what was `begun` and is to be done again. What else they had planned was never begun."""
         with self.changed:
             self._done = {planned.stream_id: planned for planned in done}
             self._begun = {planned.stream_id: planned for planned in begun}
@@ -154,14 +159,19 @@ class Planning:
     def _settle(self, lent: Lent) -> None:
         """Decide what becomes of what was left."""
         left, stream_id = lent.left, lent.grant.stream_id
-        if left is None or not self._recalled:
+        if not self._recalled:
+            return
+        done, begun = self._done.get(stream_id), self._begun.get(stream_id)
+        if done is not None and (left is None or not done.is_of(left)):
+            done = None
+            del self._done[stream_id]
+        if left is None:
             return
         lent.left = None
-        done, begun = self._done.get(stream_id), self._begun.get(stream_id)
         if begun is not None and begun.is_of(left):
             lent.doubt, lent.saved = left, True
             return
-        if done is not None and done.is_of(left):
+        if done is not None:
             lent.go_on(left.end, left.consumed)
         nothing = InDoubt(lent.grant.grant_id, lent.position, lent.position, 0.0)
         self._tell(lent, nothing)
@@ -264,6 +274,18 @@ class Planning:
                     lent.go_on(planned.end, planned.consumed)
                     lent.doubt, lent.step, lent.saved = None, None, False
                     self._untold[planned.stream_id] = lent
+
+    def unsaved(self) -> tuple[Planned, ...]:
+        """What is done, and for all that is known here progress has not passed it: whoever comes after this process
+        must know, or would do it again."""
+        with self.changed:
+            return tuple(self._done.values())
+
+    def forget_done(self, planned: Planned) -> None:
+        """Progress has passed it, or others have got it."""
+        with self.changed:
+            if self._done.get(planned.stream_id) == planned:
+                del self._done[planned.stream_id]
 
     def tell(self) -> None:
         """Report what was acknowledged and was not reported with a plan."""

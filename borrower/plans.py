@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from protocol.epochs import ConsumedFrontier
 from protocol.in_doubt import InDoubt
 from protocol.messages import Grant
+from storage.fence import LastPlan
 from storage.whole_epochs import Step, WholeEpochs
 
 
@@ -32,6 +34,25 @@ class Planned:
     def is_of(self, doubt: InDoubt) -> bool:
         """Whether it is what is in doubt."""
         return Planned.of(self.stream_id, doubt) == self
+
+    def is_passed(self, position: int, consumed: ConsumedFrontier | None) -> bool:
+        """Whether progress has come behind it."""
+        return not InDoubt(self.grant_id, self.start, self.end, 0.0, self.consumed).is_open(position, consumed)
+
+
+class Fate(Enum):
+    """What became of a range that was begun, as the group's rows say."""
+
+    OPEN = "open"  # kept for its session, or held by it: it comes back, or is reported as done
+    DONE = "done"  # progress has passed it
+    LOST = "lost"  # others have got it, or may get it
+
+
+def fate(planned: Planned, last: LastPlan | None, session: str) -> Fate:
+    """Of what a session by that name has begun; `last`: what was planned last of the stream."""
+    if last is None or not planned.is_of(last.in_doubt) or (last.is_open and last.session != session):
+        return Fate.LOST
+    return Fate.OPEN if last.is_open else Fate.DONE
 
 
 @dataclass(frozen=True, slots=True)

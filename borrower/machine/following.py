@@ -25,8 +25,8 @@ WEIGHT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class FollowingSettings:
-    """Seconds. A silence begins at `first_s`, or at so many times what a look takes of late if that is longer, and grows
-    to `longest_s`, or to `trusted_s` where push works."""
+    """Seconds. A silence begins at `first_s`, or at so many times what a look takes of late if that is longer, and
+    grows to `longest_s`, or to `trusted_s` where push works."""
 
     first_s: float = 0.002
     looks: float = 2.0

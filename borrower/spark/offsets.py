@@ -3,8 +3,9 @@
     {"group": 3, "session": "billing-1", "streams": {"17": {"from": 700, "grant": 12, "to": 710}},
      "subscription": "$share/billing/orders/#"}
 
-A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows. In a group
-that is atomic a range has also "upto" and "least", its consumed frontier.
+A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows. Only what
+earlier batches have done and the group may not know yet is there besides, as "done", in the same form as "streams". In
+a group that is atomic a range has also "upto" and "least", its consumed frontier.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ NOTHING: Offset = {}
 """The offset of a query that has begun nothing."""
 
 
-def offset_of(ranges: Iterable[Planned], *, group_id: int, session: str, subscription: str) -> Offset:
-    """Of these ranges. Spark compares offsets as text, so the keys are in order."""
-    parts = {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
-    return {"group": group_id, "session": session, "streams": parts, "subscription": subscription}
+def offset_of(
+    ranges: Iterable[Planned], done: Iterable[Planned] = (), *, group_id: int, session: str, subscription: str
+) -> Offset:
+    """Of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in order."""
+    before = {"done": parts} if (parts := _parts(done)) else {}
+    return {**before, "group": group_id, "session": session, "streams": _parts(ranges), "subscription": subscription}
 
 
 def is_ours(offset: Any) -> bool:
     """Whether this source has written it, of a batch that has something."""
-    return isinstance(offset, dict) and offset.keys() == {"group", "session", "streams", "subscription"}
+    return isinstance(offset, dict) and offset.keys() - {"done"} == {"group", "session", "streams", "subscription"}
 
 
 def check_owner(offset: Offset, session: str, subscription: str) -> None:
@@ -45,14 +48,26 @@ def check_owner(offset: Offset, session: str, subscription: str) -> None:
 
 def ranges_of(offset: Mapping[str, Any]) -> list[Planned]:
     """The ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
+    return _listed(offset, "streams") if offset else []
+
+
+def done_before(offset: Mapping[str, Any]) -> list[Planned]:
+    """What earlier batches have done, of which the group may not know. Raises as `ranges_of` does."""
+    return _listed(offset, "done") if "done" in offset else []
+
+
+def _listed(offset: Mapping[str, Any], key: str) -> list[Planned]:
     try:
-        streams = offset["streams"] if offset else {}
-        return [_planned(int(stream_id), part) for stream_id, part in streams.items()]
+        return [_planned(int(stream_id), part) for stream_id, part in offset[key].items()]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidSetting(
             f"the checkpoint says {str(offset)[:200]}, which is not of sublet: it belongs to another query. Give this "
             "one a checkpointLocation of its own."
         ) from None
+
+
+def _parts(ranges: Iterable[Planned]) -> dict[str, Any]:
+    return {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
 
 
 def _part(planned: Planned) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 
 from borrower.plans import Begun, Most, Planned
 from borrower.spark.columns import arrow_schema
-from borrower.spark.offsets import NOTHING, Offset, check_owner, offset_of, ranges_of
+from borrower.spark.offsets import NOTHING, Offset, check_owner, done_before, offset_of, ranges_of
 from borrower.spark.options import StreamOptions
 from borrower.spark.ranges import RangePartition, read_task, tasks_of
 from borrower.spark.reach import check_made
@@ -81,7 +81,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
         planner, before = self._opened(), self._ranges(start)
         if not self._recalled:
-            self._recall(done=before)
+            self._recall(done=[*done_before(start), *before])
         planner.acknowledge(before)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         most_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
@@ -90,7 +90,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not begun:
             return start
         whose = {"session": planner.name, "subscription": planner.subscription}
-        return offset_of(self._begun, group_id=planner.group_id, **whose)
+        return offset_of(self._begun, planner.unsaved(), group_id=planner.group_id, **whose)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
         """For people, in the query's progress: how far the streams go that this query has, and how far behind it is."""
@@ -104,7 +104,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of the micro-batch from one offset to the next."""
         ranges = self._ranges(end)
         if any(planned not in self._begun for planned in ranges):
-            self._resume(self._ranges(start), ranges)
+            self._resume([*self._ranges(start), *done_before(end)], ranges)
         tasks = list(self._tasks([self._begun[planned] for planned in ranges if planned in self._begun]))
         return tasks_of(tasks, self._options.min_partitions, self._options.max_partitions)
 

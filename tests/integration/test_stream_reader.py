@@ -20,6 +20,7 @@ from borrower.spark.ranges import RangePartition
 from borrower.spark.stream_reader import SubletStreamReader
 from leader.settings import LeaderSettings
 from protocol.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded
+from storage.connect import connect
 from storage.groups.model import LOSSES_BEFORE_BLOCKED
 from storage.publish import Publisher
 from storage.spaces import reshard
@@ -128,6 +129,38 @@ def test_a_query_that_dies_at_any_point_goes_on_as_if_it_had_not(
     if point in ("read", "sunk"):
         assert len(checkpoint.runs) > len(seen)
     assert "unreserve" not in events(conn)
+
+
+@pytest.mark.conforms("E26", "E27")
+def test_what_was_done_is_not_done_again_by_the_process_after_next(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    """Of two streams that a batch has had, one comes late to the next process, which goes on with the other."""
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 30)
+    with pytest.raises(Died):
+        Run(checkpoint, url, inDoubtHold=LONG).until(30, die="committed")
+    late, *_ = streams = sorted(checkpoint.offsets[0]["streams"])
+    assert len(streams) > 1
+    with connect(url) as user, user.transaction():
+        user.execute("select from lending where stream_id = %s for update", (int(late),))
+        second = Run(checkpoint, url, inDoubtHold=LONG)
+
+        def goes_on() -> bool:
+            values.extend(publish(url, len(values), 10))
+            return second.step(die="committed")
+
+        with pytest.raises(Died):
+            eventually(goes_on, 30.0)
+    assert late not in checkpoint.offsets[1]["streams"]
+    assert checkpoint.offsets[1]["done"][late] == checkpoint.offsets[0]["streams"][late]
+    runs.append(third := Run(checkpoint, url, inDoubtHold=LONG))
+    third.until(len(values))
+    assert checkpoint.values() == values
+    eventually(lambda: not third.step(), 10.0)
+    values += publish(url, len(values), 10)
+    third.until(len(values))
+    assert "done" not in checkpoint.offsets[-1], "by then the group knows"
 
 
 @pytest.mark.conforms("E26", "E27")

@@ -15,15 +15,18 @@ and its clock, by which leases are judged, is set back; streams roll over, are r
 operators revoke, seize by hand, delete groups and declare them anew with other options (`groups`); named processes
 return, or are started twice; users break off in the middle of a call. Publishers (`publishers`) publish in epochs,
 in some runs in pairs of numbers, skip some, run ahead, leave and die; a third of the groups are atomic, and their
-streams are consumed in whole epochs (`whole`) by the product's own plan of them. Each run has its own mixture.
+streams are consumed in whole epochs (`whole`) by the product's own plan of them. Some runs have a streaming query
+(`queries`), which plans ahead, dies between any two steps and comes back to its checkpoint. Each run has its own
+mixture.
 **Then the liveness phase**: the faults end, and everything must come to rest: all consumed, durable, shared out,
 led by one, nobody waiting.
 
 **The checkers** (`checkers`) stand outside of the code. They know what users were given, what sessions reported and
-what the store answered, and compare: one holder for a grant, nothing lost, nothing twice but in a range that a
-forced move announced, no epoch in part or before it is completed, each said to be consumed once and only when it
-is, no progress backwards, no writing without the term, a history from which all of this could be told again, no
-older process of a name beside a newer one. A `Violation` ends the run.
+what the store answered, and compare: one holder for a grant, nothing lost, nothing twice but in a range that a forced
+move announced, nothing twice in a query's sink that it came back to in time, no epoch in part or before it is
+completed, each said to be consumed once and only when it is, no progress backwards, no writing without the term, a
+history from which all of this could be told again, no older process of a name beside a newer one. A `Violation` ends
+the run.
 
 **The faults** (`faults.toml`) prove that they can see: each breaks the product in one place, and the simulator alone
 must notice within a thousand seeds. `exceptions` names the few pairs of the machines' tables that no run brings

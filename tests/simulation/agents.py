@@ -23,6 +23,7 @@ from borrower.settings import BorrowerSettings
 from protocol.messages import EndReason, PingResponse, ProgressSaved, RevokeFinished, ToBorrower
 from protocol.words import Subscription
 from tests.simulation.process import Process
+from tests.simulation.queries import Checkpoint, Query
 from tests.simulation.sessions import CountedWork, Session
 from tests.simulation.work import Work
 
@@ -41,13 +42,21 @@ class Wish:
 
 
 class SimulatedAgent(Process):
-    """One process. With a `session` it goes by that stable name, and each of its subscriptions draws an epoch."""
+    """One process. With a `session` it goes by that stable name, and each of its subscriptions draws an epoch. With a
+    `checkpoint` it is a life of that query, and goes by its name."""
 
     def __init__(
-        self, simulation: Simulation, agent_id: str, settings: BorrowerSettings, drift: float, session: str | None
+        self,
+        simulation: Simulation,
+        agent_id: str,
+        settings: BorrowerSettings,
+        drift: float,
+        session: str | None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         super().__init__(simulation.world, agent_id, drift)
-        self.simulation, self.session = simulation, session
+        self.simulation, self.checkpoint = simulation, checkpoint
+        self.session = session if checkpoint is None else checkpoint.name
         self.machine = Agent(agent_id, settings)
         self.weight = simulation.world.random.choice((1.0, 1.0, 1.0, 2.0, 0.5))
         self.alive = True
@@ -65,7 +74,8 @@ class SimulatedAgent(Process):
         epoch = self.simulation.draw_epoch() if self.session is not None else 0
         self.wishes[handle] = Wish(handle, subscription, epoch)
         self.epochs.setdefault(subscription, []).append(epoch)
-        self.sessions[handle] = Session(self, handle)
+        query = self.checkpoint
+        self.sessions[handle] = Session(self, handle) if query is None else Query(self, handle, query)
         start = str(self.simulation.groups.start_of(subscription))
         self._happens(Subscribe(handle, str(subscription), self.weight, self.session, start, epoch))
 
@@ -74,6 +84,7 @@ class SimulatedAgent(Process):
         if self.alive and handle in self.wishes:
             self._leaving[handle] = self.wishes.pop(handle)
             self.world.say(self.name, f"leaves {handle}")
+            self.sessions[handle].leave()
             self._happens(Unsubscribe(handle))
             if self.world.chance(0.3):
                 self.world.after(self.world.random.uniform(0.0, 0.5), lambda: self._happens(Unsubscribe(handle)))

@@ -34,6 +34,7 @@ class Figures:
     deleted: int = 0
     fenced: int = 0
     returned: int = 0
+    stored: int = 0
     virtual_s: float = 0.0
     took_s: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
@@ -53,6 +54,7 @@ class Figures:
         self.deleted += other.deleted
         self.fenced += other.fenced
         self.returned += other.returned
+        self.stored += other.stored
         self.virtual_s += other.virtual_s
         self.failures += other.failures
         self.pairs += other.pairs
@@ -64,7 +66,7 @@ class Figures:
             f"seeds with a crash, {self.repeats} repeated deliveries, all explained by reported forced moves, "
             f"{self.deleted} groups deleted, {self.fenced} sessions fenced, {self.returned} streams returned, "
             f"{self.unaware} calls begun unaware of a loss, {self.atomic} atomic groups, given {self.given_in_epochs} "
-            f"messages of epochs and {self.announced} announcements, "
+            f"messages of epochs and {self.announced} announcements, {self.stored} messages in queries' sinks, "
             f"{len(self.pairs)} of {len(all_pairs())} pairs of the tables; {len(self.failures)} failures"
         )
 
@@ -132,4 +134,5 @@ def _run_one(seed: int, figures: Figures) -> None:
     figures.deleted += len(simulation.groups.retired)
     figures.fenced += simulation.checkers.names.fenced
     figures.returned += simulation.checkers.names.returned
+    figures.stored += simulation.checkers.deliveries.stored
     figures.virtual_s += simulation.world.now

@@ -65,6 +65,9 @@ class Session:
         work = self._work[stream_id]
         return not (work.busy or (isinstance(work, WholeWork) and work.lent.is_within_a_step))
 
+    def leave(self) -> None:
+        """Its user leaves: whatever it does is finished, as it is told to stop."""
+
     def close(self) -> None:
         """The subscription is over, whatever it was doing."""
         for work in self._work.values():

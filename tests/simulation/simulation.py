@@ -16,6 +16,7 @@ from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
 from tests.simulation.process import MOST_DRIFT
 from tests.simulation.publishing import Publishing
+from tests.simulation.queries import Checkpoint, Queries
 from tests.simulation.troubles import Troubles
 from tests.simulation.world import Weather, World
 
@@ -51,6 +52,7 @@ class Simulation:
         self.network = Network(self.world, {node.address: node for node in self.nodes}, self.agents)
         self.groups = Groups(self)
         self.troubles = Troubles(self)
+        self.queries = Queries(self)
         self._named = self.world.chance(0.5)
 
     # --- what the others ask ----------------------------------------------------------------------------------------
@@ -82,6 +84,15 @@ class Simulation:
                     agent.subscribe(subscription)
         return agent
 
+    def start_query(self, checkpoint: Checkpoint) -> SimulatedAgent:
+        """A process comes that goes on with this query."""
+        self._made += 1
+        agent = SimulatedAgent(self, f"a{self._made}", self._borrower, self._drift, None, checkpoint)
+        self.agents[agent.name] = agent
+        self.world.say(agent.name, f"goes on with {checkpoint}")
+        agent.subscribe(self.groups.subscriptions[0])
+        return agent
+
     def _new_name(self) -> str | None:
         """A free one mostly: of two processes of one name the first is soon over."""
         if not self._named or self.world.chance(0.4):
@@ -98,6 +109,7 @@ class Simulation:
         self.publishing.begin()
         self.groups.begin()
         self.troubles.begin(SAFETY_S)
+        self.queries.begin(SAFETY_S)
         for node in self.nodes:
             node.start()
         for _ in range(self.world.random.randint(1, 4)):

@@ -297,6 +297,7 @@ class Troubles:
             simulation.crashes += 1
             agent.crash()
             later_s = self._random.choice((0.3, 2.0, 6.0, 20.0))
-            self._world.after(later_s, lambda: simulation.join(like=agent))
-        elif len(simulation.living()) < _MOST_AGENTS:
+            if agent.checkpoint is None:
+                self._world.after(later_s, lambda: simulation.join(like=agent))
+        elif len(simulation.living()) < _MOST_AGENTS and agent.checkpoint is None:
             simulation.join(like=agent)

@@ -249,6 +249,44 @@ def test_what_was_acknowledged_in_between_is_acknowledged_under_the_next_grant(d
     assert desk.begun() == []
 
 
+@pytest.mark.conforms("E27")
+def test_what_is_done_is_remembered_until_progress_has_passed_it(desk: Desk) -> None:
+    desk.grant(stream_id=2, position=0)
+    desk.heads(s2=5)
+    one, other = desk.plan(s1=20, s2=5)
+    desk.done([one, other])
+    assert desk.planning.unsaved() == (one, other)
+    desk.planning.take(Saved(1, 50, 19))
+    assert desk.planning.unsaved() == (one, other), "a part of it has been passed"
+    desk.planning.take(Saved(1, 50, 20))
+    assert desk.planning.unsaved() == (other,)
+    desk.planning.take(Saved(2, 49, 5))
+    assert desk.planning.unsaved() == (other,), "that was said under another grant"
+    desk.planning.take(Remove(2, 50, RevokedReason.LOST))
+    assert desk.planning.unsaved() == (other,), "nobody has heard of it yet"
+    desk.grant(stream_id=2, grant_id=60, position=5)
+    assert desk.planning.unsaved() == (), "the grant begins behind it"
+
+
+def test_what_an_earlier_process_has_done_is_remembered_until_its_stream_comes() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.recall([BEGUN], ())
+    assert desk.planning.unsaved() == (BEGUN,)
+    desk.grant(left=LEFT)
+    assert desk.planning.unsaved() == (BEGUN,), "it is reported, and not written down yet"
+    desk.write()
+    assert desk.planning.unsaved() == ()
+
+
+def test_what_is_said_to_be_done_for_good_is_forgotten_if_it_is_that() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.recall([BEGUN], ())
+    desk.planning.forget_done(Planned(1, 40, 10, 19))
+    assert desk.planning.unsaved() == (BEGUN,)
+    desk.planning.forget_done(BEGUN)
+    assert desk.planning.unsaved() == ()
+
+
 def test_what_is_not_ours_any_more_is_forgotten() -> None:
     desk = Desk(recalled=False)
     desk.planning.recall((), [BEGUN])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
+from borrower.plans import Begun
 from leader.node_events import NodeOutcome
 from protocol.epochs import GroupFrontier
 from storage.groups.model import Claim, Group, GroupResult, GroupWrites
@@ -104,6 +105,10 @@ class Checkers:
     def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
         """It has ended."""
         self.deliveries.call_finished(work, offsets)
+
+    def batch_stored(self, query: str, group_id: int, begun: Begun) -> None:
+        """A query's batch is in its sink, with these messages of a stream."""
+        self.deliveries.batch_stored(query, group_id, begun)
 
     def reported(self, work: Work, told: Progressed) -> None:
         """A session says how far it is under this grant."""

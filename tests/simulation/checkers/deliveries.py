@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from borrower.plans import Begun
 from storage.groups.model import LendingStatus
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation
@@ -38,7 +39,7 @@ class Deliveries:
 
     def __init__(self, simulation: Simulation, lives: Lives, record: Record, epochs: Epochs) -> None:
         self._simulation, self._lives, self._record, self._epochs = simulation, lives, record, epochs
-        self.repeats = self.unaware = 0
+        self.repeats = self.unaware = self.stored = 0
         self._holder: dict[tuple[int, int, int], str] = {}
         self._taken: set[tuple[int, int, int]] = set()
         self._seen: dict[Key, dict[int, Call]] = {}
@@ -93,6 +94,37 @@ class Deliveries:
             self._epochs.call_finished(key, offsets)
         else:
             self._done[key] = max(self._done.get(key, 0), offsets[-1] + 1)
+
+    def batch_stored(self, query: str, group_id: int, begun: Begun) -> None:
+        """A query has put a range of a stream into its sink, which takes each batch once. Whether its process still has
+        the stream does not matter, as long as the range is kept for its name. If it is not, others may have got it
+        too, as was announced."""
+        planned = begun.planned
+        key = group_id, planned.stream_id
+        if self._lives[group_id].deleted_at is not None:
+            return
+        call = Call(*key, planned.grant_id, query, range(begun.position, planned.end))
+        row = self._simulation.store.rows(group_id)[planned.stream_id]
+        doubt = row.open_doubt
+        self._simulation.world.say(query, call)
+        self.stored += len(call.offsets)
+        if doubt is not None and planned.is_of(doubt) and row.session == query:
+            if begun.position > self.consumed(*key):
+                raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
+            self._note(key, call)
+        else:
+            self.unaware += 1
+            self._note_late(key, call)
+        if begun.position <= self.consumed(*key):
+            self._done[key] = max(self._done.get(key, 0), planned.end)
+
+    def _note_late(self, key: Key, call: Call) -> None:
+        """Others who had it before had it because the query's own range was given up."""
+        seen = self._seen.setdefault(key, {})
+        for offset in call.offsets:
+            before = seen.setdefault(offset, call)
+            if before is not call:
+                self._repeated(offset, call, before)
 
     def _check_row(self, call: Call) -> None:
         row = self._simulation.store.rows(call.group_id).get(call.stream_id)

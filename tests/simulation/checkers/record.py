@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.database import WatchedGroups
     from tests.simulation.world import World
 
-_ENDS = ("release", "seize", "finish", "skip", "block", "delete")
+_ENDS = ("release", "seize", "reserve", "finish", "skip", "block", "delete")
 _REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
 
 
@@ -35,6 +35,7 @@ class Record:
         self.twice: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.unheard: dict[tuple[int, int, int], float] = {}
         self.skipped: dict[Key, int] = {}
+        self._reserved: dict[Key, set[int]] = {}
 
     def claimed(self, before: Claim | None, claim: Claim) -> None:
         """Who takes a group from another incarnation, or is its first leader, is in history with its term."""
@@ -92,6 +93,8 @@ class Record:
             self._in_force[key] = line
         elif line.event in _ENDS:
             self._end(key, before, line)
+        elif line.event == "unreserve":
+            self._free(key, before, line)
         else:
             self._go_on(key, before, line)
 
@@ -105,8 +108,15 @@ class Record:
         elif line.event != "revoke":
             raise Violation(f"nobody knows this event: {line}")
 
+    def _free(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
+        """What was kept for a session is kept no more, and what it had planned may be seen twice."""
+        if before is not None or key not in self._reserved or line.until is None:
+            raise Violation(f"given up, but nothing was kept, or without saying what may be seen twice: {line}")
+        for grant_id in self._reserved.pop(key):
+            self.twice[(*key, grant_id)] = (line.position, line.until)
+
     def _end(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
-        if (before is not None or line.event in ("release", "seize", "delete")) and (
+        if (before is not None or line.event in ("release", "seize", "reserve", "delete")) and (
             before is None or before.grant_id != line.grant_id or before.borrower_id != line.borrower_id
         ):
             raise Violation(f"the end of a grant that is not in force: {line}, but {before}")
@@ -120,6 +130,10 @@ class Record:
         self._in_force.pop(key, None)
         if line.until is not None:
             self.twice[(*key, line.grant_id)] = (line.position, line.until)
+        if line.event == "reserve":
+            doubt = self._store.rows(line.group_id)[line.stream_id].in_doubt
+            planned_under = {line.grant_id} if doubt is None else {line.grant_id, doubt.grant_id}
+            self._reserved.setdefault(key, set()).update(planned_under)
         if line.event == "skip" or line.reason.startswith("fenced"):
             self.unheard[(*key, line.grant_id)] = self._world.now
         if line.event == "skip":

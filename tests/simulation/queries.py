@@ -1,0 +1,250 @@
+"""A streaming query: it plans ahead with the product's own planning, and has a checkpoint and a sink that outlive it.
+
+What Spark does between its calls is told here in a few lines: a micro-batch is written into the log of offsets before
+it begins, and into the log of commits when it is in the sink; the sink takes a batch once, by its number. A process
+that comes after another begins with what the checkpoint says. One process at a time.
+
+Streams of atomic groups it consumes as any other session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from borrower.machine.events import Install, Progressed, Remove, Saved, Stop, Tell
+from borrower.planning import Planning
+from borrower.plans import Begun, Fate, Lent, Planned, fate
+from protocol.messages import RevokedReason
+from storage.fence import LastPlan
+from storage.groups.model import LendingStatus
+from tests.simulation.sessions import Session
+from tests.simulation.work import Work
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.simulation import Simulation
+
+_HOLDS_S = (1.0, 6.0, 20.0, 20.0)
+_RUNS = 0.4
+_DIES = 0.06
+"""Chances: that a run has a query, and that this dies between two of its steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the log of offsets says of one: its ranges, and what was done before and may not be written down yet."""
+
+    group_id: int
+    ranges: tuple[Planned, ...]
+    done: tuple[Planned, ...]
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """Of a query by this name: its batches, how many of them are committed, how many the sink has."""
+
+    name: str
+    hold_s: float
+    batches: list[Batch] = field(default_factory=list)
+    committed: int = 0
+    in_sink: int = 0
+
+
+class Query(Session):
+    """One life of the query."""
+
+    def __init__(self, agent: SimulatedAgent, handle: int, checkpoint: Checkpoint) -> None:
+        super().__init__(agent, handle)
+        self._checkpoint = checkpoint
+        self._planning = Planning(self._said, checkpoint.hold_s)
+        self._streams: dict[int, Work] = {}
+        self._group_id = 0
+        self._over = False
+        self._soon(self._begin)
+
+    def told(self, tell: Tell, group_id: int | None) -> None:
+        """By the borrower, in order."""
+        match tell:
+            case Install(grant) if grant.consumed is None:
+                assert group_id is not None
+                self._group_id = group_id
+                work = Work(group_id, grant.stream_id, grant.grant_id, grant.position)
+                self._streams[grant.stream_id] = work
+                self._simulation.checkers.installed(work)
+                self._planning.take(tell)
+            case Remove(reason=reason) if tell.stream_id in self._streams:
+                self._simulation.checkers.removed(self._streams.pop(tell.stream_id), reason is RevokedReason.LOST)
+                self._planning.take(tell)
+            case Stop() | Saved() if tell.stream_id in self._streams:
+                self._planning.take(tell)
+            case _:
+                super().told(tell, group_id)
+
+    def is_idle(self, stream_id: int) -> bool:
+        """Nothing is being done on the stream."""
+        return stream_id not in self._streams and super().is_idle(stream_id)
+
+    def leave(self) -> None:
+        """The query is stopped, in the middle of whatever it did."""
+        self._over = True
+        self._planning.leave()
+
+    def close(self) -> None:
+        """The subscription is over."""
+        super().close()
+        self._over = True
+
+    # --- batch by batch ---------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """The first call says how the last life ended: between two batches, or in the middle of one."""
+        batches, committed = self._checkpoint.batches, self._checkpoint.committed
+        if len(batches) == committed:
+            self._planning.recall(_done_by(batches), ())
+            self._plan()
+            return
+        batch = batches[-1]
+        self._planning.recall((*_done_by(batches[:-1]), *batch.done), batch.ranges)
+        self._resume(set(batch.ranges), [])
+
+    def _resume(self, open: set[Planned], again: list[Begun]) -> None:
+        """Find out what of the batch is to be done again; what is lost is left out of it."""
+        for planned in tuple(open):
+            if (found := self._planning.again(planned)) is not None:
+                again.append(found)
+                open.discard(planned)
+            elif (became := self._fate(self._checkpoint.batches[-1].group_id, planned)) is not Fate.OPEN:
+                self._world.say(self._agent.name, f"in batch {len(self._checkpoint.batches)}, {became}: {planned}")
+                self._planning.forget(planned)
+                open.discard(planned)
+        if open:
+            self._soon(lambda: self._resume(open, again))
+        else:
+            self._run(again)
+
+    def _fate(self, group_id: int, planned: Planned) -> Fate:
+        """By what the function `planned` of the database would say."""
+        row = self._simulation.store.rows(group_id).get(planned.stream_id)
+        if row is None or row.in_doubt is None:
+            return fate(planned, None, self._checkpoint.name)
+        held = row.grant_id if row.status is LendingStatus.HELD else None
+        last = LastPlan(row.in_doubt, row.open_doubt is not None, row.session, held)
+        return fate(planned, last, self._checkpoint.name)
+
+    def _unsaved(self) -> tuple[Planned, ...]:
+        for planned in self._planning.unsaved():
+            if self._fate(self._group_id, planned) is not Fate.OPEN:
+                self._planning.forget_done(planned)
+        return self._planning.unsaved()
+
+    def _plan(self) -> None:
+        """What the last batch had is done; the next has something of each stream that goes on."""
+        planning, batches = self._planning, self._checkpoint.batches
+        if batches:
+            planning.acknowledge(batches[-1].ranges)
+        streams = self._simulation.streams.streams
+        planning.note_heads([(stream_id, streams[stream_id].head) for stream_id in self._streams])
+        planning.plan(dict(self._ends(planning.idle(self._may_start))))
+        planning.tell()
+        self._await_written()
+
+    def _ends(self, waiting: Sequence[Lent]) -> Iterator[tuple[int, int]]:
+        """Of some of the streams that go on a part; in the end, of all of them all."""
+        for lent in waiting:
+            if self._world.calm:
+                yield lent.grant.stream_id, lent.reach
+            elif self._whims.random() < 0.6:
+                yield lent.grant.stream_id, self._whims.randint(lent.position + 1, lent.reach)
+
+    def _await_written(self) -> None:
+        if self._planning.unwritten():
+            self._soon(self._await_written)
+            return
+        begun = self._planning.begin()
+        if not begun:
+            self._soon(self._plan)
+        else:
+            self._soon(lambda: self._write_down(begun))
+
+    def _write_down(self, begun: Sequence[Begun]) -> None:
+        batch = Batch(self._group_id, tuple(one.planned for one in begun), self._unsaved())
+        self._checkpoint.batches.append(batch)
+        self._world.say(self._agent.name, f"begins batch {len(self._checkpoint.batches)}: {batch}")
+        self._run(begun)
+
+    def _run(self, begun: Sequence[Begun]) -> None:
+        slow = self._whims.uniform(5, 18) if self._whims.random() < 0.05 else self._whims.uniform(0.05, 1.0)
+        self._later(slow, self._if_alive(lambda: self._put_into_sink(begun)))
+
+    def _put_into_sink(self, begun: Sequence[Begun]) -> None:
+        checkpoint = self._checkpoint
+        number, group_id = len(checkpoint.batches), checkpoint.batches[-1].group_id
+        if checkpoint.in_sink < number:
+            checkpoint.in_sink = number
+            for one in begun:
+                self._simulation.checkers.batch_stored(checkpoint.name, group_id, one)
+        self._soon(self._commit)
+
+    def _commit(self) -> None:
+        self._checkpoint.committed = len(self._checkpoint.batches)
+        self._soon(self._plan)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _said(self, told: Progressed) -> None:
+        work = self._streams.get(told.stream_id)
+        if work is not None and work.grant_id == told.grant_id:
+            work.position = told.position
+            self._agent.say(self._handle, work, told)
+
+    def _may_start(self, lent: Lent) -> bool:
+        return self._agent.machine.may_start(self._handle, lent.grant.stream_id, lent.grant.grant_id, self._agent.now)
+
+    def _soon(self, happening: Callable[[], None]) -> None:
+        self._later(self._whims.uniform(0.01, 0.4), self._if_alive(happening))
+
+    def _if_alive(self, happening: Callable[[], None]) -> Callable[[], None]:
+        def unless_over() -> None:
+            if not self._agent.alive or self._over:
+                return
+            if not self._world.calm and self._whims.random() < _DIES:
+                self._agent.crash()
+            else:
+                happening()
+
+        return unless_over
+
+
+def _done_by(batches: Sequence[Batch]) -> tuple[Planned, ...]:
+    """What is done once the last of these is committed."""
+    return (*batches[-1].done, *batches[-1].ranges) if batches else ()
+
+
+class Queries:
+    """Some runs have a query. It dies again and again, and mostly comes back; by chances of its own."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._whims = Random(f"the queries of {simulation.seed}")
+        self._life: SimulatedAgent | None = None
+
+    def begin(self, until: float) -> None:
+        """Let it live, until then with troubles of its own."""
+        if self._whims.random() < _RUNS:
+            self._until = until
+            checkpoint = Checkpoint("query", self._whims.choice(_HOLDS_S))
+            self._world.after(self._whims.uniform(0.0, 6.0), lambda: self._see_to(checkpoint))
+
+    def _see_to(self, checkpoint: Checkpoint) -> None:
+        if self._world.now <= self._until:
+            self._begin_life(checkpoint)
+            later_s = self._whims.choice((0.2, 1.0, 5.0))
+            self._world.after(min(later_s, max(self._until - self._world.now, 0.1)), lambda: self._see_to(checkpoint))
+
+    def _begin_life(self, checkpoint: Checkpoint) -> None:
+        lives = self._life is not None and self._life.alive and self._life.wishes
+        if not lives:
+            self._life = self._simulation.start_query(checkpoint)
