@@ -72,11 +72,25 @@ class Handler:
                     return lent
         return None
 
-    def try_later(self, lent: Lent, at: float) -> None:
-        """What comes next in the stream cannot be had before that time."""
+    def try_later(self, lent: Lent, problem: Exception, now: float, after_s: float) -> bool:
+        """What comes next in the stream cannot be had for so long. Its leader is told; whether this is news, of any of
+        the streams."""
         with self._lock:
-            lent.unreadable, lent.again_at = True, at
-            self._again_at = min(self._again_at, at)
+            lent.unreadable, lent.again_at = True, now + after_s
+            self._again_at = min(self._again_at, lent.again_at)
+            is_news = str(problem) not in self.troubles()
+            if lent.trouble.met(problem, now):
+                self.moved(lent)
+            return is_news
+
+    def read_again(self, lent: Lent) -> bool:
+        """What comes next in the stream was had; whether it could not be before, and its leader is told so."""
+        with self._lock:
+            if not lent.trouble.said:
+                return False
+            if lent.trouble.over():
+                self.moved(lent)
+            return True
 
     def try_again(self, now: float) -> None:
         """Streams whose time has come are read again, though they could not be."""
@@ -92,7 +106,7 @@ class Handler:
     def troubles(self) -> set[str]:
         """What is said of streams that are tried again."""
         with self._lock:
-            return {lent.trouble for lent in self._lent.values() if lent.trouble}
+            return {lent.trouble.said for lent in self._lent.values() if lent.trouble.said}
 
     def ends(self) -> dict[int, tuple[int, int]]:
         """{stream: (grant id, head)} of those read to where they ended when last looked at."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from borrower.machine.events import Progressed
+from borrower.trouble import Trouble
 from protocol.words import Filter
 
 
@@ -16,7 +17,7 @@ class Lent:
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
     what was taken last. `given_up`: nobody will acknowledge what is outstanding any more.
     `reading`: what follows is being read, and may be taken. `unreadable`: what comes next cannot be had, its messages
-    are gone, or not to be had now: then it is tried `again_at`, and `trouble` is what was said of it. `size`: bytes
+    are gone, or not to be had now: then it is tried `again_at`, and `trouble` knows what was said of it. `size`: bytes
     given out so far. `most_bytes`: no more than this is worth reading at once.
     """
 
@@ -35,7 +36,7 @@ class Lent:
     lost: bool = False
     unreadable: bool = False
     again_at: float | None = None
-    trouble: str = ""
+    trouble: Trouble = field(default_factory=Trouble)
     size: int = 0
     ticket: int = 0
     most_bytes: int | None = None
@@ -88,4 +89,5 @@ class Lent:
         final, position = self.stopping and self.is_settled, self.acknowledged
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.read if final and self.outstanding else 0
-        return Progressed(self.stream_id, self.grant_id, position, final, self.size, lag, until)
+        trouble = self.trouble.told
+        return Progressed(self.stream_id, self.grant_id, position, final, self.size, lag, until, trouble=trouble)

@@ -468,14 +468,11 @@ class Session:
                 problem,
             )
             return None
-        if found is not None and lent.trouble:
+        if found is not None and self._handler.read_again(lent):
             log.info("%s: stream %d can be read again", self.subscription, lent.stream_id)
-            lent.trouble = ""
         return found
 
     def _try_later(self, lent: Lent, problem: Exception, after_s: float) -> None:
         """Said once; also of a place that many streams wait for."""
-        self._handler.try_later(lent, time.monotonic() + after_s)
-        is_news, lent.trouble = str(problem) not in self._handler.troubles(), str(problem)
-        if is_news:
+        if self._handler.try_later(lent, problem, time.monotonic(), after_s):
             log.warning("%s: %s All other streams go on.", self.subscription, problem)

@@ -182,7 +182,15 @@ class WholeLent(Lent):
         lag = None if self.head is None else max(self.head - place.position, 0)
         until = max((made.furthest for made in self._made), default=0) if final else 0
         return Progressed(
-            self.stream_id, self.grant_id, place.position, final, self.size, lag, until, consumed=place.consumed
+            self.stream_id,
+            self.grant_id,
+            place.position,
+            final,
+            self.size,
+            lag,
+            until,
+            consumed=place.consumed,
+            trouble=self.trouble.told,
         )
 
     def _begin_run(self) -> None:

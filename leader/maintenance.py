@@ -15,6 +15,7 @@ from storage import catalogue, compaction, epochs, history, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
+from storage.groups.quiet import Quiet, again
 from storage.notify import snapshot
 from storage.notify.model import Change
 from storage.notify.teller import shared
@@ -32,6 +33,11 @@ Tell = Callable[[Sequence[Change]], None]
 
 TOLD = 5
 """So many failed steps of a pass are told one by one."""
+
+AGAIN_S = 600.0
+"""After which a step that fails in each pass is told of again."""
+
+A_PASS = "a maintenance pass"
 
 
 Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[[], None]]]]
@@ -76,6 +82,7 @@ class _Keeper:
 
     def __init__(self, url: str, term: Callable[[], int | None], every_s: float, name: str, steps: Steps) -> None:
         self._url, self._term, self._every_s, self._name, self._steps = url, term, every_s, name, steps
+        self._quiet = Quiet(AGAIN_S)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
 
@@ -94,16 +101,19 @@ class _Keeper:
             try:
                 with connect(self._url, application_name=name, lock_timeout_s=2.0) as connection:
                     self._keep_house(connection, term)
+                self._succeeded([A_PASS])
             except LostLeadership as over:
                 log.info("maintenance goes on at another node: %s", over)
             except (SubletError, psycopg.Error) as error:
-                log.warning("a maintenance pass was cut short, the next goes on: %s", error)
+                if (unsaid := self._quiet.ask(A_PASS)) is not None:
+                    log.warning("%s was cut short, the next goes on: %s%s", A_PASS, error, again(unsaid))
 
     def _keep_house(self, connection: psycopg.Connection[Any], term: int) -> None:
         def guard(inside: psycopg.Connection[Any]) -> None:
             leadership.guard(inside, MAINTENANCE, term)
 
         failed: list[str] = []
+        done: list[str] = []
         for what, step in self._steps(connection, guard):
             if self._stop.is_set():
                 break
@@ -114,12 +124,20 @@ class _Keeper:
             except Exception as error:  # what ails one space or stream must not hold up the others
                 if connection.closed:
                     raise
-                failed.append(f"{what}: {str(error).strip() or type(error).__name__}")
+                if (unsaid := self._quiet.ask(what)) is not None:
+                    failed.append(f"{what}: {str(error).strip() or type(error).__name__}{again(unsaid)}")
+            else:
+                done.append(what)
+        self._succeeded(done)
         if failed:
             more = ["and so on"] if len(failed) > TOLD else []
             log.warning(
                 "%d maintenance steps failed, and are tried again: %s", len(failed), "; ".join(failed[:TOLD] + more)
             )
+
+    def _succeeded(self, steps: Sequence[str]) -> None:
+        if over := [what for what in steps if self._quiet.over(what)]:
+            log.info("what had failed goes well again: %s", "; ".join(over))
 
 
 def _steps(

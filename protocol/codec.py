@@ -16,6 +16,7 @@ from protocol.errors import UsageError
 from protocol.in_doubt import InDoubt
 from protocol.messages import (
     MAX_ID,
+    MAX_TROUBLE,
     MAX_WEIGHT,
     Disconnect,
     EndReason,
@@ -134,6 +135,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             until=one.until,
             consumed=_consumed(one.consumed),
             in_doubt=_in_doubt(one.in_doubt),
+            trouble=one.trouble or None,
         )
         for one in streams
     ]
@@ -197,6 +199,7 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
             lag=_natural("lag", one.lag) if one.HasField("lag") else None,
             consumed=_read_consumed(one),
             in_doubt=_read_in_doubt(one),
+            trouble=_text("trouble", one.trouble, MAX_TROUBLE, may_be_empty=True),
         )
         for one in streams
     )

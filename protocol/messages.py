@@ -60,7 +60,8 @@ class StreamProgress:
     `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
     has not looked yet. `until`: with the last word, what lies in [position, until) was given out and is given up, and
     may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`:
-    what is planned; it may be begun when `ProgressSaved` says that it is written down.
+    what is planned; it may be begun when `ProgressSaved` says that it is written down. `trouble`: why what follows
+    cannot be read for now, for people; empty: it can be, as far as is known.
     """
 
     stream_id: int
@@ -72,7 +73,11 @@ class StreamProgress:
     until: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
+    trouble: str = ""
 
+
+MAX_TROUBLE = 2000
+"""Longest `trouble`, in characters."""
 
 MAX_WEIGHT = 1e6
 """Greatest weight of a borrower."""

@@ -13,6 +13,7 @@ from storage.connect import schema_name
 from storage.groups import leadership
 from storage.groups.lags import unattended
 from storage.groups.model import MAINTENANCE
+from storage.groups.unreadable import UNREADABLE_NOW
 from storage.nodes import list_nodes
 from storage.rights import CONSUMERS, NODES, PUBLISHERS, grant, missing
 
@@ -65,6 +66,7 @@ def examine(connection: Connection, now_s: float, protocol_version: int) -> Iter
         "housekeeping": lambda: _housekeeping(connection),
         "groups": lambda: _unled(connection),
         "streams": lambda: _blocked(connection),
+        "reading": lambda: _unreadable(connection),
         "pauses": lambda: _paused(connection),
         "lag": lambda: _lag(connection),
     }
@@ -234,6 +236,18 @@ def _blocked(connection: Connection) -> Finding:
         hint = f"sublet groups why '{name}' says why, {again} tries once more."
         return Finding("streams", State.ERROR, said, hint)
     return Finding("streams", State.OK, "none is blocked")
+
+
+def _unreadable(connection: Connection) -> Finding:
+    rows = connection.execute(
+        f"select {_SUBSCRIPTION}, u.stream_id from ({UNREADABLE_NOW.format(groups='true')}) u"
+        " join consumer_group g using (group_id) where g.deleted_at is null order by u.since, 1, 2"
+    ).fetchall()
+    if rows:
+        said = f"{len(rows)} streams cannot be read on by who holds them: "
+        said += _some([f"{stream} of {group}" for group, stream in rows])
+        return Finding("reading", State.ERROR, said, f"sublet groups why '{rows[0][0]}' says why, and what helps.")
+    return Finding("reading", State.OK, "no holder of a stream says that it cannot read on")
 
 
 def _paused(connection: Connection) -> Finding:

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from storage.groups.model import TAKEOVER, HistoryRecord
+from storage.groups.model import READABLE, TAKEOVER, UNREADABLE, HistoryRecord
 from storage.groups.rows import RECORD
 
 STEP = 10_000
@@ -35,16 +35,22 @@ select distinct on (stream_id) {RECORD} from lending_history
    and case when stream_id = 0 then event = '{TAKEOVER}' else %(stream)s::bigint is null or stream_id = %(stream)s end
  order by stream_id, history_id desc"""
 
-_HOLDING = ("grant", "reclaim", "revoke")
+_HOLDING = ("grant", "reclaim", "revoke", UNREADABLE, READABLE)
 """Events after which the grant that they are about is in force."""
 
-# Why a stream is blocked is told as long as it is.
-_FORGET = """
+# Why a stream is blocked, or cannot be read on, is told as long as it is.
+_FORGET = f"""
 delete from lending_history where history_id in (
   select h.history_id from lending_history h
    where h.at < clock_timestamp() - make_interval(secs => %(older)s)
      and not (h.event = 'block' and exists (
        select from lending l where l.group_id = h.group_id and l.stream_id = h.stream_id and l.status = 'blocked'))
+     and not (h.event = '{UNREADABLE}' and exists (
+       select from lending l where l.group_id = h.group_id and l.stream_id = h.stream_id and l.status = 'held'
+          and l.grant_id = h.grant_id and l.borrower_id = h.borrower_id)
+       and not exists (
+         select from lending_history a where a.group_id = h.group_id and a.stream_id = h.stream_id
+            and a.event = '{READABLE}' and a.history_id > h.history_id))
    order by h.at limit %(limit)s)"""
 
 

@@ -365,6 +365,7 @@ class Borrower:
         stream.position, stream.final = event.position, stream.final or event.final
         stream.size, stream.lag, stream.until = event.size, event.lag, event.until
         stream.consumed, stream.in_doubt = event.consumed or stream.consumed, event.in_doubt or stream.in_doubt
+        stream.trouble = event.trouble
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:
@@ -372,6 +373,7 @@ class Borrower:
         if stream is None or not stream.confirmed:
             return
         awaited = stream.final or stream.in_doubt not in (None, stream.saved_doubt)
+        awaited |= stream.trouble != stream.sent_trouble
         if awaited or stream.sent_at is None or now >= stream.sent_at + self.settings.progress_s:
             self._update(now, (stream,))
         else:
@@ -380,7 +382,7 @@ class Borrower:
     def _update(self, now: float, streams: Iterable[Stream]) -> None:
         chosen = tuple(streams)
         for stream in chosen:
-            stream.sent_at = now
+            stream.sent_at, stream.sent_trouble = now, stream.trouble
         self._send(UpdateProgress(self.borrower_id, self.term, tuple(s.progress() for s in chosen)))
         self._report_at = min(self._report_at, now + self.settings.resend_s)
 

@@ -31,7 +31,8 @@ class Progressed:
     """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again.
 
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `until` says what is
-    given up, `consumed` what is consumed in whole epochs, `in_doubt` what is planned (None: no more than was).
+    given up, `consumed` what is consumed in whole epochs, `in_doubt` what is planned (None: no more than was),
+    `trouble` why it cannot be read on for now.
     """
 
     stream_id: int
@@ -43,6 +44,7 @@ class Progressed:
     until: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class Stream:
     saved_consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
     saved_doubt: InDoubt | None = None
+    trouble: str = ""
+    sent_trouble: str = ""
 
     @property
     def settled(self) -> bool:
@@ -68,6 +70,7 @@ class Stream:
             self.until,
             self.consumed,
             self.in_doubt,
+            self.trouble,
         )
 
 
@@ -135,6 +138,7 @@ class Streams:
                 until=s.until,
                 consumed=s.consumed,
                 in_doubt=s.in_doubt,
+                trouble=s.trouble,
             )
             for s in self._held.values()
         )

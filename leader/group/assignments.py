@@ -19,7 +19,19 @@ from protocol.messages import (
     StreamProgress,
     ToBorrower,
 )
-from storage.groups.model import Advance, Grant, Group, LendingStatus, Mark, Reclaim, Release, Seize, Unreserve
+from storage.groups.model import (
+    READABLE,
+    UNREADABLE,
+    Advance,
+    Grant,
+    Group,
+    LendingStatus,
+    Mark,
+    Reclaim,
+    Release,
+    Seize,
+    Unreserve,
+)
 
 _NEVER = float("inf")
 
@@ -125,6 +137,13 @@ class Assignments:
                 if slot.assignment.grant_id and slot.assignment.status is not Status.REVOKING:
                     self._slots.write(Mark(stream_id, slot.assignment.grant_id, "revoke", reason))
                 self.happen(slot.assignment, Kind.REVOKE, now)
+
+    def note_trouble(self, assignment: Assignment, trouble: str) -> None:
+        """Its holder says that it cannot read on, or, with no trouble, that it can again: history says so, once."""
+        if trouble != assignment.trouble and not assignment.final_queued:
+            assignment.trouble = trouble
+            event, why = (UNREADABLE, trouble) if trouble else (READABLE, "it can be read again")
+            self._slots.write(Mark(assignment.stream_id, assignment.grant_id, event, why))
 
     def last_words(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
         """A disconnect names every stream the borrower has; those it does not name it never had.

@@ -246,6 +246,8 @@ class GroupLeader:
         slot = self.slots.get(progress.stream_id)
         if slot is not None and slot.assignment is found:
             slot.meter.note(progress.grant_id, progress.size, progress.lag, now)
+            if not progress.final:
+                self._assignments.note_trouble(found, progress.trouble)
         kind = Kind.FINAL if progress.final else Kind.PROGRESS
         found.until, found.consumed, found.in_doubt = progress.until, progress.consumed, progress.in_doubt
         self._assignments.happen(found, kind, now, progress.position)

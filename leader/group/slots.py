@@ -19,7 +19,8 @@ BUSY_RETRY_S = 0.1
 @dataclass(slots=True)
 class Assignment:
     """A stream lent, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason` says why it is
-    to end, once that is decided; `until`: up to where it was given out and given up, as its holder's last word said."""
+    to end, once that is decided; `until`: up to where it was given out and given up, as its holder's last word said;
+    `trouble`: why its holder cannot read on, if it cannot."""
 
     stream_id: int
     borrower_id: str
@@ -34,6 +35,7 @@ class Assignment:
     until: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
+    trouble: str = ""
     broken_off: bool = False
     revoked: RevokedReason = RevokedReason.LOST
 

@@ -45,3 +45,7 @@ create table payload_object (
 create index payload_object_begun on payload_object (at) where doomed_at is null;
 create index payload_object_due on payload_object (space_id, doomed_at) where tried_at is null;
 create index payload_object_stuck on payload_object (space_id, tried_at) where tried_at is not null;
+
+-- Which streams cannot be read on from their group's position, as what follows lies outside and cannot be had.
+create index lending_history_reading on lending_history (group_id, stream_id, history_id)
+ where event in ('unreadable', 'readable');

@@ -137,6 +137,8 @@ def _state(
         kept_s=line.kept_s if more.reserved_s is None else more.reserved_s,
         blocked_because=line.blocked_because,
         revoked_because=more.revoked_because,
+        unreadable_because=line.unreadable_because,
+        unreadable_s=line.unreadable_s,
         parents=tuple(unfinished[each] for each in more.parents if each in unfinished),
         waits_for=frontiers[more.space_id] if more.waits else None,
     )

@@ -38,6 +38,10 @@ ORDER = "order"
 """The event of history that says what an operator wants from now on; its stream_id is 0."""
 
 
+UNREADABLE, READABLE = "unreadable", "readable"
+"""The events of history that say that the holder of a stream cannot read on, and that it can again."""
+
+
 class LendingStatus(StrEnum):
     """The durable half of a stream's life in a group; the other half is the leader's memory."""
 

@@ -28,6 +28,7 @@ from storage.groups.channel import Connection
 from storage.groups.model import LendingStatus
 from storage.groups.options import GroupOptions
 from storage.groups.orders import Orders
+from storage.groups.unreadable import UNREADABLE_NOW
 from storage.history import Newest, forced_lately
 
 STATEMENT_TIMEOUT_S = 10.0
@@ -52,7 +53,8 @@ class StreamLine:
     """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
 
     `head_state` is open, closed or gone. `held_s`: since when its holder has it. `kept_s`: for how much longer the free
-    stream is kept for the return of `session`. `blocked_because` is there for a blocked stream.
+    stream is kept for the return of `session`. `blocked_because` is there for a blocked stream, `unreadable_because`
+    for one whose holder cannot read on, for `unreadable_s`.
     """
 
     group_id: int
@@ -73,6 +75,8 @@ class StreamLine:
     grant_id: int
     lost_messages: int
     blocked_because: str | None
+    unreadable_because: str | None
+    unreadable_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +305,14 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
        case when status = 'blocked' then (
          select h.reason from lending_history h
           where h.group_id = seen.group_id and h.stream_id = seen.stream_id and h.event = 'block'
-          order by h.history_id desc limit 1) end as blocked_because
-  from seen join space p using (space_id) order by stream_id"""
+          order by h.history_id desc limit 1) end as blocked_because,
+       u.reason as unreadable_because,
+       extract(epoch from clock_timestamp() - u.since)::float8 as unreadable_s
+  from seen join space p using (space_id)
+  left join ("""
+    + UNREADABLE_NOW.format(groups="h.group_id = any(%(groups)s::bigint[])")
+    + """) u using (group_id, stream_id)
+ order by stream_id"""
 )
 
 

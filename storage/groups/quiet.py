@@ -31,6 +31,10 @@ class Quiet:
             self._told.pop(next(iter(self._told)), None)
         return kept
 
+    def over(self, subject: Hashable) -> bool:
+        """Its story has ended: whether one was told, and the next is told at once."""
+        return self._told.pop(subject, None) is not None
+
 
 def again(before: int) -> str:
     """What a log line says of those that were kept back before it."""

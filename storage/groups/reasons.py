@@ -106,6 +106,19 @@ def _stalled(group: GroupState, stream: StreamState) -> str:
     return f"{stream.owner} has it and has reported nothing for {stream.quiet_s:.0f} s: it {where}"
 
 
+def _unreadable(group: GroupState, stream: StreamState) -> str:
+    because = (stream.unreadable_because or "").rstrip(" .")
+    return f"{stream.owner} has it and cannot read on, for {stream.unreadable_s or 0.0:.0f} s now: {because}"
+
+
+def _make_readable(group: GroupState, stream: StreamState) -> str:
+    again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
+    if group.atomic:
+        return f"{again} To go past what is lost for good: sublet groups reset {_quoted(group)} --to-epoch EPOCH"
+    past = f"{_reset(group, stream, '--to-offset OFFSET')}, where OFFSET is the one that the block ends before."
+    return f"{again} To go past what is lost for good: {past}"
+
+
 def _reserved(group: GroupState, stream: StreamState) -> str:
     if stream.kept_s is not None and stream.kept_s > 0:
         return f"something in it is in doubt: it waits for session {stream.owner}, {stream.kept_s:.0f} s more"
@@ -170,6 +183,7 @@ RULES = (
         lambda g, s: "It moves when what its holder has in hand is done.",
     ),
     Rule(Reason.CAUGHT_UP, lambda g, s: s.lag == 0, lambda g, s: "there is nothing to consume"),
+    Rule(Reason.UNREADABLE, lambda g, s: s.unreadable_because is not None, _unreadable, _make_readable),
     Rule(Reason.EPOCHS, lambda g, s: s.waits_for is not None, _epochs, _complete),
     Rule(
         Reason.STALLED,

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     NO_LEADER = "no_leader"  # nobody leads the group, though consumers have streams of it
     NO_MEMBER = "no_member"  # nobody leads the group, because no consumer asks for it
     NO_MEMBER_HEARD = "no_member_heard"  # somebody leads the group, and no consumer has a stream of it
+    UNREADABLE = "unreadable"  # somebody has it, and what comes next cannot be read
     EPOCHS = "epochs"  # publishers have not completed the epochs that come next
     REVOKED = "revoked"  # it is being taken back
     CAUGHT_UP = "caught_up"  # there is nothing to consume
@@ -80,6 +81,8 @@ class StreamState:
     kept_s: float | None = None
     blocked_because: str | None = None
     revoked_because: str | None = None
+    unreadable_because: str | None = None
+    unreadable_s: float | None = None
     parents: tuple[Parent, ...] = ()
     waits_for: Frontier | None = None
 

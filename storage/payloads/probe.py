@@ -33,9 +33,27 @@ _WAITING = "select count(*) from payload_object where space_id = %(space)s and s
 
 _STUCK = "select count(*) from payload_object where doomed_at is not null and tried_at is not null"
 
+# Of each stream the first block that is still to be looked at: a stream that was gone through has none.
+_OVERDUE = """
+select count(*), max(extract(epoch from clock_timestamp() - due))::float8
+  from (select least(case when g.state = 'closed' then g.closed_at end,
+                     b.appended_at + make_interval(secs => p.tier_after_s)) as due
+          from space p join generation g using (space_id) join stream s using (generation_id)
+          cross join lateral (
+            select b.appended_at from block b
+             where b.generation_id = s.generation_id and b.stream_id = s.stream_id
+               and b.end_offset > coalesce(s.tiered_offset, 0)
+             order by b.end_offset limit 1) b
+         where p.space_id = %(space)s and g.state <> 'gone' and coalesce(s.tiered_offset, 0) < s.head) waiting
+ where due <= clock_timestamp() - make_interval(secs => %(late)s::float8)"""
+
+LATE_S = 6 * 3600.0
+"""What should have been moved so long ago is worth a word: after a rollover moving takes its time."""
+
 
 def examine(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
-    """A finding for each place that a space uses, and one where objects cannot be deleted."""
+    """A finding for each place that a space uses, and one where payloads are long due there, or objects cannot be
+    deleted."""
     for space_id, name, text, used in conn.execute(_SPACES).fetchall():
         places = {place.prefix: place for place in map(known, used)}
         present = None if text is None else parse(text).prefix
@@ -44,6 +62,7 @@ def examine(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
         for prefix, place in sorted(places.items()):
             if prefix == present:
                 yield _present(name, place)
+                yield from _overdue(conn, space_id, name, place)
             else:
                 yield from _former(conn, space_id, name, place)
     (row,) = conn.execute(_STUCK).fetchall()
@@ -90,6 +109,19 @@ def _present(space: str, place: Place) -> Finding:
         hint = "See who else writes there, or deletes: a lifecycle rule of the bucket, say."
         return Finding("payloads", State.ERROR, f"{said}: what was written is not there", hint)
     return Finding("payloads", State.OK, said)
+
+
+def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, place: Place) -> Iterator[Finding]:
+    """What is not moved stays in Postgres, which it fills."""
+    ((streams, overdue_s),) = conn.execute(_OVERDUE, {"space": space_id, "late": LATE_S}).fetchall()
+    if streams:
+        said = f"space {space}: payloads of {streams} streams should have been moved to {place} long ago"
+        hint = (
+            "The log of the node that keeps house says what could not be moved, and why. Where it says nothing, the "
+            "space was given this place a short while ago, or more comes in than is moved, as blocks are small: "
+            "docs/payloads.md says what moving takes."
+        )
+        yield Finding("payloads", State.WARNING, f"{said}, the oldest {overdue_s / 3600:.0f} h ago", hint)
 
 
 def _former(conn: psycopg.Connection[Any], space_id: int, space: str, place: Place) -> Iterator[Finding]:

@@ -78,7 +78,8 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
     end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. Members
     that hold no stream stand by; only their leader knows them, and is asked. A blocked stream is lent to nobody, for
-    the reason shown: see docs/guarantees.md. A free stream may be kept for the return of a named session that has left.
+    the reason shown: see docs/guarantees.md. One is stuck while its owner cannot read what comes next, for the reason
+    shown. A free stream may be kept for the return of a named session that has left.
     Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
     twice; of many such moves the 20 newest are shown, and their number is told.
 
@@ -171,6 +172,10 @@ def _prose(overview: Overview, standby: list[dict[str, Any]] | None) -> list[str
     for line in overview.streams:
         if line.status == "blocked":
             lines.append(f"blocked  stream {line.stream_id}: {line.blocked_because or 'no reason is recorded'}")
+        if line.unreadable_because is not None:
+            lines.append(
+                f"stuck    stream {line.stream_id}, for {_seconds(line.unreadable_s)}: {line.unreadable_because}"
+            )
     return [*lines, ""]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage.groups.model import HistoryRecord
+from storage.history import owned
 
 _PROCESS = re.compile(r":(\d+):")
 
@@ -33,7 +34,7 @@ def holdings(history: Sequence[HistoryRecord], began_us: int) -> list[dict[str, 
             line = _begun(record, began_us, before["holder"] if before else None)
             lines.append(line)
             current[record.stream_id] = line
-        elif record.event not in ("reclaim", "revoke") and record.stream_id in current:
+        elif not owned(record) and record.stream_id in current:
             current[record.stream_id] |= _ended(record, began_us)
     return sorted(lines, key=lambda line: (line["stream"], line["from_s"]))
 

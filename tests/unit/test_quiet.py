@@ -26,6 +26,14 @@ def test_a_story_is_told_once_in_a_while_and_says_how_often_it_was_kept_back() -
     assert asked.ask("a") == 1
 
 
+def test_a_story_that_is_over_is_told_at_once_when_it_begins_again() -> None:
+    asked = Quiet(10.0, Clock())
+    assert not asked.over("a")
+    assert [asked.ask("a"), asked.ask("a")] == [0, None]
+    assert [asked.over("a"), asked.over("a")] == [True, False]
+    assert asked.ask("a") == 0
+
+
 def test_subjects_are_told_apart() -> None:
     asked = Quiet(10.0, Clock())
     assert [asked.ask(subject) for subject in ("a", 1, "a", 2, 1)] == [0, 0, None, 0, None]

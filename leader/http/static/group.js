@@ -7,8 +7,8 @@ import { Seen, chart } from "./curve.js";
 import { Lanes } from "./lanes.js";
 import { clock, groupState, lagTitle, owner, seconds, shortAgent, visible, whole } from "./words.js";
 
-const LINES = 100;
-const ALOUD = new Set(["grant", "reclaim", "seize", "release", "takeover", "block", "order"]);
+const LINES = 100, STUCK = 5;
+const ALOUD = new Set(["grant", "reclaim", "seize", "release", "takeover", "block", "unreadable", "readable", "order"]);
 
 export class GroupPage {
   constructor(place, subscription, node) {
@@ -90,6 +90,9 @@ function facts(group) {
     ["Options", `start ${group.start}, when gone ${group.when_gone}, strategy ${group.strategy}${group.atomic ? ", atomic" : ""}`],
   ];
   if (group.paused) pairs.push(["Paused", group.paused]);
+  for (const line of group.streams.filter((each) => each.unreadable_because !== null).slice(0, STUCK)) {
+    pairs.push(["Stuck", `stream ${line.stream_id}, for ${seconds(line.unreadable_s)}: ${line.unreadable_because}`]);
+  }
   for (const kept of group.kept_for_sessions) {
     pairs.push(["Kept", `${kept.streams.length} streams for ${kept.session}, ${seconds(kept.seconds_left)} more`]);
   }
@@ -100,7 +103,9 @@ function facts(group) {
 function streams(group) {
   const number = true;
   const rows = group.streams.map((line) => [
-    String(line.stream_id), line.space, element("span", { title: line.blocked_because }, badge(line.status)),
+    String(line.stream_id), line.space,
+    element("span", { title: line.blocked_because ?? line.unreadable_because },
+      badge(line.unreadable_because === null ? line.status : "stuck")),
     whole(line.position), whole(line.head), line.lag === null ? "?" : whole(line.lag), seconds(line.age_s),
     element("span", { title: line.agent }, owner(line) ?? "–"),
   ]);

@@ -1,0 +1,43 @@
+"""Why what follows in a stream cannot be had for now, and what of that the stream's leader is told. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.errors import PayloadUnavailable
+from protocol.messages import MAX_TROUBLE
+
+LASTING_S = 10.0
+"""A place that is away for less than this is not worth a line in the group's history for each stream that waits."""
+
+
+@dataclass(slots=True)
+class Trouble:
+    """`said`: in the log, as it is now. `told`: to the leader, as it was first of its kind; both are empty where all is
+    well. `since`: of whichever kind."""
+
+    said: str = ""
+    told: str = ""
+    since: float = 0.0
+    _kind: type[Exception] | None = None
+
+    def met(self, problem: Exception, now: float) -> bool:
+        """It is tried again later; whether the leader is to be told now."""
+        if not self.said:
+            self.since = now
+        self.said, kind = str(problem), type(problem)
+        lasts_s = LASTING_S if kind is PayloadUnavailable else 0.0
+        if kind is self._kind or now < self.since + lasts_s:
+            return False
+        self.told, self._kind = _plain(self.said), kind
+        return True
+
+    def over(self) -> bool:
+        """It can be read on; whether the leader is to be told."""
+        was_told, self.said, self.told, self._kind = bool(self.told), "", "", None
+        return was_told
+
+
+def _plain(text: str) -> str:
+    """As it may travel, whatever a store's library has to say."""
+    return "".join(each if each.isprintable() else " " for each in text)[:MAX_TROUBLE]

@@ -1,0 +1,166 @@
+"""A stream that its holder cannot read on: when the leader is told, how often, and what history then says."""
+
+from __future__ import annotations
+
+import pytest
+
+from borrower.handler import Handler
+from borrower.machine.events import Install, Progressed
+from borrower.trouble import LASTING_S, Trouble
+from protocol.codec import MalformedMessage, decode_to_leader, encode_to_leader
+from protocol.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
+from protocol.messages import MAX_TROUBLE, Grant, Held, StreamProgress, UpdateProgress
+from storage.groups.model import READABLE, UNREADABLE
+from tests.unit.leader_bench import AGENT, BORROWER, Bench
+from tests.unit.test_borrower_machine import GRANT, Play, connected
+
+AWAY, DAMAGED, UNREAD = PayloadUnavailable("away."), PayloadDamaged("damaged."), PayloadUnreadable("an I/O error.")
+
+
+# --- what a session tells --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", [DAMAGED, UNREAD])
+def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> None:
+    trouble = Trouble()
+    assert [trouble.met(problem, now) for now in (0.0, 10.0, 20.0)] == [True, False, False]
+    assert trouble.told == str(problem)
+    assert trouble.over()
+    assert (trouble.said, trouble.told, trouble.over()) == ("", "", False)
+    assert trouble.met(problem, 30.0)
+
+
+def test_a_place_is_told_of_when_it_stays_away() -> None:
+    trouble = Trouble()
+    assert [trouble.met(AWAY, now) for now in (5.0, 6.0, 5.0 + LASTING_S, 16.0)] == [False, False, True, False]
+    assert trouble.over()
+    assert not trouble.met(AWAY, 17.0), "it was back meanwhile"
+    assert not trouble.over(), "of what was not told the end is not either"
+
+
+def test_other_words_for_the_same_trouble_are_no_news_and_another_trouble_is() -> None:
+    trouble = Trouble()
+    assert trouble.met(PayloadUnreadable("request 1 failed"), 0.0)
+    assert not trouble.met(PayloadUnreadable("request 2 failed"), 10.0)
+    assert (trouble.said, trouble.told) == ("request 2 failed", "request 1 failed")
+    assert trouble.met(DAMAGED, 20.0)
+    assert trouble.told == "damaged."
+
+
+def test_whatever_a_library_says_can_be_told() -> None:
+    trouble = Trouble()
+    trouble.met(PayloadDamaged("\0\udcff\n" + "x" * 5000), 0.0)
+    told = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, trouble=trouble.told),))
+    assert decode_to_leader(encode_to_leader(told)) == told
+    assert told.streams[0].trouble == "   " + "x" * (MAX_TROUBLE - 3)
+
+
+def test_a_trouble_that_is_too_long_is_refused_and_none_is_none() -> None:
+    long = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, trouble="x" * (MAX_TROUBLE + 1)),))
+    with pytest.raises(MalformedMessage, match="trouble"):
+        decode_to_leader(encode_to_leader(long))
+    well = encode_to_leader(UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3),)))
+    assert not well.update_progress.streams[0].HasField("trouble")
+
+
+def test_a_handler_reports_the_beginning_and_the_end() -> None:
+    reports = list[Progressed]()
+    handler = Handler(reports.append)
+    handler.take(Install(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#")))
+    (lent,) = [handler.next_to_read(lambda _: True)]
+    assert lent is not None
+    assert not handler.read_again(lent)
+    assert [handler.try_later(lent, DAMAGED, now, 10.0) for now in (0.0, 10.0)] == [True, False]
+    assert handler.read_again(lent)
+    assert [(each.position, each.trouble) for each in reports] == [(4, "damaged."), (4, "")]
+
+
+# --- what a borrower passes on ---------------------------------------------------------------------------------------
+
+
+def troubles(play: Play) -> list[str]:
+    sent = [said for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress)]
+    return [each.trouble for said in sent for each in said.streams]
+
+
+def test_trouble_is_passed_on_at_once_and_so_is_its_end() -> None:
+    play = connected(GRANT)
+    play.do(Progressed(5, 50, 10, trouble="damaged"), at=play.now)
+    assert troubles(play) == ["damaged"]
+    play.do(Progressed(5, 50, 10, trouble="damaged"), at=play.now)
+    assert troubles(play) == []
+    play.do(Progressed(5, 50, 10), at=play.now)
+    assert troubles(play) == [""]
+
+
+def test_the_next_leader_is_told_of_it() -> None:
+    play = connected(GRANT)
+    play.do(Progressed(5, 50, 10, trouble="damaged"))
+    (stream,) = play.machine.inheritance().streams
+    assert stream.trouble == "damaged"
+    assert stream.progress().trouble == "damaged"
+
+
+# --- what a leader writes --------------------------------------------------------------------------------------------
+
+
+def say(bench: Bench, trouble: str, *, final: bool = False) -> None:
+    told = StreamProgress(1, bench.grant_id(), 0, final, trouble=trouble)
+    bench.hear(UpdateProgress(BORROWER, bench.term, (told,)), AGENT)
+    bench.settle()
+
+
+def written(bench: Bench) -> list[tuple[str, str]]:
+    lines = bench.store.history(bench.group.group_id)
+    return [(line.event, line.reason) for line in lines if line.event in (UNREADABLE, READABLE)]
+
+
+def test_history_has_a_line_when_trouble_begins_and_one_when_it_is_over() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    for trouble in ("", "damaged", "damaged", "", ""):
+        say(bench, trouble)
+    assert written(bench) == [(UNREADABLE, "damaged"), (READABLE, "it can be read again")]
+    assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0), "it changes nothing else"
+
+
+def test_the_last_word_is_of_no_trouble() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    say(bench, "damaged", final=True)
+    assert written(bench) == []
+
+
+def test_a_stream_that_is_lent_anew_begins_without_trouble() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    say(bench, "damaged")
+    bench.revoke(1)
+    say(bench, "damaged", final=True)
+    bench.pass_time(2.0, BORROWER)
+    assert bench.holders() == {1: BORROWER}
+    say(bench, "damaged")
+    assert [event for event, _ in written(bench)] == [UNREADABLE] * 2
+
+
+def test_the_next_leader_hears_of_it_again_from_whoever_keeps_the_stream() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    say(bench, "damaged")
+    held = bench.held()
+    bench.lead()
+    bench.join("a/2", predecessor=BORROWER, reclaim=(Held(1, held.grant_id, 0),), group_id=bench.group.group_id)
+    bench.settle()
+    told = StreamProgress(1, held.grant_id, 0, trouble="damaged")
+    bench.hear(UpdateProgress("a/2", bench.term, (told,)), AGENT)
+    bench.settle()
+    lines = [(line.event, line.borrower_id) for line in bench.store.history(bench.group.group_id)]
+    assert [each for each in lines if each[0] in (UNREADABLE, "reclaim")] == [
+        (UNREADABLE, BORROWER),
+        ("reclaim", "a/2"),
+        (UNREADABLE, "a/2"),
+    ]
