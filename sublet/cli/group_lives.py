@@ -71,7 +71,7 @@ def create(
     from storage.groups.overview import describe
 
     wanted = Subscription.parse(subscription)
-    options = GroupOptions(Start.parse(start), when_gone, strategy, _seconds(session_expiry), atomic)
+    options = GroupOptions(Start.parse(start), when_gone, strategy, values.fine_seconds(session_expiry), atomic)
     find_strategy(strategy)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         group, is_new = declare(database.url, wanted, options)
@@ -120,8 +120,3 @@ def delete(
     else:
         cli.say(f"The group {wanted} is deleted.")
     return 0
-
-
-def _seconds(text: str) -> float:
-    """A duration with a unit, or a number of seconds."""
-    return float(values.seconds(text)) if text[-1:].isalpha() else values.number_of_seconds("--session-expiry", text)

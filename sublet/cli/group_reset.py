@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,7 +131,7 @@ def _target(
         *([Target.current()] if current else []),
         *([] if offset is None else [Target.offset(offset)]),
         *([] if moment is None else [Target.time(values.moment("--to-time", moment))]),
-        *([] if duration is None else [Target.time(_ago(duration))]),
+        *([] if duration is None else [Target.time(values.ago("--by-duration", duration, "--to-earliest"))]),
         *([] if shift is None else [Target.shift(shift)]),
         *([] if epoch is None else [Target.at_epoch(_epoch(epoch))]),
         *([] if file is None else [_offsets(file, wanted)]),
@@ -143,13 +142,6 @@ def _target(
             "--to-time, --by-duration, --shift-by, --to-epoch and --from-file."
         )
     return given[0]
-
-
-def _ago(duration: str) -> datetime:
-    try:
-        return datetime.now(UTC) - timedelta(seconds=values.seconds(duration))
-    except OverflowError:
-        raise UsageError(f"--by-duration {duration!r}: it is longer than time is. Use --to-earliest.") from None
 
 
 def _epoch(text: str) -> tuple[int, ...]:

@@ -131,7 +131,4 @@ def _kept(space: Space) -> str:
 
 
 def _seconds(text: str) -> int | None:
-    """Who forgets a unit means days, and would lose all that is older than a few seconds."""
-    if text.strip().isdigit():
-        raise UsageError(f"duration {text!r}: say of what, {text}s or {text}d: what is older is taken away.")
     return None if text == NONE else values.seconds(text)

@@ -87,7 +87,7 @@ def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, 
             "the reason that is in force"
         )
         assert "paused" in shell.run("groups", "list").out
-        waiting = shell.start("consume", GROUP, "--idle-exit", "8")
+        waiting = shell.start("consume", GROUP, "--idle-exit", "8s")
         waiting.says("The group is paused (repairs): `sublet groups resume '$share/billing/orders/#'`")
         assert waiting.end().code == 5
         assert done(shell.run("groups", "resume", GROUP, "--json"))["paused"] is None

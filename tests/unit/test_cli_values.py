@@ -13,7 +13,7 @@ import pytest
 from protocol.errors import UsageError
 from storage.block import DELIVERED_SCHEMA
 from sublet.cli.records import Records
-from sublet.cli.values import json_file, lines, messages, moment, whole
+from sublet.cli.values import begin, fine_seconds, json_file, lines, messages, moment, seconds, whole
 
 
 def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:
@@ -51,6 +51,25 @@ def test_numbers_and_times_out_of_range_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=told):
             moment("--at", text)
+
+
+@pytest.mark.conforms("A9")
+def test_a_duration_has_a_unit_and_only_zero_does_without() -> None:
+    assert [seconds(text) for text in ("90s", " 15 m", "6h", "7d", "2w", "1.5h", "0")] == [
+        90, 900, 21_600, 604_800, 1_209_600, 5400, 0,
+    ]  # fmt: skip
+    assert fine_seconds("0.5s") == 0.5
+    for text in ("7", "90", "00", "9" * 500):
+        with pytest.raises(UsageError, match=f"it has no unit. Say of what: {text}s, {text}m, {text}h, {text}d or"):
+            fine_seconds(text)
+    for text in ("soon", "", "d", "-7d", "0.5", "nan", "infs", "7x", "7d3h", "\u0667d"):
+        with pytest.raises(UsageError, match="give a number and s, m, h, d or w, such as 90s or 7d"):
+            seconds(text)
+    for text in ("0.5s", "9" * 500 + "d"):
+        with pytest.raises(UsageError, match="it is no whole number of seconds"):
+            seconds(text)
+    with pytest.raises(UsageError, match="longer than time is. Use earliest"):
+        begin("99999999999w")
 
 
 @pytest.mark.conforms("A9")
