@@ -13,6 +13,7 @@ from protocol.errors import Conflict, SubletError, UsageError
 from protocol.words import Subscription
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
     """
     from storage.groups import births, copies
 
-    source, wanted = Subscription.parse(subscription), Subscription.parse(target)
+    source, wanted = named(cli, subscription), Subscription.parse(target)
     if source.filter != wanted.filter:
         raise UsageError(
             f"{wanted}: a clone has the filter of its source, {source.filter}, since positions are in its streams. "

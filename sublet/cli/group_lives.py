@@ -11,6 +11,7 @@ from protocol.words import Start, Subscription
 from storage.groups.options import GroupOptions, WhenGone
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 
@@ -107,7 +108,7 @@ def delete(
     from storage.groups import instructions
     from storage.groups.overview import describe
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         overview = describe(connection, wanted)
         held = sum(len(member.streams) for member in overview.members)

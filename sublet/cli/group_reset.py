@@ -13,6 +13,7 @@ from protocol.words import Subscription
 from storage.groups.targets import Target
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def reset(
     from storage.connect import connect
     from storage.groups import births, live_reset, resets
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     target = _target(
         to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file, wanted
     )

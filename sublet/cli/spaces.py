@@ -10,7 +10,7 @@ import typer
 
 from sublet.cli import space_alter, values
 from sublet.cli.command import Cli, command_group, register
-from sublet.cli.space_change import Compression, Name, answer, as_json, changed
+from sublet.cli.space_change import Compression, Name, answer, as_json, changed, outside
 from sublet.cli.space_payloads import Payloads, TierAfter
 
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
@@ -77,7 +77,7 @@ def create(
         tier_after_s=None if tier_after is None else values.seconds(tier_after),
     )
     space = changed(cli, create)
-    answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.")
+    answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.{outside(space)}")
 
 
 def list_(cli: Cli) -> None:

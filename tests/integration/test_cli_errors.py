@@ -124,6 +124,24 @@ def test_control_characters_are_refused_in_a_subscription_and_escaped_where_they
         assert not any(control in answer.out for control in "\x1b\a")
 
 
+def test_a_group_is_named_as_it_is_printed_where_its_name_cannot_be_typed(shell: Shell, database: str) -> None:
+    printed = "$share/evil\\x1b]0;P\\x07/a"
+    stored, literal = (Subscription("share", name, Filter("a")) for name in ("evil\x1b]0;P\a", "evil\\x1b]0;P\\x07"))
+    store = PostgresGroups(database)
+    group = store.declare_group(stored, GroupOptions())
+    for command in (["pause"], ["history"], ["describe"], ["reset", "--to-latest", "--dry-run"], ["export"]):
+        found = shell.run("groups", command[0], printed, *command[1:], *([] if command == ["export"] else ["--json"]))
+        assert found.object["subscription"] == str(stored), command
+    told = shell.run("groups", "why", printed)
+    assert (told.code, printed in told.out, "\x1b" in told.out) == (0, True, False)
+    assert shell.run("groups", "clone", printed, "$share/good/a").code == 0
+    other = store.declare_group(literal, GroupOptions())
+    for wanted in (other, group):
+        assert shell.run("groups", "delete", printed, "--yes", "--json").object["group_id"] == wanted.group_id
+    refused(shell.run("groups", "delete", printed, "--yes"), NOT_FOUND, "there is no such group")
+    store.close()
+
+
 @pytest.mark.parametrize("layout", ["lines", "ndjson"])
 def test_a_value_over_the_limit_names_its_line_and_what_came_before_is_durable(shell: Shell, layout: str) -> None:
     lines = ["one", "two", "x" * (1 << 20), "four"]

@@ -34,6 +34,6 @@ def test_every_answer_has_the_fields_that_are_documented(shell: Shell) -> None:
         told = shell.run(*command.split(), *arguments, "--json", stdin="x").object
         assert set(told) == page[command], command
         checked.add(command)
-    assert page.keys() - checked == {"tail, sublet consume", "leader"}
+    assert page.keys() - checked == {"tail, sublet consume", "leader", "demo"}
     (line,) = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines
     assert set(line) == page["tail, sublet consume"] - {"grant"}

@@ -12,6 +12,8 @@ import pytest
 
 from protocol.errors import UsageError
 from storage.block import DELIVERED_SCHEMA
+from sublet.cli.group_names import as_stored
+from sublet.cli.output import printable
 from sublet.cli.records import Records
 from sublet.cli.values import begin, fine_seconds, json_file, lines, messages, moment, seconds, whole
 
@@ -70,6 +72,13 @@ def test_a_duration_has_a_unit_and_only_zero_does_without() -> None:
             seconds(text)
     with pytest.raises(UsageError, match="longer than time is. Use earliest"):
         begin("99999999999w")
+
+
+def test_what_is_printed_escaped_is_read_as_what_was_stored() -> None:
+    for stored in ("evil\x1b]0;P\a", "a\nb\tc\r", "\x9b", "\u202eright", "\U000e0001", "plain", "ü☃"):
+        assert as_stored(printable(stored)) == stored
+    for literal in (r"a\x41", r"a\q", r"\u00e9", r"\U0001f600", r"\ud800", r"\x1", "a\\"):
+        assert as_stored(literal) == literal
 
 
 @pytest.mark.conforms("A9")
