@@ -288,7 +288,8 @@ class Store:
             if time.monotonic() >= self._not_before:  # many may have tried at once
                 self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                 self._not_before = time.monotonic() + max(self._pause_s, pause_s)
-        self._why = f"the place of payloads {self.place} {what}. It is tried again. {_REMEDIES[self.place.scheme]}. {ASK_DOCTOR}"
+        remedy = _REMEDIES[self.place.scheme]
+        self._why = f"the place of payloads {self.place} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._why)
 
 

@@ -70,7 +70,7 @@ def test_a_duration_has_a_unit_and_only_zero_does_without() -> None:
     for text in ("0.5s", "9" * 500 + "d"):
         with pytest.raises(UsageError, match="it is no whole number of seconds"):
             seconds(text)
-    with pytest.raises(UsageError, match="longer than time is. Use earliest"):
+    with pytest.raises(UsageError, match=r"longer than time is\. Use earliest"):
         begin("99999999999w")
 
 
