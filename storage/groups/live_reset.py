@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from protocol.errors import Conflict, NotFound
 from storage.groups import resets
 from storage.groups.channel import Connection
+from storage.groups.exclusive import resetting
 from storage.groups.instructions import instruct
 from storage.groups.model import Group
 from storage.groups.orders import Pause, Resume
@@ -36,10 +37,10 @@ def reset(
     """Let the group go on from the target; what moved. `connection` is in autocommit, on the database of `url`.
 
     `force` does not wait for members, who are else given `patience_s` seconds; `waiting` is told how many streams they
-    still hold. Raises `Conflict` where they have not handed over in time, and what `resets.carry_out` raises: nothing
-    was changed then.
+    still hold. Raises `Conflict` where somebody else is resetting it, where they have not handed over in time, and what
+    `resets.carry_out` raises: nothing was changed then.
     """
-    with _paused(url, group, target):
+    with resetting(url, group), _paused(url, group, target):
         if not force:
             _wait(connection, group, patience_s, waiting)
         try:

@@ -118,6 +118,36 @@ def test_a_live_group_is_reset_when_its_member_has_handed_over_and_gives_nothing
     assert "paused   " not in described
 
 
+@pytest.mark.conforms("A5")
+def test_of_two_resets_at_once_the_second_is_refused_and_told_of_the_first(
+    shell: Shell, orders: str, fleet: Fleet
+) -> None:
+    consumer = Consumer(orders, batch_bytes=1)
+    with consumer.session, connect(orders) as conn:
+        eventually(consumer.read, 30.0)
+        first = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
+        first.says("waiting for members to hand over")
+        (holder,) = conn.execute("select pid from pg_stat_activity where application_name = 'sublet reset'").fetchall()
+        for force in ([], ["--force"]):
+            second = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", *force)
+            assert (second.code, "Traceback" in second.err) == (4, False)
+            for told in ("it is being reset already by database user", f"process {holder[0]} of", "reset to latest"):
+                assert told in second.err
+        assert done(shell.run("groups", "reset", GROUP, "--to-earliest", "--dry-run", "--json"))["done"] is False
+        other = GROUP.replace("billing", "other")
+        assert shell.run("groups", "create", other).code == 0
+        assert shell.run("groups", "reset", other, "--to-earliest", "--yes").code == 0
+        assert "paused   to be reset to latest" in shell.run("groups", "describe", GROUP).out, "the first one's"
+        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        assert first.end().code == 0
+        assert "paused   " not in shell.run("groups", "describe", GROUP).out
+        dying = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
+        eventually(lambda: consumer.read() or "waiting for members" in dying.err or dying.process.poll() is not None)
+        dying.kill()
+        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        eventually(lambda: shell.run("groups", "reset", GROUP, "--to-latest", "--yes").code == 0, 30.0)
+
+
 @pytest.mark.conforms("A4", "A5")
 def test_a_live_group_goes_back_to_the_beginning(shell: Shell, orders: str, fleet: Fleet) -> None:
     consumer = Consumer(orders)
