@@ -14,6 +14,8 @@ from storage.groups.instructions import instruct
 from storage.groups.model import Group
 from storage.groups.orders import Pause, Resume
 from storage.groups.resets import Move
+from storage.groups.rules import by
+from storage.groups.sql import database_user
 from storage.groups.targets import Target
 
 LOOK_S = 0.2
@@ -45,7 +47,8 @@ def reset(
             _wait(connection, group, patience_s, waiting)
         try:
             with connection.transaction():
-                return resets.carry_out(connection, group, target, streams, reason=f"reset to {target}", force=force)
+                reason = by(f"reset to {target}", database_user(connection))
+                return resets.carry_out(connection, group, target, streams, reason=reason, force=force)
         except Conflict as error:
             if force or patience_s > LEADER_LOOKS_S:
                 raise

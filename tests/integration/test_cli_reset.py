@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
@@ -16,7 +17,7 @@ from storage.connect import connect
 from storage.groups.model import GroupOptions, Start
 from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher
-from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.cli_kit import Shell, a_shell, done, refused
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -116,6 +117,45 @@ def test_a_live_group_is_reset_when_its_member_has_handed_over_and_gives_nothing
     assert sorted(consumer.seen[len(before) :]) == list(range(200, 220))
     described = shell.run("groups", "describe", GROUP).out
     assert "paused   " not in described
+
+
+@pytest.mark.conforms("A5")
+def test_history_says_which_user_of_the_database_gave_an_order(shell: Shell, orders: str) -> None:
+    with connect(orders) as conn:
+        user = f"alice_{conn.info.dbname}"
+        conn.execute(f"create role {user} login superuser")
+        url = make_conninfo(orders, user=user)
+        try:
+            with a_shell(SUBLET_DATABASE_URL=url) as other:
+                for command in (
+                    ["pause", GROUP, "--reason", "repairs"], ["weight", GROUP, "s", "2"], ["resume", GROUP],
+                    ["reset", GROUP, "--to-latest", "--yes"], ["clone", GROUP, GROUP.replace("billing", "copy")],
+                ):  # fmt: skip
+                    assert other.run("groups", *command).code == 0, command
+            assert shell.run("groups", "pause", GROUP).code == 0
+            lines = done(shell.run("groups", "history", GROUP, "--json"))["history"]
+            told = [line["reason"] for line in lines]
+            by = f", by database user {user}"
+            assert told[:4] == [
+                f"paused: repairs{by}", f"weight of session 's': 2{by}", f"resumed{by}",
+                f"paused: to be reset to latest{by}",
+            ]  # fmt: skip
+            assert told[-1] == f"paused, by database user {conn.info.user}"
+            assert {line["reason"] for line in lines if line["event"] == "reset"} == {
+                f"reset to latest{by}; was at 0",
+            }
+            assert f"repairs{by}" in shell.run("groups", "history", GROUP).out
+            assert f"group 1{by}" in shell.run("groups", "history", GROUP.replace("billing", "copy")).out
+            conn.execute(
+                "update lending set status = 'held', borrower_id = 'b', agent = 'a', grant_id = grant_id + 1"
+                " where group_id = 1"
+            )
+            with a_shell(SUBLET_DATABASE_URL=url) as other:
+                assert other.run("groups", "delete", GROUP, "--yes").code == 0
+            ((ended,),) = conn.execute("select distinct reason from lending_history where event = 'delete'").fetchall()
+            assert ended == f"its group was deleted{by}"
+        finally:
+            conn.execute(f"drop owned by {user}; drop role {user}")
 
 
 @pytest.mark.conforms("A5")
