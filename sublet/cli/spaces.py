@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sublet.cli import space_alter, values
+from sublet.cli import space_alter, space_drop, values
 from sublet.cli.command import Cli, command_group, register
 from sublet.cli.space_change import Compression, Name, answer, as_json, changed, outside
 from sublet.cli.space_payloads import Payloads, TierAfter
@@ -40,6 +40,7 @@ def add_to(app: typer.Typer) -> None:
     register(spaces, "retention")(space_alter.retention)
     register(spaces, "rollover")(space_alter.rollover)
     register(spaces, "reshard")(reshard)
+    register(spaces, "drop")(space_drop.drop)
 
 
 def create(
