@@ -96,7 +96,7 @@ def test_a_space_that_is_used_is_not_dropped_without_force(
         store.declare_group(Subscription.parse(group), GroupOptions(Start.EARLIEST))
     store.close()
     used = "groups use it: $share/all/# (0 of its streams lent), $queue/jobs/orders/+/x (0 of its streams lent)"
-    refused(shell.run(*DROP, "--yes"), 4, used)
+    refused(shell.run(*DROP), 4, used)  # and nobody is asked
     with Publisher(database, producer="till") as publisher:
         publisher.publish("orders/eu", b"x")
     refused(shell.run(*DROP, "--yes"), 4, "it holds 1 messages", used, "producers publish to it: till")
