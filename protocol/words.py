@@ -137,14 +137,20 @@ class Subscription:
         Raises `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
         characters are refused here alone, so that a group that has some can still be read from where it is stored.
         """
+        found = cls.stored(text)
+        _check_controls(InvalidSubscription, "group", found.group)
+        _check_controls(InvalidFilter, "filter", found.filter.text)
+        return found
+
+    @classmethod
+    def stored(cls, text: str) -> Subscription:
+        """Read one that is stored somewhere: `parse` without the rule about control characters."""
         prefix, _, rest = text.partition("/")
         group, slash, filter_text = rest.partition("/")
         if prefix not in _KINDS or not slash:
             rule = "a shared subscription is $share/GROUP/FILTER or $queue/GROUP/FILTER"
             remedy = "Quote it in a shell: '$share/billing/orders/#'"
             raise _refused(InvalidSubscription, "subscription", text, rule, remedy)
-        _check_controls(InvalidSubscription, "group", group)
-        _check_controls(InvalidFilter, "filter", filter_text)
         return cls(_KINDS[prefix], group, Filter(filter_text))
 
     def __str__(self) -> str:

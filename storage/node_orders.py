@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 
 from storage.groups.model import MAINTENANCE, ORDER, NodeRef
+from storage.groups.sql import WHO
 
 _READ = """
 select n.draining, coalesce(jsonb_object_agg(l.leadership_id, l.term) filter (where l.leadership_id is not null), '{}')
@@ -30,7 +31,7 @@ select leadership_id, node from leadership
 
 _NOTE = f"""
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
-select clock_timestamp(), leadership_id, 0, '{ORDER}', 'node ' || node || '{{}}', 0, 0, term
+select clock_timestamp(), leadership_id, 0, '{ORDER}', 'node ' || node || '{{}}, by ' || {WHO}, 0, 0, term
   from told where leadership_id <> {MAINTENANCE}"""
 """Else the next leader's line would look as if the one before had died."""
 
@@ -38,13 +39,13 @@ _STEP_DOWN = f"""
 with told as (
   update leadership l set step_down = u.term from unnest(%s::bigint[], %s::bigint[]) as u (id, term)
    where l.leadership_id = u.id and l.term = u.term and l.step_down is distinct from u.term returning l.*)
-{_NOTE.format(" is to step down, as an operator wants")}"""
+{_NOTE.format(" is to step down")}"""
 
 _DRAIN = f"""
 with changed as (update node set draining = %s where name = %s and incarnation = %s returning incarnation, draining),
 told as (
   select l.* from leadership l join changed using (incarnation) where draining and l.expires_at > clock_timestamp()
-), noted as ({_NOTE.format(" is to lead nothing any more, as an operator wants")})
+), noted as ({_NOTE.format(" is to lead nothing any more")})
 select from changed"""
 
 

@@ -7,7 +7,7 @@ few statements, by the rows of the closing streams.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from storage.block import COMPRESSIONS
 from storage.catalogue import DEFAULT_SPACE, list_spaces, named
 from storage.payloads import place, probe
 from storage.routing import Space, ranges
-from storage.turnover import Guard, retried, turn_over
+from storage.turnover import Guard, lock_streams, retried, turn_over
 
 DEFAULT_SHARDS = 16
 CHANGEABLE = frozenset({"filter", "shards", "retention_s", "rollover_s", "compression", "payloads", "tier_after_s"})
@@ -113,19 +113,41 @@ def reshard(conn: psycopg.Connection[Any], name: str, shards: int) -> Space:
     return alter_space(conn, name, shards=shards)
 
 
-def drop_space(conn: psycopg.Connection[Any], name: str) -> None:
-    """Its topics fall to the next less specific spaces; what is stored stays until its retention ends."""
-    _check_not_default(name, "cannot be dropped")
+def drop_space(
+    conn: psycopg.Connection[Any],
+    name: str,
+    check: Callable[[psycopg.Connection[Any], Space], None] | None = None,
+    *,
+    ends: bool = False,
+) -> None:
+    """Its topics fall to the next less specific spaces; what is stored stays until its retention ends, or `ends` now,
+    as by retention. `check` may raise once nobody can publish to it any more: then nothing has happened."""
+    check_may_end(name)
 
     def drop() -> None:
         spaces = _locked_spaces(conn)
         old = named(name, spaces)
+        others = heirs(spaces, old)
+        if check is not None:
+            lock_streams(conn, [old, *others])
+            check(conn, old)
         conn.execute("update space set dropped_at = clock_timestamp() where space_id = %s", (old.space_id,))
-        others = _affected(spaces, old)
         turn_over(conn, [old, *others], others, old.space_id)
         epochs.complete(conn, old.space_id)
+        if ends:
+            conn.execute("update generation set state = 'gone' where space_id = %s", (old.space_id,))
 
     retried(conn, drop)
+
+
+def check_may_end(name: str) -> None:
+    """Raise `InvalidSetting` for the space that is there for ever."""
+    _check_not_default(name, "cannot be dropped")
+
+
+def heirs(spaces: list[Space], space: Space) -> list[Space]:
+    """The other spaces that its topics fall to when it is dropped."""
+    return _affected(spaces, space)
 
 
 def rollover(conn: psycopg.Connection[Any], space: str | Space) -> int:

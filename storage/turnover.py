@@ -105,12 +105,18 @@ def partition(generation_id: int) -> sql.Identifier:
     return sql.Identifier(f"block_{generation_id}")
 
 
+def lock_streams(conn: psycopg.Connection[Any], spaces: list[Space]) -> None:
+    """Until the end of the transaction nothing is appended to these spaces."""
+    conn.execute(
+        "select from stream where space_id = any(%s) and state = 'open' order by stream_id for no key update",
+        ([space.space_id for space in spaces],),
+    )
+
+
 def _close(conn: psycopg.Connection[Any], spaces: list[Space]) -> list[_Parent]:
     by_id = {space.space_id: space for space in spaces}
     ids = list(by_id)
-    conn.execute(
-        "select from stream where space_id = any(%s) and state = 'open' order by stream_id for no key update", (ids,)
-    )
+    lock_streams(conn, spaces)
     rows = conn.execute(
         "update stream set state = 'closed', closed_at = clock_timestamp() where space_id = any(%s) and state = 'open'"
         " returning stream_id, space_id, hash_from::text, hash_to::text",

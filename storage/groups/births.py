@@ -121,7 +121,7 @@ def insert(
     return None if created is None else int(created[0])
 
 
-def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
+def delete(connection: Connection, group_id: int, now_us: int | None, who: str = "") -> bool:
     """Mark it deleted, drop its rows and end its leader's lease; False where somebody else was faster.
 
     History says of each grant that it is over, by the row as it was dropped. What nobody ever led has no grants.
@@ -133,12 +133,12 @@ def delete(connection: Connection, group_id: int, now_us: int | None) -> bool:
     leadership.expire(connection, (group_id,))
     leader = leadership.locked(locking).get(group_id)
     if leader is not None:
-        lines = deletion(rows.read_rows(dropping), leader.term, leader.now_us)
+        lines = deletion(rows.read_rows(dropping), leader.term, leader.now_us, who)
         rows.write_history(connection, lines, leader.now_us)
     return deleted.fetchone() is not None
 
 
-def instruct(connection: Connection, group: Group, order: Order, now_us: int | None) -> Group | None:
+def instruct(connection: Connection, group: Group, order: Order, now_us: int | None, who: str = "") -> Group | None:
     """Change its orders; None where somebody else has deleted it meanwhile."""
     known = connection.execute(_ORDERS, {"group": group.group_id, "now_us": now_us}).fetchone()
     if known is None:
@@ -149,7 +149,7 @@ def instruct(connection: Connection, group: Group, order: Order, now_us: int | N
     if after == before:
         return replace(group, orders=before, revision=revision)
     connection.execute(_ORDER, {"group": group.group_id, "orders": json.dumps(after.to_store())})
-    rows.write_history(connection, [ordered(group.group_id, order, term, at_us)], at_us)
+    rows.write_history(connection, [ordered(group.group_id, order, term, at_us, who)], at_us)
     return replace(group, orders=after, revision=revision + 1)
 
 

@@ -1,4 +1,7 @@
-"""What changes a group, and telling the nodes of it: one way for the command line and for a node's HTTP port."""
+"""What changes a group, and telling the nodes of it: one way for the command line and for a node's HTTP port.
+
+History says which user of the database gave the order: over HTTP that is the node's.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def declare(url: str, wanted: Subscription, options: GroupOptions) -> tuple[Grou
 def delete(url: str, wanted: Subscription) -> int:
     """Delete a group with its progress; its id. Raises `NotFound`."""
     with _store(url) as store:
-        deleted = store.delete_group(wanted)
+        deleted = store.delete_group(wanted, store.user())
     if deleted is None:
         raise no_such_group(wanted)
     tell_now(url, [group_change(str(wanted), deleted, deleted=True)])
@@ -36,7 +39,7 @@ def delete(url: str, wanted: Subscription) -> int:
 def instruct(url: str, wanted: Subscription, order: Order) -> tuple[Group, bool]:
     """Give a live group an order; the group, and whether that was new. Raises `NotFound`."""
     with _store(url) as store:
-        before, group = store.live_group(wanted), store.instruct(wanted, order)
+        before, group = store.live_group(wanted), store.instruct(wanted, order, store.user())
     if group is None or before is None:
         raise no_such_group(wanted)
     changed = group.revision != before.revision

@@ -9,10 +9,13 @@ from collections.abc import Callable, Collection, Iterator
 from protocol.errors import Conflict, NotFound
 from storage.groups import resets
 from storage.groups.channel import Connection
+from storage.groups.exclusive import resetting
 from storage.groups.instructions import instruct
 from storage.groups.model import Group
 from storage.groups.orders import Pause, Resume
 from storage.groups.resets import Move
+from storage.groups.rules import by
+from storage.groups.sql import database_user
 from storage.groups.targets import Target
 
 LOOK_S = 0.2
@@ -36,15 +39,16 @@ def reset(
     """Let the group go on from the target; what moved. `connection` is in autocommit, on the database of `url`.
 
     `force` does not wait for members, who are else given `patience_s` seconds; `waiting` is told how many streams they
-    still hold. Raises `Conflict` where they have not handed over in time, and what `resets.carry_out` raises: nothing
-    was changed then.
+    still hold. Raises `Conflict` where somebody else is resetting it, where they have not handed over in time, and what
+    `resets.carry_out` raises: nothing was changed then.
     """
-    with _paused(url, group, target):
+    with resetting(url, group), _paused(url, group, target):
         if not force:
             _wait(connection, group, patience_s, waiting)
         try:
             with connection.transaction():
-                return resets.carry_out(connection, group, target, streams, reason=f"reset to {target}", force=force)
+                reason = by(f"reset to {target}", database_user(connection))
+                return resets.carry_out(connection, group, target, streams, reason=reason, force=force)
         except Conflict as error:
             if force or patience_s > LEADER_LOOKS_S:
                 raise

@@ -112,20 +112,20 @@ class MemoryGroups:
         life = self._live(subscription)
         return life.group if life else None
 
-    def delete_group(self, subscription: Subscription) -> int | None:
+    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """See `GroupStore`."""
         life, now = self._live(subscription), self._clock()
         if life is None:
             return None
         leadership = self._leaderships.get(life.group.group_id)
         if leadership:
-            self._history += deletion(life.rows.values(), leadership.term, now)
+            self._history += deletion(life.rows.values(), leadership.term, now, who)
             leadership.expires_us = 0
         life.deleted = True
         life.rows.clear()
         return life.group.group_id
 
-    def instruct(self, subscription: Subscription, order: Order) -> Group | None:
+    def instruct(self, subscription: Subscription, order: Order, who: str = "") -> Group | None:
         """See `GroupStore`."""
         life = self._live(subscription)
         if life is None:
@@ -136,7 +136,7 @@ class MemoryGroups:
             life.group = replace(before, orders=after, revision=before.revision + 1)
             leadership = self._leaderships.get(before.group_id)
             term = leadership.term if leadership is not None else 0
-            self._history.append(ordered(before.group_id, order, term, self._clock()))
+            self._history.append(ordered(before.group_id, order, term, self._clock(), who))
         return life.group
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:

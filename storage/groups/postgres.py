@@ -30,7 +30,7 @@ from storage.groups.quiet import Quiet, again
 from storage.groups.refusals import check_batch, lost, same_options, undeclared
 from storage.groups.rows import FACTS, ROW
 from storage.groups.rules import lending
-from storage.groups.sql import NOW, Clock, in_microseconds
+from storage.groups.sql import NOW, Clock, database_user, in_microseconds
 
 LOCK_TIMEOUT_S = 1.0
 STATEMENT_TIMEOUT_S = 2.5
@@ -103,20 +103,24 @@ class PostgresGroups:
         """See `GroupStore`."""
         return self._channel.read(lambda connection: births.find_live(connection, subscription))
 
-    def delete_group(self, subscription: Subscription) -> int | None:
+    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """See `GroupStore`."""
         found, now_us = self.live_group(subscription), self._now_us()
         if found is None:
             return None
-        deleted = self._channel.write(lambda connection: births.delete(connection, found.group_id, now_us))
+        deleted = self._channel.write(lambda connection: births.delete(connection, found.group_id, now_us, who))
         return found.group_id if deleted else None
 
-    def instruct(self, subscription: Subscription, order: Order) -> Group | None:
+    def instruct(self, subscription: Subscription, order: Order, who: str = "") -> Group | None:
         """See `GroupStore`."""
         found, now_us = self.live_group(subscription), self._now_us()
         if found is None:
             return None
-        return self._channel.write(lambda connection: births.instruct(connection, found, order, now_us))
+        return self._channel.write(lambda connection: births.instruct(connection, found, order, now_us, who))
+
+    def user(self) -> str:
+        """Who gives the orders that this store is told, for history."""
+        return self._channel.read(database_user)
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""

@@ -270,15 +270,20 @@ def reset(row: Row, stream: StreamFacts, position: int, reason: str, now_us: int
     return Ruling(Verdict.APPLIED, after, _event("reset", replace(row, position=position), reason, until))
 
 
-def ordered(group_id: int, order: Order, term: int, now_us: int) -> HistoryRecord:
-    """The line of history for what an operator wants from now on; `term`: of who led last."""
-    return HistoryRecord(now_us, group_id, 0, ORDER, str(order), 0, None, None, 0, term, forced=False)
+def ordered(group_id: int, order: Order, term: int, now_us: int, who: str = "") -> HistoryRecord:
+    """The line of history for what an operator, `who`, wants from now on; `term`: of who led last."""
+    return HistoryRecord(now_us, group_id, 0, ORDER, by(str(order), who), 0, None, None, 0, term, forced=False)
 
 
-def deletion(rows: Iterable[Row], term: int, now_us: int) -> list[HistoryRecord]:
+def by(reason: str, who: str) -> str:
+    """A reason of history with who gave the order, where that is known."""
+    return f"{reason}, by {who}" if who else reason
+
+
+def deletion(rows: Iterable[Row], term: int, now_us: int, who: str = "") -> list[HistoryRecord]:
     """A line for each grant that ends because its group is deleted. Nothing is seen twice in a group that is gone."""
     held = sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
-    return [record(row, _event("delete", row, "its group was deleted"), term, now_us) for row in held]
+    return [record(row, _event("delete", row, by("its group was deleted", who)), term, now_us) for row in held]
 
 
 def next_id(last: int, now_us: int) -> int:

@@ -7,11 +7,24 @@ Statements contain `NOW` where they need the time and take the parameter `now_us
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import psycopg
 
 Clock = Callable[[], int]
 """Microseconds since 1970; for tests."""
 
 NOW = "coalesce(timestamptz 'epoch' + %(now_us)s::bigint * interval '1 microsecond', clock_timestamp())"
+
+
+WHO = "'database user ' || session_user"
+"""Who gives an order, as history says it: who has logged in, whatever role he has taken since."""
+
+
+def database_user(connection: psycopg.Connection[Any]) -> str:
+    """The same."""
+    (row,) = connection.execute(f"select {WHO}").fetchall()
+    return str(row[0])
 
 
 def in_microseconds(timestamp: str) -> str:

@@ -42,16 +42,18 @@ class GroupStore(Protocol):
     def live_group(self, subscription: Subscription) -> Group | None:
         """The group of that subscription, None where there is none; looking creates nothing."""
 
-    def delete_group(self, subscription: Subscription) -> int | None:
+    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
 
-        Each grant that ends by it is an event `delete` of the group's history, in the same transaction.
+        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, and names `who`
+        wanted it.
         """
 
-    def instruct(self, subscription: Subscription, order: Order) -> Group | None:
+    def instruct(self, subscription: Subscription, order: Order, who: str = "") -> Group | None:
         """Change the live group's orders; the group as it then is, None where there is none.
 
-        Its leader hears of it with its next renewal. Unless it is in force already, it is an event `order` of history.
+        Its leader hears of it with its next renewal. Unless it is in force already, it is an event `order` of history,
+        which names `who` gave it.
         """
 
     def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:

@@ -13,7 +13,7 @@ import psycopg
 from protocol.errors import InvalidSetting, PayloadUnavailable
 from storage.checkup import Finding, State
 from storage.payloads.place import Place, known, parse
-from storage.payloads.stores import Missing, Store, store
+from storage.payloads.stores import ASK_DOCTOR, Missing, Store, store
 from storage.payloads.together import TO_CHANGE, TO_READ, once
 
 _SPACES = """
@@ -149,7 +149,7 @@ def _former(conn: psycopg.Connection[Any], space_id: int, space: str, place: Pla
 
 
 def _trouble(state: State, space: str, error: PayloadUnavailable) -> Finding:
-    what, _, remedy = str(error).partition(". ")
+    what, _, remedy = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
     return Finding("payloads", state, f"space {space}: {what}", remedy.partition(". ")[2] or None)
 
 

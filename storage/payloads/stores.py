@@ -38,6 +38,14 @@ CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 10.0
 ATTEMPTS: Final = 2
 
+ASK_DOCTOR: Final = "`sublet doctor` says whether it can be used."
+"""Behind each remedy, but the doctor's own."""
+_REMEDIES: Final = {
+    "file": "See that the directory is there on this machine, mounted, and that this process's user may read and "
+    "write in it",
+    "s3": "See that it can be reached from here, with the right credentials in this process's environment",
+}
+
 _FOR_GOOD = (PermissionError, IsADirectoryError, NotADirectoryError)
 _ID = re.compile(r"\bid ([0-9a-f]{32})\b")
 
@@ -280,10 +288,8 @@ class Store:
             if time.monotonic() >= self._not_before:  # many may have tried at once
                 self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
                 self._not_before = time.monotonic() + max(self._pause_s, pause_s)
-        self._why = (
-            f"the place of payloads {self.place} {what}. It is tried again. See that it can be reached from here, with "
-            "the right credentials in this process's environment; `sublet doctor` says whether it can."
-        )
+        remedy = _REMEDIES[self.place.scheme]
+        self._why = f"the place of payloads {self.place} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._why)
 
 

@@ -60,7 +60,7 @@ def consume(
         ),
     ] = None,
     idle_exit: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="End when no message has come for so long.")
+        str | None, typer.Option(metavar="DURATION", help="End when no message has come for so long: 10s, 5m.")
     ] = None,
 ) -> int:
     """Consume messages as a member of a group, and print them.
@@ -75,14 +75,14 @@ def consume(
     \b
       sublet consume '$share/billing/orders/#'
       sublet consume '$share/billing/orders/#' --start earliest --max 100 --json
-      sublet consume '$queue/mail/outgoing/+' --idle-exit 10 > mails.txt
+      sublet consume '$queue/mail/outgoing/+' --idle-exit 10s > mails.txt
       sublet consume '$share/billing/orders/#' --node 10.0.0.5:7411 --node 10.0.0.6:7411
     """
     from borrower.session import Session
 
     wanted, begin = Subscription.parse(subscription), Start.parse(start)
     printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
-    patience_s = None if idle_exit is None else values.number_of_seconds("--idle-exit", idle_exit)
+    patience_s = None if idle_exit is None else values.fine_seconds(idle_exit)
     with (
         _way(cli, wanted, nodes) as way,
         Session(str(wanted), **way.arguments, name=name, start=str(begin), auto_ack=False) as session,

@@ -13,6 +13,7 @@ from protocol.errors import Conflict, SubletError, UsageError
 from protocol.words import Subscription
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
       sublet groups clone '$share/billing/orders/#' '$share/billing-v2/orders/#'
     """
     from storage.groups import births, copies
+    from storage.groups.rules import by
+    from storage.groups.sql import database_user
 
-    source, wanted = Subscription.parse(subscription), Subscription.parse(target)
+    source, wanted = named(cli, subscription), Subscription.parse(target)
     if source.filter != wanted.filter:
         raise UsageError(
             f"{wanted}: a clone has the filter of its source, {source.filter}, since positions are in its streams. "
@@ -49,7 +52,8 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
     with _written(cli, wanted, dry_run) as connection:
         found = births.live(connection, source)
         progress = copies.take(connection, found)
-        made = copies.begin(connection, wanted, found.options, progress, f"a clone of {source}, group {found.group_id}")
+        why = by(f"a clone of {source}, group {found.group_id}", database_user(connection))
+        made = copies.begin(connection, wanted, found.options, progress, why)
     _answer(cli, made, progress, dry_run, made_now=True)
 
 
@@ -73,12 +77,15 @@ def import_(
     """
     from storage.groups import births, copies
     from storage.groups.refusals import same_options
+    from storage.groups.rules import by
+    from storage.groups.sql import database_user
 
     wanted, options, progress, exported_at = _read(file)
     with _written(cli, wanted, dry_run) as connection:
         found = births.find_live(connection, wanted)
         if found is None:
-            group = copies.begin(connection, wanted, options, progress, f"imported, as it was at {exported_at}")
+            why = by(f"imported, as it was at {exported_at}", database_user(connection))
+            group = copies.begin(connection, wanted, options, progress, why)
         else:
             group = same_options(found, options)
             _check_same(group, copies.take(connection, group), progress, file)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from protocol.words import Subscription
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 
@@ -24,7 +24,7 @@ def export(cli: Cli, subscription: GroupName) -> None:
     from storage.groups import births, copies, overview
     from storage.groups.as_json import options_as_json
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     with cli.connection() as connection, overview.one_instant(connection):
         group = births.live(connection, wanted)
         told, streams = copies.to_json(copies.take(connection, group)), overview.look(connection, wanted).streams

@@ -9,6 +9,7 @@ import typer
 from protocol.words import Subscription
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def history(
     from storage.groups.as_json import history_line
     from storage.history import read_history, read_then
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     stream_id = None if stream is None else values.whole("--stream", stream)
     most = values.whole("--limit", limit, least=1)
     then_us = None if at is None else round(values.moment("--at", at).timestamp() * 1_000_000)

@@ -11,6 +11,7 @@ from protocol.words import Start, Subscription
 from storage.groups.options import GroupOptions, WhenGone
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 
@@ -71,7 +72,7 @@ def create(
     from storage.groups.overview import describe
 
     wanted = Subscription.parse(subscription)
-    options = GroupOptions(Start.parse(start), when_gone, strategy, _seconds(session_expiry), atomic)
+    options = GroupOptions(Start.parse(start), when_gone, strategy, values.fine_seconds(session_expiry), atomic)
     find_strategy(strategy)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         group, is_new = declare(database.url, wanted, options)
@@ -107,7 +108,7 @@ def delete(
     from storage.groups import instructions
     from storage.groups.overview import describe
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         overview = describe(connection, wanted)
         held = sum(len(member.streams) for member in overview.members)
@@ -120,8 +121,3 @@ def delete(
     else:
         cli.say(f"The group {wanted} is deleted.")
     return 0
-
-
-def _seconds(text: str) -> float:
-    """A duration with a unit, or a number of seconds."""
-    return float(values.seconds(text)) if text[-1:].isalpha() else values.number_of_seconds("--session-expiry", text)

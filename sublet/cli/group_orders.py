@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from protocol.words import Subscription
 from storage.groups.orders import Order, Pause, Resume, Weigh
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 
@@ -65,7 +65,7 @@ def weight(
     if cli.json:
         return
     with cli.connection() as connection:
-        known = {line.session for line in describe(connection, Subscription.parse(subscription)).streams}
+        known = {line.session for line in describe(connection, named(cli, subscription)).streams}
     if session not in known:
         cli.say(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
 
@@ -73,7 +73,7 @@ def weight(
 def _instruct(cli: Cli, subscription: str, order: Order) -> None:
     from storage.groups.instructions import instruct
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     with cli.database() as database:
         group, changed = instruct(database.url, wanted, order)
     if cli.json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from protocol.words import Subscription
 from storage.groups.targets import Target
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def reset(
     from storage.connect import connect
     from storage.groups import births, live_reset, resets
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     target = _target(
         to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file, wanted
     )
@@ -132,7 +132,7 @@ def _target(
         *([Target.current()] if current else []),
         *([] if offset is None else [Target.offset(offset)]),
         *([] if moment is None else [Target.time(values.moment("--to-time", moment))]),
-        *([] if duration is None else [Target.time(_ago(duration))]),
+        *([] if duration is None else [Target.time(values.ago("--by-duration", duration, "--to-earliest"))]),
         *([] if shift is None else [Target.shift(shift)]),
         *([] if epoch is None else [Target.at_epoch(_epoch(epoch))]),
         *([] if file is None else [_offsets(file, wanted)]),
@@ -143,13 +143,6 @@ def _target(
             "--to-time, --by-duration, --shift-by, --to-epoch and --from-file."
         )
     return given[0]
-
-
-def _ago(duration: str) -> datetime:
-    try:
-        return datetime.now(UTC) - timedelta(seconds=values.seconds(duration))
-    except OverflowError:
-        raise UsageError(f"--by-duration {duration!r}: it is longer than time is. Use --to-earliest.") from None
 
 
 def _epoch(text: str) -> tuple[int, ...]:

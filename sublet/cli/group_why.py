@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protocol.words import Subscription
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def why(
     from storage.groups import idle
     from storage.groups.standing import Reason
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     stream_id = None if stream is None else values.whole("--stream", stream)
     with cli.connection() as connection:
         group, answers = idle.why(connection, wanted, stream_id)
@@ -45,7 +45,7 @@ def why(
         told = {"subscription": str(wanted), "group_id": group.group_id, "consuming": len(at_work)}
         cli.emit({**told, "streams": [_as_json(answer) for answer in answers]})
         return
-    cli.write([f"Being consumed right now: {len(at_work)} of {len(answers)} streams of {wanted}."])
+    cli.tell([f"Being consumed right now: {len(at_work)} of {len(answers)} streams of {wanted}."])
     for found in _alike(answers if stream_id is not None else [each for each in answers if each not in at_work]):
         cli.tell(_prose(found))
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from protocol.epochs import lower_of_json, shown
-from protocol.words import Subscription
 from sublet.cli import (
     group_copies,
     group_export,
@@ -20,6 +19,7 @@ from sublet.cli import (
     group_why,
 )
 from sublet.cli.command import Cli, command_group, register
+from sublet.cli.group_names import named
 from sublet.cli.values import GroupName, utc
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def describe(cli: Cli, subscription: GroupName) -> None:
     from storage.groups import as_json
     from storage.groups.overview import describe as look
 
-    wanted = Subscription.parse(subscription)
+    wanted = named(cli, subscription)
     with cli.connection() as connection:
         overview = look(connection, wanted)
     connected = _connected(overview)

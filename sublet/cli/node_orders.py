@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.errors import Conflict, NotFound, Unavailable
-from protocol.words import Subscription
 from sublet.cli import values
 from sublet.cli.command import Cli
+from sublet.cli.group_names import named
 
 if TYPE_CHECKING:
     import psycopg
@@ -91,7 +91,7 @@ def step_down(
     from storage import node_orders
 
     wait_s = values.seconds(wait)
-    wanted = {str(Subscription.parse(each)) for each in group or ()}
+    wanted = {str(named(cli, each)) for each in group or ()}
     with cli.connection() as connection:
         found = _live(connection, node)
         if not force:

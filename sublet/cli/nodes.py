@@ -32,6 +32,7 @@ def list_(cli: Cli) -> None:
       sublet nodes list
     """
     from storage.nodes import as_json, led_groups, list_nodes
+    from storage.notify.drivers import name_of
 
     with cli.connection() as connection:
         entries, led = list_nodes(connection), led_groups(connection)
@@ -47,7 +48,7 @@ def list_(cli: Cli) -> None:
                 _state(entry),
                 led.get(entry.node.incarnation, 0),
                 entry.protocol_version,
-                entry.notify or "poll",
+                name_of(entry.notify or "poll:"),
                 entry.started_at.isoformat(timespec="seconds"),
             )
             for entry in entries

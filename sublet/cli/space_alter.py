@@ -10,7 +10,7 @@ import typer
 from protocol.errors import UsageError
 from sublet.cli import space_payloads, values
 from sublet.cli.command import Cli
-from sublet.cli.space_change import Compression, Name, answer, changed
+from sublet.cli.space_change import Compression, Name, answer, changed, kept, outside
 from sublet.cli.space_payloads import NoPayloads, NoTierAfter, Payloads, Recall, TierAfter
 
 if TYPE_CHECKING:
@@ -74,10 +74,8 @@ def alter(
     space = changed(cli, partial(alter_space, name=name, **changes))
     if recall:
         space_payloads.bring_back(cli, space.space_id)
-    kept = "for ever" if space.retention_s is None else f"for {space.retention_s} s"
-    answer(
-        cli, space, f"The space {space.name} holds {space.filter}, kept {kept}, with compression {space.compression}."
-    )
+    said = f"The space {space.name} holds {space.filter}, kept {kept(space)}, with compression {space.compression}."
+    answer(cli, space, said + outside(space))
 
 
 def retention(
@@ -98,7 +96,7 @@ def retention(
     from storage.spaces import alter_space
 
     space = changed(cli, partial(alter_space, name=name, retention_s=_seconds(duration)))
-    answer(cli, space, f"The space {space.name} keeps messages {_kept(space)}.")
+    answer(cli, space, f"The space {space.name} keeps messages {kept(space)}.")
 
 
 def rollover(cli: Cli, name: Name) -> None:
@@ -126,12 +124,5 @@ def rollover(cli: Cli, name: Name) -> None:
     answer(cli, space, said, generation_id=rolled[0])
 
 
-def _kept(space: Space) -> str:
-    return "for ever" if space.retention_s is None else f"for {space.retention_s} s"
-
-
 def _seconds(text: str) -> int | None:
-    """Who forgets a unit means days, and would lose all that is older than a few seconds."""
-    if text.strip().isdigit():
-        raise UsageError(f"duration {text!r}: say of what, {text}s or {text}d: what is older is taken away.")
     return None if text == NONE else values.seconds(text)

@@ -47,6 +47,19 @@ def answer(cli: Cli, space: Space, text: str, **more: Any) -> None:
         cli.say(text)
 
 
+def kept(space: Space) -> str:
+    """For how long a space keeps its messages."""
+    return "for ever" if space.retention_s is None else f"for {space.retention_s} s"
+
+
+def outside(space: Space) -> str:
+    """The sentence about where payloads go, for a space that has a place for them; else nothing."""
+    if space.payloads is None:
+        return ""
+    older = "" if space.tier_after_s is None else f", and what is older than {space.tier_after_s} s of open ones"
+    return f" Payloads of closed streams{older} go to {space.payloads}."
+
+
 def as_json(space: Space) -> dict[str, Any]:
     """A space as commands show it."""
     return {

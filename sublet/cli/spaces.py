@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from sublet.cli import space_alter, values
+from sublet.cli import space_alter, space_drop, values
 from sublet.cli.command import Cli, command_group, register
-from sublet.cli.space_change import Compression, Name, answer, as_json, changed
+from sublet.cli.space_change import Compression, Name, answer, as_json, changed, outside
 from sublet.cli.space_payloads import Payloads, TierAfter
 
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
@@ -40,6 +40,7 @@ def add_to(app: typer.Typer) -> None:
     register(spaces, "retention")(space_alter.retention)
     register(spaces, "rollover")(space_alter.rollover)
     register(spaces, "reshard")(reshard)
+    register(spaces, "drop")(space_drop.drop)
 
 
 def create(
@@ -77,7 +78,7 @@ def create(
         tier_after_s=None if tier_after is None else values.seconds(tier_after),
     )
     space = changed(cli, create)
-    answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.")
+    answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.{outside(space)}")
 
 
 def list_(cli: Cli) -> None:

@@ -25,7 +25,7 @@ GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The grou
 """The argument by which commands take a group."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"(\d+)\s*([smhdw]?)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.ASCII)
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -107,11 +107,28 @@ def _text(data: bytes | None) -> str:
 
 
 def seconds(text: str) -> int:
-    """A duration such as 90, 90s, 15m, 6h, 7d or 2w. Raises `UsageError`."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"duration {text!r}: give a whole number and s, m, h, d or w, such as 90s or 7d.")
-    return int(found[1]) * _UNITS[found[2] or "s"]
+    """A duration such as 90s, 15m, 6h, 7d, 2w or 0, in whole seconds. Raises `UsageError`."""
+    found = fine_seconds(text)
+    if not found.is_integer():
+        raise UsageError(f"duration {text!r}: it is no whole number of seconds. Round it.")
+    return int(found)
+
+
+def fine_seconds(text: str) -> float:
+    """The same with fractions, such as 0.5s. Who forgets a unit may mean days: only 0 does without. Raises
+    `UsageError`."""
+    wanted = text.strip()
+    found = _DURATION.fullmatch(wanted)
+    if found is not None:
+        return float(found[1]) * _UNITS[found[2]]
+    if wanted == "0":
+        return 0.0
+    if wanted.isascii() and wanted.isdigit():
+        raise UsageError(
+            f"duration {text!r}: it has no unit. Say of what: {wanted}s, {wanted}m, {wanted}h, {wanted}d or {wanted}w "
+            "(seconds, minutes, hours, days, weeks)."
+        )
+    raise UsageError(f"duration {text!r}: give a number and s, m, h, d or w, such as 90s or 7d.")
 
 
 def utc(at_us: int) -> str:
@@ -148,17 +165,6 @@ def json_file(what: str, file: Path) -> Any:
         raise UsageError(f"{what}: it is not JSON ({error}). Make one with `sublet groups export`.") from None
 
 
-def number_of_seconds(what: str, text: str) -> float:
-    """Seconds, fractions too. Raises `UsageError`."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        raise UsageError(f"{what} {text!r}: give a number of seconds, such as 10 or 0.5.")
-    return found
-
-
 def number(what: str, text: str) -> float:
     """A number. Raises `UsageError`."""
     try:
@@ -181,6 +187,14 @@ def moment(option: str, text: str) -> datetime:
     raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z. {remedy}.")
 
 
+def ago(option: str, text: str, instead: str) -> datetime:
+    """The time so long ago. Raises `UsageError`, which says what to give where there is no such time."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=fine_seconds(text))
+    except OverflowError:
+        raise UsageError(f"{option} {text!r}: it is longer than time is. Use {instead}.") from None
+
+
 def begin(text: str) -> str | int | datetime:
     """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
     if text in ("earliest", "latest"):
@@ -190,7 +204,7 @@ def begin(text: str) -> str | int | datetime:
     if text.isascii() and text.isdigit():
         return int(text)
     if _DURATION.fullmatch(text):
-        return datetime.now(UTC) - timedelta(seconds=seconds(text))
+        return ago("--from", text, "earliest")
     try:
         when = datetime.fromisoformat(text)
     except ValueError:

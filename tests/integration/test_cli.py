@@ -148,7 +148,7 @@ def test_members_that_hold_nothing_are_described_as_standing_by(shell: Shell) ->
 @pytest.mark.conforms("A2")
 def test_groups_are_described_without_a_leader(shell: Shell) -> None:
     node = shell.leader("n1")
-    assert shell.run("consume", GROUP, "--idle-exit", "0.5").code == 0
+    assert shell.run("consume", GROUP, "--idle-exit", "0.5s").code == 0
     shell.run("publish", "a", stdin="1\n2\n")
     assert node.ask(signal.SIGTERM).code == 0
     shell.run("spaces", "reshard", "default", "2")

@@ -205,7 +205,12 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         (line,) = shell.run("nodes", "list", "--json").object["nodes"]
         assert (line["name"], line["lives"], line["address"]) == ("n1", False, "127.0.0.1:1")
-        assert "gone" in shell.run("nodes", "list").out
+        told = shell.run("nodes", "list").out
+        assert "gone" in told
+        assert " poll " in told
+        register(conn, NodeRef("n2", "a life of n2", "127.0.0.1:2"), 60, PROTOCOL_VERSION, notify="postgres:")
+        told = shell.run("nodes", "list").out
+        assert (" postgres " in told, "postgres:" in told) == (True, False)
 
 
 def test_who_listens_and_does_not_read_is_missed_before_the_queue_is_full(

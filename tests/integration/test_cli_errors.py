@@ -40,7 +40,7 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["publish", "a", "--format", "xml"], "'xml' is not one of 'lines', 'ndjson'"),
         (USAGE, ["tail"], "Missing argument 'FILTER'"),
         (USAGE, ["tail", "a", "--max", "many"], "--max 'many': give a whole number"),
-        (USAGE, ["consume", "$share/g/#", "--idle-exit", "nan"], "--idle-exit 'nan': give a number of seconds"),
+        (USAGE, ["consume", "$share/g/#", "--idle-exit", "nan"], "duration 'nan': give a number and s"),
         (USAGE, ["consume", "$share/g/#", "--node", "foo"], "node 'foo': a leader node's address is HOST:PORT"),
         (USAGE, ["consume", "$share/g/#", "--name", ""], "name is '': a session's name is not empty"),
         (USAGE, ["consume", "$share/g/#", "--name", "n" * 513], "it has 513 characters, and at most 512 are allowed"),
@@ -62,6 +62,11 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["spaces", "create", "a", "x/#/y"], "filter 'x/#/y': # stands alone in the last level"),
         (USAGE, ["spaces", "create", "a", "x/#", "--shards", "four"], "--shards 'four': give a whole number"),
         (USAGE, ["spaces", "create", "a", "x/#", "--retention", "soon"], "duration 'soon'"),
+        (USAGE, ["spaces", "create", "a", "x/#", "--retention", "7"], "duration '7': it has no unit. Say of what: 7s"),
+        (USAGE, ["consume", "$share/g/#", "--idle-exit", "10"], "duration '10': it has no unit"),
+        (USAGE, ["groups", "create", "$share/g/#", "--session-expiry", "90"], "duration '90': it has no unit"),
+        (USAGE, ["groups", "reset", "$share/g/#", "--to-latest", "--timeout", "5"], "duration '5': it has no unit"),
+        (USAGE, ["nodes", "drain", "n1", "--wait", "9"], "duration '9': it has no unit"),
         (USAGE, ["spaces", "reshard", "default", "0"], "shards 0: must be from 1"),
         (USAGE, ["leader", "--name", "a b"], "--name 'a b'"),
         (USAGE, ["leader", "--listen", "7411"], "give HOST:PORT"),
@@ -69,7 +74,7 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are"),
         (NOT_FOUND, ["groups", "describe", "$share/g/#"], "group '$share/g/#': there is no such group"),
         (CONFLICT, ["spaces", "create", "default", "#", "--shards", "3"], "shards 16, retention_s none"),
-        (UNAVAILABLE, ["consume", "$share/g/#", "--idle-exit", "0.2"], "start one with `sublet leader`"),
+        (UNAVAILABLE, ["consume", "$share/g/#", "--idle-exit", "0.2s"], "start one with `sublet leader`"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_the_reason(shell: Shell, code: int, arguments: list[str], told: str) -> None:
@@ -117,6 +122,24 @@ def test_control_characters_are_refused_in_a_subscription_and_escaped_where_they
         answer = shell.run(*command)
         assert "$share/evil\\x1b]0;P\\x07/a" in answer.out
         assert not any(control in answer.out for control in "\x1b\a")
+
+
+def test_a_group_is_named_as_it_is_printed_where_its_name_cannot_be_typed(shell: Shell, database: str) -> None:
+    printed = "$share/evil\\x1b]0;P\\x07/a"
+    stored, literal = (Subscription("share", name, Filter("a")) for name in ("evil\x1b]0;P\a", "evil\\x1b]0;P\\x07"))
+    store = PostgresGroups(database)
+    group = store.declare_group(stored, GroupOptions())
+    for command in (["pause"], ["history"], ["describe"], ["reset", "--to-latest", "--dry-run"], ["export"]):
+        found = shell.run("groups", command[0], printed, *command[1:], *([] if command == ["export"] else ["--json"]))
+        assert found.object["subscription"] == str(stored), command
+    told = shell.run("groups", "why", printed)
+    assert (told.code, printed in told.out, "\x1b" in told.out) == (0, True, False)
+    assert shell.run("groups", "clone", printed, "$share/good/a").code == 0
+    other = store.declare_group(literal, GroupOptions())
+    for wanted in (other, group):
+        assert shell.run("groups", "delete", printed, "--yes", "--json").object["group_id"] == wanted.group_id
+    refused(shell.run("groups", "delete", printed, "--yes"), NOT_FOUND, "there is no such group")
+    store.close()
 
 
 @pytest.mark.parametrize("layout", ["lines", "ndjson"])

@@ -47,7 +47,7 @@ def listed(shell: Shell) -> list[str]:
 @pytest.mark.conforms("E2")
 def test_a_declared_queue_keeps_every_matching_message_for_its_first_consumer(shell: Shell) -> None:
     shell.leader("n1")
-    refused(shell.run("consume", QUEUE, "--idle-exit", "30"), 3, "declared before it is used", "sublet groups create")
+    refused(shell.run("consume", QUEUE, "--idle-exit", "30s"), 3, "declared before it is used", "sublet groups create")
     assert listed(shell) == []
     shell.run("publish", "mail/before", stdin="too early")
     assert done(shell.run("groups", "create", QUEUE, "--json"))["created"] is True
@@ -58,7 +58,7 @@ def test_a_declared_queue_keeps_every_matching_message_for_its_first_consumer(sh
     answer = shell.run("consume", QUEUE, "--max", "200", "--json")
     assert answer.code == 0, answer.err
     assert sorted(int(json.loads(line)["value"]) for line in answer.out.splitlines()) == list(range(200))
-    assert shell.run("consume", QUEUE, "--idle-exit", "2").out == ""
+    assert shell.run("consume", QUEUE, "--idle-exit", "2s").out == ""
 
 
 @pytest.mark.conforms("A1", "A9")

@@ -26,6 +26,7 @@ def test_every_answer_has_the_fields_that_are_documented(shell: Shell) -> None:
     page, checked = documented(), set()
     for command, arguments in (
         ("publish", ["orders/eu"]), ("migrate", []), ("spaces create", ["us", "us/#"]), ("spaces list", []),
+        ("spaces drop", ["us", "--yes"]),
         ("groups create", [GROUP]), ("groups list", []), ("groups describe", [GROUP]), ("groups why", [GROUP]),
         ("groups export", [GROUP]), ("groups clone", [GROUP, CLONE]), ("groups pause", [GROUP]),
         ("groups reset", [GROUP, "--to-latest", "--dry-run"]), ("groups history", [GROUP]),
@@ -34,6 +35,6 @@ def test_every_answer_has_the_fields_that_are_documented(shell: Shell) -> None:
         told = shell.run(*command.split(), *arguments, "--json", stdin="x").object
         assert set(told) == page[command], command
         checked.add(command)
-    assert page.keys() - checked == {"tail, sublet consume", "leader"}
+    assert page.keys() - checked == {"tail, sublet consume", "leader", "demo"}
     (line,) = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines
     assert set(line) == page["tail, sublet consume"] - {"grant"}

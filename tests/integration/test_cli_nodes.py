@@ -80,9 +80,11 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
     assert all(node.process.poll() is None for node in nodes.values())
     history = done(shell.run("groups", "history", GROUPS[0], "--json"))["history"]
     assert [line for line in history if line["forced"]] == []
+    with connect(database) as conn:
+        ((user,),) = conn.execute("select session_user").fetchall()
     ordered = [line["reason"] for line in history if line["event"] == "order"]
-    assert ordered[-1] == "node n2 is to step down, as an operator wants"
-    drained = "node n1 is to lead nothing any more, as an operator wants"
+    assert ordered[-1] == f"node n2 is to step down, by database user {user}"
+    drained = f"node n1 is to lead nothing any more, by database user {user}"
     for group, node in before.items():
         lines = done(shell.run("groups", "history", group, "--json"))["history"]
         assert (drained in [line["reason"] for line in lines]) is (node == "n1")

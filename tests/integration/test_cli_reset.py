@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
@@ -16,7 +17,7 @@ from storage.connect import connect
 from storage.groups.model import GroupOptions, Start
 from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher
-from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.cli_kit import Shell, a_shell, done, refused
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -87,7 +88,7 @@ def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, 
             "the reason that is in force"
         )
         assert "paused" in shell.run("groups", "list").out
-        waiting = shell.start("consume", GROUP, "--idle-exit", "8")
+        waiting = shell.start("consume", GROUP, "--idle-exit", "8s")
         waiting.says("The group is paused (repairs): `sublet groups resume '$share/billing/orders/#'`")
         assert waiting.end().code == 5
         assert done(shell.run("groups", "resume", GROUP, "--json"))["paused"] is None
@@ -116,6 +117,75 @@ def test_a_live_group_is_reset_when_its_member_has_handed_over_and_gives_nothing
     assert sorted(consumer.seen[len(before) :]) == list(range(200, 220))
     described = shell.run("groups", "describe", GROUP).out
     assert "paused   " not in described
+
+
+@pytest.mark.conforms("A5")
+def test_history_says_which_user_of_the_database_gave_an_order(shell: Shell, orders: str) -> None:
+    with connect(orders) as conn:
+        user = f"alice_{conn.info.dbname}"
+        conn.execute(f"create role {user} login superuser")
+        url = make_conninfo(orders, user=user)
+        try:
+            with a_shell(SUBLET_DATABASE_URL=url) as other:
+                for command in (
+                    ["pause", GROUP, "--reason", "repairs"], ["weight", GROUP, "s", "2"], ["resume", GROUP],
+                    ["reset", GROUP, "--to-latest", "--yes"], ["clone", GROUP, GROUP.replace("billing", "copy")],
+                ):  # fmt: skip
+                    assert other.run("groups", *command).code == 0, command
+            assert shell.run("groups", "pause", GROUP).code == 0
+            lines = done(shell.run("groups", "history", GROUP, "--json"))["history"]
+            told = [line["reason"] for line in lines]
+            by = f", by database user {user}"
+            assert told[:4] == [
+                f"paused: repairs{by}", f"weight of session 's': 2{by}", f"resumed{by}",
+                f"paused: to be reset to latest{by}",
+            ]  # fmt: skip
+            assert told[-1] == f"paused, by database user {conn.info.user}"
+            assert {line["reason"] for line in lines if line["event"] == "reset"} == {
+                f"reset to latest{by}; was at 0",
+            }
+            assert f"repairs{by}" in shell.run("groups", "history", GROUP).out
+            assert f"group 1{by}" in shell.run("groups", "history", GROUP.replace("billing", "copy")).out
+            conn.execute(
+                "update lending set status = 'held', borrower_id = 'b', agent = 'a', grant_id = grant_id + 1"
+                " where group_id = 1"
+            )
+            with a_shell(SUBLET_DATABASE_URL=url) as other:
+                assert other.run("groups", "delete", GROUP, "--yes").code == 0
+            ((ended,),) = conn.execute("select distinct reason from lending_history where event = 'delete'").fetchall()
+            assert ended == f"its group was deleted{by}"
+        finally:
+            conn.execute(f"drop owned by {user}; drop role {user}")
+
+
+@pytest.mark.conforms("A5")
+def test_of_two_resets_at_once_the_second_is_refused_and_told_of_the_first(
+    shell: Shell, orders: str, fleet: Fleet
+) -> None:
+    consumer = Consumer(orders, batch_bytes=1)
+    with consumer.session, connect(orders) as conn:
+        eventually(consumer.read, 30.0)
+        first = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
+        first.says("waiting for members to hand over")
+        (holder,) = conn.execute("select pid from pg_stat_activity where application_name = 'sublet reset'").fetchall()
+        for force in ([], ["--force"]):
+            second = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", *force)
+            assert (second.code, "Traceback" in second.err) == (4, False)
+            for told in ("it is being reset already by database user", f"process {holder[0]} of", "reset to latest"):
+                assert told in second.err
+        assert done(shell.run("groups", "reset", GROUP, "--to-earliest", "--dry-run", "--json"))["done"] is False
+        other = GROUP.replace("billing", "other")
+        assert shell.run("groups", "create", other).code == 0
+        assert shell.run("groups", "reset", other, "--to-earliest", "--yes").code == 0
+        assert "paused   to be reset to latest" in shell.run("groups", "describe", GROUP).out, "the first one's"
+        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        assert first.end().code == 0
+        assert "paused   " not in shell.run("groups", "describe", GROUP).out
+        dying = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
+        eventually(lambda: consumer.read() or "waiting for members" in dying.err or dying.process.poll() is not None)
+        dying.kill()
+        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        eventually(lambda: shell.run("groups", "reset", GROUP, "--to-latest", "--yes").code == 0, 30.0)
 
 
 @pytest.mark.conforms("A4", "A5")

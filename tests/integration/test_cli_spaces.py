@@ -31,7 +31,7 @@ def test_a_space_is_altered_in_what_is_given_and_stays_as_it_is_in_the_rest(
     assert find_space(conn, "orders").retention_s is None
     refused(shell.run("spaces", "alter", "orders"), 2, "nothing to change. Give --retention")
     refused(shell.run("spaces", "retention", "orders", "soon"), 2, "duration 'soon'")
-    refused(shell.run("spaces", "retention", "orders", "7"), 2, "duration '7': say of what, 7s or 7d")
+    refused(shell.run("spaces", "retention", "orders", "7"), 2, "duration '7': it has no unit. Say of what: 7s, 7m, 7h")
     refused(shell.run("spaces", "retention", "none", "7d"), 3, "there is no such space. There are: default, orders")
 
 

@@ -130,7 +130,7 @@ def test_one_to_whom_nothing_is_lent_is_told_why_and_ends_with_its_nodes(
     near.run("publish", "a", stdin="1\n")
     holder = near.start("consume", GROUP, "--start", "earliest")
     eventually(lambda: values(holder.out) == ["1"], 30, lambda: holder.err)
-    standby = away.start("consume", GROUP, "--node", address(node), "--idle-exit", "5")
+    standby = away.start("consume", GROUP, "--node", address(node), "--idle-exit", "5s")
     standby.says("Waiting for streams: a leader is being chosen, or others hold them all. Or the leader's own address")
     node.kill()
     answer = standby.end()

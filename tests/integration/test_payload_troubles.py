@@ -885,4 +885,7 @@ def test_where_a_place_is_not_mounted_the_doctor_makes_nothing(
     (found,) = probe.examine(conn)
     assert found.state is State.ERROR
     assert f"no directory {world.root}, and it must exist" in found.found
+    assert found.remedy is not None
+    assert found.remedy.startswith("See that the directory is there on this machine")
+    assert not any(word in found.remedy for word in ("doctor", "credentials"))
     assert not world.root.exists()

@@ -273,6 +273,11 @@ def test_places_are_given_altered_and_taken_away(
     assert (altered.object["payloads"], altered.object["tier_after_s"]) == (None, None)
     assert f"{BLOCKS} payloads are back" in altered.err
     assert outside(conn) == set()
+    said = shell.run("spaces", "alter", "eu", *place).err
+    assert f"Payloads of closed streams, and what is older than 86400 s of open ones go to {world.uri}." in said
+    assert "Payloads" not in shell.run("spaces", "alter", "eu", "--no-payloads").err
+    said = shell.run("spaces", "create", "us", "us/#", "--payloads", world.uri).err
+    assert f"in 16 streams. Payloads of closed streams go to {world.uri}." in said
     for wrong in (["--recall"], [], ["--no-payloads", "--tier-after", "1d"], ["--payloads", "s3://k:secret@b"]):
         refused = shell.run("spaces", "alter", "eu", *wrong)
         assert refused.code == 2, wrong

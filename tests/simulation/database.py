@@ -49,9 +49,9 @@ class WatchedGroups(MemoryGroups):
         """As the twin."""
         return self._opened(super().declare_group(subscription, options))
 
-    def delete_group(self, subscription: Subscription) -> int | None:
+    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """As the twin."""
-        group_id = super().delete_group(subscription)
+        group_id = super().delete_group(subscription, who)
         if group_id is not None and self.checkers is not None:
             self.checkers.deleted(group_id)
         return group_id

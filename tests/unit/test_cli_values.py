@@ -12,8 +12,10 @@ import pytest
 
 from protocol.errors import UsageError
 from storage.block import DELIVERED_SCHEMA
+from sublet.cli.group_names import as_stored
+from sublet.cli.output import printable
 from sublet.cli.records import Records
-from sublet.cli.values import json_file, lines, messages, moment, whole
+from sublet.cli.values import begin, fine_seconds, json_file, lines, messages, moment, seconds, whole
 
 
 def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:
@@ -51,6 +53,32 @@ def test_numbers_and_times_out_of_range_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=told):
             moment("--at", text)
+
+
+@pytest.mark.conforms("A9")
+def test_a_duration_has_a_unit_and_only_zero_does_without() -> None:
+    assert [seconds(text) for text in ("90s", " 15 m", "6h", "7d", "2w", "1.5h", "0")] == [
+        90, 900, 21_600, 604_800, 1_209_600, 5400, 0,
+    ]  # fmt: skip
+    assert fine_seconds("0.5s") == 0.5
+    for text in ("7", "90", "00", "9" * 500):
+        with pytest.raises(UsageError, match=f"it has no unit. Say of what: {text}s, {text}m, {text}h, {text}d or"):
+            fine_seconds(text)
+    for text in ("soon", "", "d", "-7d", "0.5", "nan", "infs", "7x", "7d3h", "\u0667d"):
+        with pytest.raises(UsageError, match="give a number and s, m, h, d or w, such as 90s or 7d"):
+            seconds(text)
+    for text in ("0.5s", "9" * 500 + "d"):
+        with pytest.raises(UsageError, match="it is no whole number of seconds"):
+            seconds(text)
+    with pytest.raises(UsageError, match=r"longer than time is\. Use earliest"):
+        begin("99999999999w")
+
+
+def test_what_is_printed_escaped_is_read_as_what_was_stored() -> None:
+    for stored in ("evil\x1b]0;P\a", "a\nb\tc\r", "\x9b", "\u202eright", "\U000e0001", "plain", "ü☃"):
+        assert as_stored(printable(stored)) == stored
+    for literal in (r"a\x41", r"a\q", r"\u00e9", r"\U0001f600", r"\ud800", r"\x1", "a\\"):
+        assert as_stored(literal) == literal
 
 
 @pytest.mark.conforms("A9")

@@ -1,0 +1,36 @@
+"""A group that is there, by what somebody types: as it subscribes, or as commands print it, with escapes."""
+
+from __future__ import annotations
+
+import re
+
+from protocol.words import Subscription
+from sublet.cli.command import Cli
+
+_ESCAPE = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
+
+
+def named(cli: Cli, text: str) -> Subscription:
+    """The subscription that is meant. Of two groups, one with a backslash in its name and one with what that may stand
+    for, the first is. Raises as `Subscription.parse` does."""
+    from storage.groups import births
+
+    literal, unescaped = Subscription.parse(text), as_stored(text)
+    if unescaped == text:
+        return literal
+    with cli.connection() as connection:
+        is_there = births.find_live(connection, literal) is not None
+    return literal if is_there else Subscription.stored(unescaped)
+
+
+def as_stored(text: str) -> str:
+    """The text before it was printed: escapes of what is printed as an escape become that again, and no others."""
+    return _ESCAPE.sub(_character, text)
+
+
+def _character(found: re.Match[str]) -> str:
+    try:
+        character = found[0].encode().decode("unicode_escape")
+    except UnicodeDecodeError:  # beyond the last one
+        return found[0]
+    return found[0] if character.isprintable() or "\ud800" <= character <= "\udfff" else character

@@ -1,0 +1,74 @@
+"""`sublet spaces drop`: the end of a space, of its messages and of what lies of them outside of Postgres."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.command import Cli
+from sublet.cli.space_change import Name
+
+if TYPE_CHECKING:
+    from storage.routing import Space
+    from storage.space_uses import Uses
+
+
+def drop(
+    cli: Cli,
+    name: Name,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be lost, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also while it holds messages, which are lost, or groups or producers use it."),
+    ] = False,
+) -> int:
+    """Drop a space with all that it holds.
+
+    Its topics go on in the next less specific space, `default` at last, in new streams: publishers and groups follow by
+    themselves. What it held ends as by retention, at once: a group that had not consumed it all loses the rest, counted
+    where it was created with --when-gone skip; otherwise its streams are blocked until they are reset. Leader nodes
+    take the tables away, and what lies of them at a place for payloads after the usual grace.
+
+    Examples:
+
+    \b
+      sublet spaces drop orders --force --dry-run
+      sublet spaces drop orders --force --yes
+    """
+    from storage.catalogue import list_spaces, named
+    from storage.connect import connect
+    from storage.notify import snapshot
+    from storage.notify.teller import tell_now
+    from storage.space_uses import check_unused, uses
+    from storage.spaces import check_may_end, drop_space, heirs
+
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        check_may_end(name)
+        spaces = list_spaces(connection)
+        space = named(name, spaces)
+        found, others = uses(connection, space), heirs(spaces, space)
+        if not (force or dry_run):
+            check_unused(connection, space)
+        for line in found.told():
+            cli.say(f"The space {name}: {line}.")
+        if not dry_run:
+            if not yes and not cli.agreed(f"Drop the space {name} with {found.messages} messages?"):
+                cli.say("Nothing was dropped. Answer y, or give --yes.")
+                return 1
+            drop_space(connection, name, None if force else check_unused, ends=True)
+            tell_now(database.url, snapshot.spaces(connection))
+    _answer(cli, space, found, others, dry_run)
+    return 0
+
+
+def _answer(cli: Cli, space: Space, found: Uses, others: list[Space], dry_run: bool) -> None:
+    names = [other.name for other in others]
+    if cli.json:
+        told: dict[str, Any] = {"space_id": space.space_id, "name": space.name, "dropped": not dry_run}
+        cli.emit({**told, **asdict(found), "topics_go_to": names})
+        return
+    would = "would be" if dry_run else "is"
+    cli.say(f"The space {space.name} {would} dropped. Its topics {'would ' * dry_run}go on in {', '.join(names)}.")

@@ -1,0 +1,179 @@
+"""A space is dropped from the command line, whoever uses it: real processes, real sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.words import Subscription
+from storage.catalogue import find_space
+from storage.connect import connect
+from storage.epochs import hold
+from storage.groups.model import GroupOptions, Start
+from storage.groups.postgres import PostgresGroups
+from storage.log import Producer
+from storage.publish import Publisher
+from storage.retention import retain
+from storage.spaces import create_space
+from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.log_kit import put, stream_of
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+from tests.payload_kit import LocalWorld, a_closed_stream, a_space, move, outside, swept
+
+pytestmark = pytest.mark.conforms("A9")
+ALL, BEHIND = "$share/all/#", "$share/behind/#"
+DROP = ("spaces", "drop", "orders")
+FAST = BorrowerSettings().scaled(SPEED)
+WAIT_S = 40.0
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        create_space(connection, "orders", "orders/#", shards=2)
+        yield connection
+
+
+def publish(url: str, numbers: range) -> None:
+    with Publisher(url) as publisher:
+        for number in numbers:
+            publisher.publish("orders/eu", b"%d" % number, key=b"%d" % (number % 8))
+
+
+class Consumer:
+    """A session of a group, and the numbers that it was given."""
+
+    def __init__(self, url: str, group: str) -> None:
+        self.session = Session(group, url, settings=FAST)
+        self.seen: list[int] = []
+
+    def until(self, numbers: range) -> None:
+        def there() -> bool:
+            batch = self.session.next_batch(0.05)
+            if batch is not None:
+                self.seen += [int(value) for value in batch.table.column("value").to_pylist()]
+            return set(self.seen) >= set(numbers)
+
+        eventually(there, WAIT_S, lambda: f"seen: {sorted(self.seen)}")
+
+
+def statuses(shell: Shell, group: str) -> set[str]:
+    return set(done(shell.run("groups", "describe", group, "--json"))["streams_by_status"])
+
+
+def test_a_space_that_nobody_uses_is_dropped_and_may_be_made_again(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+    before = find_space(conn, "orders").space_id
+    told = done(shell.run(*DROP, "--dry-run", "--json"))
+    assert (told["dropped"], told["messages"], told["groups"], told["topics_go_to"]) == (False, 0, [], ["default"])
+    answer = shell.run(*DROP, stdin="n\n")
+    assert (answer.code, "Nothing was dropped" in answer.err) == (1, True)
+    assert find_space(conn, "orders").space_id == before
+    answer = shell.run(*DROP, stdin="y\n")
+    assert answer.code == 0
+    assert "The space orders is dropped. Its topics go on in default." in answer.err
+    assert len(retain(conn)) == 1, "its table is taken away though the space had no retention"
+    refused(shell.run(*DROP, "--yes"), 3, "there is no such space. There are: default")
+    refused(shell.run("spaces", "drop", "default", "--force", "--yes"), 2, "space 'default' cannot be dropped")
+    assert done(shell.run("spaces", "create", "orders", "orders/#", "--json"))["space_id"] > before
+
+
+def test_a_space_that_is_used_is_not_dropped_without_force(
+    shell: Shell, conn: psycopg.Connection[Any], database: str
+) -> None:
+    space = find_space(conn, "orders")
+    hold(conn, space.space_id, Producer("holder", 1), [(1,)], 60.0)
+    refused(shell.run(*DROP, "--yes"), 4, "space 'orders' is in use: producers publish to it: holder", "--force")
+    conn.execute("delete from capability")
+    store = PostgresGroups(database)
+    for group in (ALL, "$queue/jobs/orders/+/x", "$share/elsewhere/us/#"):
+        store.declare_group(Subscription.parse(group), GroupOptions(Start.EARLIEST))
+    store.close()
+    used = "groups use it: $share/all/# (0 of its streams lent), $queue/jobs/orders/+/x (0 of its streams lent)"
+    refused(shell.run(*DROP), 4, used)  # and nobody is asked
+    with Publisher(database, producer="till") as publisher:
+        publisher.publish("orders/eu", b"x")
+    refused(shell.run(*DROP, "--yes"), 4, "it holds 1 messages", used, "producers publish to it: till")
+    told = done(shell.run(*DROP, "--dry-run", "--json"))
+    assert (told["dropped"], told["messages"], told["producers"]) == (False, 1, ["till"])
+    assert [group["subscription"] for group in told["groups"]] == [ALL, "$queue/jobs/orders/+/x"]
+    assert find_space(conn, "orders") == space
+    assert len(retain(conn)) == 0
+
+
+def test_what_is_published_while_it_is_dropped_is_not_lost(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "orders")
+    with connect(conn.info.dsn) as watching, conn.transaction():
+        put(conn, stream, b"late", topic="orders/eu")
+        dropping = shell.start(*DROP, "--yes")
+        waits = "select from pg_stat_activity where application_name = 'sublet cli' and wait_event_type = 'Lock'"
+        eventually(lambda: bool(watching.execute(waits).fetchall()), WAIT_S, lambda: dropping.err)
+    answer = dropping.end()
+    assert (answer.code, "it holds 1 messages" in answer.err) == (4, True), answer.err
+    assert find_space(conn, "orders").shards == 2
+    assert stream_of(conn, "orders") == stream, "nothing has happened"
+
+
+@pytest.mark.long
+def test_by_force_it_goes_from_under_live_groups_and_who_was_behind_is_told(
+    shell: Shell, conn: psycopg.Connection[Any], database: str, fleet: Fleet
+) -> None:
+    generations = [row[0] for row in conn.execute(
+        "select generation_id from generation join space using (space_id) where name = 'orders'"
+    )]  # fmt: skip
+    store = PostgresGroups(database)
+    for group in (ALL, BEHIND):
+        store.declare_group(Subscription.parse(group), GroupOptions(Start.EARLIEST))
+    store.close()
+    publish(database, range(40))
+    consumer = Consumer(database, ALL)
+    with consumer.session, Publisher(database) as publisher:
+        consumer.until(range(40))
+        publisher.publish("orders/eu", b"40", key=b"0")
+        publisher.flush()
+        consumer.until(range(41))
+        told = done(shell.run(*DROP, "--force", "--yes", "--json"))
+        assert (told["dropped"], told["messages"]) == (True, 41)
+        assert {group["subscription"]: group["lent"] > 0 for group in told["groups"]} == {ALL: True, BEHIND: False}
+        for number in range(41, 60):
+            publisher.publish("orders/eu", b"%d" % number, key=b"%d" % (number % 8))
+        publisher.flush()
+        consumer.until(range(60))
+    assert sorted(set(consumer.seen)) == list(range(60)), "what it had not acknowledged may come twice, by history"
+    assert "blocked" not in statuses(shell, ALL)
+    tables = [f"block_{generation}" for generation in generations]
+    left = "select from pg_tables where tablename = any(%s)"
+    eventually(lambda: not conn.execute(left, (tables,)).fetchall(), WAIT_S)
+
+    late = Consumer(database, BEHIND)
+    with late.session:
+        eventually(lambda: "blocked" in statuses(shell, BEHIND), WAIT_S)
+        assert "is gone by retention" in shell.run("groups", "why", BEHIND).out
+        assert shell.run("groups", "reset", BEHIND, "--to-current", "--yes", "--timeout", "30s").code == 0
+        late.until(range(41, 60))
+    assert sorted(late.seen) == list(range(41, 60))
+
+
+def test_what_lies_outside_of_postgres_is_deleted_as_after_retention(
+    shell: Shell, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    world = LocalWorld(tmp_path)
+    space = a_space(conn, world)
+    a_closed_stream(conn, 6)
+    assert move(conn, space) == 6
+    assert len(world.names()) == len(outside(conn)) == 6
+    refused(shell.run("spaces", "drop", "eu", "--yes"), 4, "it holds 12 messages")
+    assert shell.run("spaces", "drop", "eu", "--yes", "--force").code == 0
+    assert len(world.names()) == 6
+    assert swept(conn) == 0, "as long as a table names them they stay"
+    retain(conn)
+    assert outside(conn) == set()
+    assert swept(conn, grace_s=3600) == 0, "a backup may name them"
+    assert swept(conn) == 6
+    assert world.names() == set()
