@@ -7,6 +7,7 @@ signal.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
@@ -132,9 +133,10 @@ class Cli(Output):
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
         """A connection to it."""
-        from storage.connect import connect
+        from storage.database import connected
 
-        with self.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        with connected(self.database_url, self.data_dir, "sublet cli") as connection:
+            gc.freeze()  # what is loaded stays: collections need not look through it while rows come by the thousand
             yield connection
 
 

@@ -118,10 +118,10 @@ def _row(overview: Overview) -> tuple[object, ...]:
 
 def _connected(overview: Overview) -> tuple[dict[str, Any], ...] | None:
     """All members, of whom only their leader knows; None: there is none, or it does not say so."""
-    from borrower.watch import connected
-
     if overview.leader is None or not overview.led:
         return None
+    from borrower.watch import connected
+
     return connected(overview.group.subscription, overview.leader.address, LEADER_S)
 
 
