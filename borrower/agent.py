@@ -10,9 +10,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import os
-import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -35,6 +32,7 @@ from borrower.machine.agent import (
 from borrower.machine.events import Progressed
 from borrower.machine.following import FollowId
 from borrower.newsroom import Newsroom
+from borrower.process import new_agent_id
 from borrower.settings import BorrowerSettings
 from protocol.events import StreamHead
 from protocol.messages import EndReason, Invalidate, LeaderWanted, ToLeader
@@ -55,11 +53,6 @@ REFUSAL_S = 10.0
 def clock() -> float:
     """Seconds that go on while the machine sleeps: trust in a lease must not outlive it there."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def new_agent_id() -> str:
-    """A name for this life of this agent, telling people where it runs."""
-    return f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(6)}".replace(".", "-")
 
 
 class AgentThread:
@@ -289,4 +282,4 @@ class AgentThread:
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 
 
-__all__ = ["AgentThread", "Told", "clock", "new_agent_id"]
+__all__ = ["AgentThread", "Told", "clock"]

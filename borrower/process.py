@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import socket
 import weakref
 from typing import Any
 
@@ -42,6 +44,11 @@ class Home:
                 f"{what} was made in process {self.pid}, and this is process {os.getpid()}: a session does not survive "
                 f"a fork. {ADVICE}"
             )
+
+
+def new_agent_id() -> str:
+    """A name for an agent's life in this process, telling people where it runs."""
+    return f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(6)}".replace(".", "-")
 
 
 def sever_in_children(connection: psycopg.Connection[Any]) -> None:

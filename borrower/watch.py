@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from borrower.agent import new_agent_id
 from borrower.loop import network_loop
+from borrower.process import new_agent_id
 from protocol.events import LEADER, GroupEvent
 from protocol.session.client import NodeConnection, shortened
 from protocol.session.steps import Status

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 from protocol.errors import InvalidSetting, SchemaMismatch, Unavailable
 from storage.connect import check_schema, connect, database_url, redact
-from storage.embedded import EmbeddedPostgres, usable_data_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,25 @@ def open_database(
         check(given)
         yield Database(given)
         return
+    from storage.embedded import EmbeddedPostgres, usable_data_dir
+
     with EmbeddedPostgres(Path(data_dir) if data_dir else usable_data_dir()) as server:
         if migrate_embedded:
             _bring_up_to_date(server.url)
         yield Database(server.url, server.data_dir)
+
+
+@contextmanager
+def connected(url: str | None, data_dir: Path | None, application_name: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to the database that `open_database` would open, checked itself if it was given."""
+    given = None if data_dir else database_url(url)
+    if given:
+        with connect(given, application_name=application_name) as connection:
+            check_schema(connection)
+            yield connection
+        return
+    with open_database(url, data_dir) as database, connect(database.url, application_name=application_name) as opened:
+        yield opened
 
 
 def check(url: str) -> None:

@@ -8,13 +8,19 @@ from typing import Any
 import psycopg
 
 from storage.groups.model import READABLE, TAKEOVER, UNREADABLE, HistoryRecord
-from storage.groups.rows import RECORD
+from storage.groups.sql import in_microseconds
 
 STEP = 10_000
 """So many lines are forgotten in one transaction, so that none is long."""
 
 LATELY_S, LATELY = 86_400.0, 20
 """A forced move was lately if it was within that time, and is among the group's newest of that number."""
+
+RECORD = (
+    f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
+    " forced, until, session"
+)
+"""Of `lending_history`: a `HistoryRecord`."""
 
 _NEWEST = f"""
 with wanted as not materialized (select * from lending_history where {{}})

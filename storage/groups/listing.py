@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from storage.groups.channel import Connection
-from storage.groups.overview import COLUMNS, SEEN, GroupLine, Overview, one_instant, overviews
+from storage.groups.overview import COLUMNS, SEEN, TABLES, Overview, one_instant, overviews
 
 _WANTED = """
  where g.deleted_at is null
@@ -14,7 +14,7 @@ _WANTED = """
 
 _TOTAL = f"select count(*) from consumer_group g {_WANTED}"
 
-_BY_ROW = f"select {COLUMNS} from consumer_group g {_WANTED} order by"
+_BY_ROW = f"select {COLUMNS} from {TABLES} {_WANTED} order by"
 
 # By what is in the rows of lendings: streams that no leader has noticed yet do not count for the order.
 _BY_LENDINGS = f"""
@@ -23,7 +23,7 @@ sums as (
   select group_id, count(*) as streams, case when count(lag) = count(*) then sum(lag) end as lag
     from seen group by group_id
 )
-select {COLUMNS} from consumer_group g left join sums using (group_id) {_WANTED} order by"""
+select {COLUMNS} from {TABLES} left join sums on sums.group_id = g.group_id {_WANTED} order by"""
 
 _NAME = "g.name {0}, g.filter {0}, g.kind {0}"
 
@@ -59,7 +59,7 @@ def page_of_groups(
         (total,) = connection.execute(_TOTAL, parameters).fetchone() or (0,)
         statement = f"{_statement(sort, 'desc' if descending else 'asc')} limit %(limit)s offset %(offset)s"
         rows = connection.execute(statement.encode(), parameters, prepare=False).fetchall()
-        return Page(overviews(connection, [GroupLine(*row) for row in rows]), total)
+        return Page(overviews(connection, rows), total)
 
 
 def _statement(sort: Sort, direction: str) -> str:

@@ -10,9 +10,9 @@ Members that hold nothing are in their leader's memory only, and so not here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -23,11 +23,11 @@ from psycopg.rows import class_row
 
 from protocol.words import Filter, Subscription
 from storage.catalogue import filled
-from storage.groups import births
 from storage.groups.channel import Connection
 from storage.groups.model import LendingStatus
 from storage.groups.options import GroupOptions
 from storage.groups.orders import Orders
+from storage.groups.refusals import no_such_group
 from storage.groups.unreadable import UNREADABLE_NOW
 from storage.history import Newest, forced_lately
 
@@ -156,6 +156,9 @@ class GroupLine:
         return f"${self.kind}/{self.name}/{self.filter}"
 
 
+_OF_GROUP = len(fields(GroupLine))
+
+
 @lru_cache(maxsize=1024)
 def _options(start: str, stored: str) -> GroupOptions:
     """Of very many groups most have the same."""
@@ -233,24 +236,22 @@ class Overview:
 
 
 COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.start, g.options::text, g.orders::text, g.created_at,
-       g.after_generation"""
-"""Of `consumer_group g`: a `GroupLine`."""
+       g.after_generation,
+       led.leadership_id, led.node, led.address, led.term,
+       extract(epoch from led.expires_at - clock_timestamp())::float8"""
+TABLES = "consumer_group g left join leadership led on led.leadership_id = g.group_id"
+"""A group, and who leads it: a `GroupLine` and a `Leader`, for `overviews`."""
 
-_GROUPS = f"""
-select {COLUMNS}
-  from consumer_group g where g.deleted_at is null and (%(one)s::bigint is null or g.group_id = %(one)s)
- order by g.name, g.filter, g.kind"""
+_GROUPS = f"select {COLUMNS} from {TABLES} where g.deleted_at is null order by g.name, g.filter, g.kind"
+
+_ONE = f"""
+select {COLUMNS} from {TABLES}
+ where g.kind = %(kind)s and g.name = %(name)s and g.filter = %(filter)s and g.deleted_at is null"""
 
 _UNLED = f"""
-select {COLUMNS}, count(*) over ()
-  from consumer_group g left join leadership l on l.leadership_id = g.group_id
- where g.deleted_at is null and (l.expires_at is null or l.expires_at <= clock_timestamp())
+select {COLUMNS}, count(*) over () from {TABLES}
+ where g.deleted_at is null and (led.expires_at is null or led.expires_at <= clock_timestamp())
  order by g.group_id limit %(most)s"""
-
-_LEADERS = """
-select leadership_id as group_id, node, address, term,
-       extract(epoch from expires_at - clock_timestamp())::float8 as remaining_s
-  from leadership where leadership_id = any(%(groups)s::bigint[])"""
 
 # What a CTE `line` of lending rows comes to beside their streams: the rule of what lag is, and where it is unknown.
 SEEN = """seen as (
@@ -264,12 +265,13 @@ SEEN = """seen as (
     from line join stream s using (stream_id) join generation n using (generation_id)
 )"""
 
-# Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make.
+# Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make. Groups null:
+# of all, which have rows as long as they are not deleted.
 _LINES = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
          l.lost_messages, l.held_until
-    from lending l where l.group_id = any(%(groups)s::bigint[])
+    from lending l where %(groups)s::bigint[] is null or l.group_id = any(%(groups)s::bigint[])
   union all
   select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0, null
     from unnest(%(pair_groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[])
@@ -324,14 +326,14 @@ select p.name as space, f.least as consumed, p.lower_frontier as completed, f.up
 def list_groups(connection: Connection) -> tuple[Overview, ...]:
     """All groups that are not deleted, by name, without their single streams."""
     with one_instant(connection):
-        return overviews(connection, _groups(connection))
+        return overviews(connection, connection.execute(_GROUPS).fetchall(), are_all=True)
 
 
 def led_by_nobody(connection: Connection, most: int) -> tuple[tuple[Overview, ...], int]:
     """Groups that have no leader at this moment, the oldest first, so many at most; and how many there are."""
     with one_instant(connection):
         rows = connection.execute(_UNLED, {"most": most}).fetchall()
-        return overviews(connection, [GroupLine(*row[:-1]) for row in rows]), rows[0][-1] if rows else 0
+        return overviews(connection, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
 
 
 def describe(connection: Connection, subscription: Subscription) -> Overview:
@@ -342,14 +344,18 @@ def describe(connection: Connection, subscription: Subscription) -> Overview:
 
 def look(connection: Connection, subscription: Subscription) -> Overview:
     """The same, in `one_instant` that is under way."""
-    found = births.live(connection, subscription)
-    (overview,) = overviews(connection, _groups(connection, found.group_id))
+    name = {"kind": subscription.kind, "name": subscription.group, "filter": subscription.filter.text}
+    rows = connection.execute(_ONE, name).fetchall()
+    if not rows:
+        raise no_such_group(subscription)
+    (overview,) = overviews(connection, rows)
+    group = overview.group
     with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
-        streams = cursor.execute(_STREAMS, _parameters(connection, [overview.group]), prepare=False).fetchall()
-    forced = forced_lately(connection, found.group_id)
+        streams = cursor.execute(_STREAMS, _parameters(connection, [group]), prepare=False).fetchall()
+    forced = forced_lately(connection, group.group_id)
     with connection.cursor(row_factory=class_row(EpochsLine)) as cursor:
-        epochs = cursor.execute(_EPOCHS, {"group": found.group_id}).fetchall()
-    return Overview(overview.group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
+        epochs = cursor.execute(_EPOCHS, {"group": group.group_id}).fetchall()
+    return Overview(group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
 
 
 @contextmanager
@@ -361,17 +367,16 @@ def one_instant(connection: Connection) -> Iterator[None]:
         yield
 
 
-def _groups(connection: Connection, one: int | None = None) -> list[GroupLine]:
-    return [GroupLine(*row) for row in connection.execute(_GROUPS, {"one": one}).fetchall()]
-
-
-def overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview, ...]:
-    """These groups without their single streams, in this order.
+def overviews(connection: Connection, rows: Sequence[Sequence[Any]], are_all: bool = False) -> tuple[Overview, ...]:
+    """These groups, rows of `COLUMNS`, without their single streams, in this order. `are_all`: there are no others.
 
     Planned anew each time: a plan for any number of groups is a bad one for thousands.
     """
+    groups = [GroupLine(*row[:_OF_GROUP]) for row in rows]
+    leaders = (None if row[_OF_GROUP] is None else Leader(*row[_OF_GROUP:]) for row in rows)
     parameters = _parameters(connection, groups)
-    leaders = {row[0]: Leader(*row) for row in connection.execute(_LEADERS, parameters).fetchall()}
+    if are_all:
+        parameters["groups"] = None
     counts = {
         group_id: Counts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, lag, largest, unknown)
         for group_id, lag, largest, unknown, *streams in connection.execute(
@@ -379,7 +384,8 @@ def overviews(connection: Connection, groups: list[GroupLine]) -> tuple[Overview
         ).fetchall()
     }
     return tuple(
-        Overview(group, leaders.get(group.group_id), counts.get(group.group_id, NO_STREAMS)) for group in groups
+        Overview(group, leader, counts.get(group.group_id, NO_STREAMS))
+        for group, leader in zip(groups, leaders, strict=True)
     )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from protocol.errors import Conflict, LostLeadership, NotFound, UndeclaredQueue
 from protocol.words import Subscription
-from storage.groups.model import Group, GroupOptions, GroupWrites
+
+if TYPE_CHECKING:
+    from storage.groups.model import Group, GroupOptions, GroupWrites
 
 
 def undeclared(subscription: Subscription) -> UndeclaredQueue:

@@ -18,7 +18,8 @@ from protocol.in_doubt import InDoubt
 from storage.groups.channel import Connection
 from storage.groups.model import HistoryRecord, LendingStatus
 from storage.groups.rules import Row, StreamFacts
-from storage.groups.sql import NOW, in_microseconds
+from storage.groups.sql import NOW
+from storage.history import RECORD
 
 Key = tuple[int, int]
 """(group_id, stream_id)"""
@@ -27,10 +28,6 @@ ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
     " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_messages,"
     " l.consumed, l.in_doubt"
-)
-RECORD = (
-    f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
-    " forced, until, session"
 )
 FACTS = (
     "s.stream_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head, s.state = 'closed', n.state = 'gone',"

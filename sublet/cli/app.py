@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from json import dumps
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sublet._version import __version__
-from sublet.cli import consume, demo, doctor, groups, leader, nodes, publish, spaces, tail
 from sublet.cli.command import EXIT_CODES
+from sublet.cli.late import holding
 
 _HELP = """Durable shared subscriptions for Spark, on nothing but Postgres.
 
@@ -25,7 +26,27 @@ Begin with a leader, some messages and a consumer; without a database given, the
 `sublet COMMAND --help` says more of each.
 """
 
+_MODULES = {
+    "leader": "leader",
+    "migrate": "leader",
+    "publish": "publish",
+    "consume": "consume",
+    "tail": "tail",
+    "doctor": "doctor",
+    "demo": "demo",
+    "groups": "groups",
+    "spaces": "spaces",
+    "nodes": "nodes",
+}
+"""Where each command is; its module is loaded when it is asked for."""
+
+
+def _command(name: str) -> Any:
+    return import_module(f"sublet.cli.{_MODULES[name]}").COMMANDS[name](name)
+
+
 app = typer.Typer(
+    cls=holding(dict.fromkeys(_MODULES, _command)),
     help=_HELP,
     epilog=EXIT_CODES,
     rich_markup_mode=None,
@@ -52,7 +73,3 @@ def _top(
         context.fail("Missing command.")
     if json:
         context.fail(f"--json belongs behind the command: sublet {context.invoked_subcommand} ... --json")
-
-
-for module in (leader, publish, consume, tail, groups, spaces, nodes, doctor, demo):
-    module.add_to(app)

@@ -1,19 +1,20 @@
 """What all commands have in common: options, and how they end.
 
-A command is a function whose first parameter is a `Cli`; `register` adds the options that every command takes, and
-turns each way to end into an exit code: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable,
-128 + number for a signal.
+A command is a function whose first parameter is a `Cli`; `made` adds the options that every command takes, and turns
+each way to end into an exit code: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable, 128 + number for a
+signal.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protocol.errors import SubletError, SubscriptionEnded, UsageError
+from sublet.cli import late
 from sublet.cli.output import Output
 
 if TYPE_CHECKING:
@@ -131,40 +133,44 @@ class Cli(Output):
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
         """A connection to it."""
-        from storage.connect import connect
+        from storage.database import connected
 
-        with self.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        with connected(self.database_url, self.data_dir, "sublet cli") as connection:
+            gc.freeze()  # what is loaded stays: collections need not look through it while rows come by the thousand
             yield connection
 
 
-def command_group(app: typer.Typer, name: str, help: str) -> typer.Typer:
-    """Make a group of commands, `sublet NAME ...`, below `app`."""
-    made = typer.Typer(help=help, epilog=EXIT_CODES, no_args_is_help=True, rich_markup_mode=None)
-    app.add_typer(made, name=name)
-    return made
+def group(help: str, commands: Mapping[str, late.Maker]) -> late.Maker:
+    """Of a group of commands, `sublet NAME ...`."""
+    return lambda name: late.group(name, help, commands, EXIT_CODES)
 
 
-def register(app: typer.Typer, name: str | None = None, **settings: Any) -> Callable[[Callable[..., int | None]], None]:
-    """Make a function a command of `app`. It returns its exit code; None is 0."""
+def made(function: Callable[..., int | None]) -> late.Maker:
+    """Of a command. The function returns its exit code; None is 0."""
+    return lambda name: late.command(name, _with_common(function), EXIT_CODES)
 
-    def add(function: Callable[..., int | None]) -> None:
-        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        common = [
-            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for option, (kind, default) in COMMON.items()
-        ]
 
-        def command(**given: Any) -> None:
-            cli = Cli(**{option: given.pop(option) for option in COMMON})
-            raise typer.Exit(run(cli, lambda: function(cli, **given)))
+def alone(function: Callable[..., None]) -> late.Maker:
+    """Of a command that has all its options itself, and `run`s."""
+    return lambda name: late.command(name, function, EXIT_CODES)
 
-        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
-        command.__name__, command.__doc__ = function.__name__, function.__doc__
-        app.command(name, epilog=EXIT_CODES, **settings)(command)
 
-    return add
+def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    common = [
+        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for option, (kind, default) in COMMON.items()
+    ]
+
+    def command(**given: Any) -> None:
+        cli = Cli(**{option: given.pop(option) for option in COMMON})
+        raise typer.Exit(run(cli, lambda: function(cli, **given)))
+
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
 
 
 def run(cli: Cli, command: Callable[[], int | None]) -> int:

@@ -16,7 +16,7 @@ from protocol.errors import ProtocolMismatch, Unavailable
 from protocol.messages import PROTOCOL_VERSION
 from protocol.words import Start, Subscription
 from sublet.cli import values
-from sublet.cli.command import Cli, Nodes, register
+from sublet.cli.command import Cli, Nodes, made
 from sublet.cli.printer import Printer
 
 if TYPE_CHECKING:
@@ -28,11 +28,6 @@ LOOK_S = 0.5
 """How long one wait for a batch lasts."""
 PATIENCE_S = 3.0
 """After which somebody who has no leader is told how to get one; and how long a node is waited for to see that."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    register(app, "consume")(consume)
 
 
 def consume(
@@ -220,3 +215,6 @@ def _drained_by_signals(session: Session) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+COMMANDS = {"consume": made(consume)}

@@ -8,12 +8,7 @@ from typing import Annotated
 import typer
 
 from protocol.errors import Unavailable
-from sublet.cli.command import EXIT_CODES, Cli, Debug, Json, run
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command. It brings its own database, so the common options for that are not its."""
-    app.command("demo", epilog=EXIT_CODES)(demo)
+from sublet.cli.command import Cli, Debug, Json, alone, run
 
 
 def demo(
@@ -47,3 +42,6 @@ def _main(json: bool, keep: Path | None) -> int:
         return main(json, None if keep is None else str(keep))
     except ModuleNotFoundError as missing:
         raise Unavailable(f"the demo needs the package {missing.name}. Run: pip install 'sublet[demo]'") from None
+
+
+COMMANDS = {"demo": alone(demo)}  # it brings its own database, so the common options for that are not its

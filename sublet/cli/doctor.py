@@ -6,21 +6,14 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from protocol.errors import SubletError
 from protocol.messages import PROTOCOL_VERSION
-from sublet.cli.command import Cli, register
+from sublet.cli.command import Cli, made
 
 if TYPE_CHECKING:
     import psycopg
 
     from storage.checkup import Finding
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    register(app, "doctor")(doctor)
 
 
 def doctor(cli: Cli) -> int:
@@ -81,3 +74,6 @@ def _schema(version: str) -> Finding:
         return Finding("database", State.OK, "it answers, and its tables are this release's")
     said = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
     return Finding("database", State.WARNING, said, "Finish the upgrade: bring every program to the newer release.")
+
+
+COMMANDS = {"doctor": made(doctor)}

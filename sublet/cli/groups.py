@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
 from protocol.epochs import lower_of_json, shown
 from sublet.cli import (
     group_copies,
@@ -18,7 +16,7 @@ from sublet.cli import (
     group_watch,
     group_why,
 )
-from sublet.cli.command import Cli, command_group, register
+from sublet.cli.command import Cli, group, made
 from sublet.cli.group_names import named
 from sublet.cli.values import GroupName, utc
 
@@ -29,25 +27,6 @@ if TYPE_CHECKING:
 
 LEADER_S: Final = 2.0
 """How long a group's leader is waited for."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    groups = command_group(app, "groups", "Groups: who consumes what, and how far behind.")
-    register(groups, "list")(list_)
-    register(groups, "describe")(describe)
-    register(groups, "why")(group_why.why)
-    register(groups, "create")(group_lives.create)
-    register(groups, "delete")(group_lives.delete)
-    register(groups, "pause")(group_orders.pause)
-    register(groups, "resume")(group_orders.resume)
-    register(groups, "weight")(group_orders.weight)
-    register(groups, "reset")(group_reset.reset)
-    register(groups, "export")(group_export.export)
-    register(groups, "import")(group_copies.import_)
-    register(groups, "clone")(group_copies.clone)
-    register(groups, "history")(group_history.history)
-    register(groups, "watch")(group_watch.watch)
 
 
 def list_(cli: Cli) -> None:
@@ -140,10 +119,10 @@ def _row(overview: Overview) -> tuple[object, ...]:
 
 def _connected(overview: Overview) -> tuple[dict[str, Any], ...] | None:
     """All members, of whom only their leader knows; None: there is none, or it does not say so."""
-    from borrower.watch import connected
-
     if overview.leader is None or not overview.led:
         return None
+    from borrower.watch import connected
+
     return connected(overview.group.subscription, overview.leader.address, LEADER_S)
 
 
@@ -227,3 +206,22 @@ def _lag(overview: Overview) -> str:
 
 def _seconds(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds:.0f} s"
+
+
+_GROUPS = {
+    "list": made(list_),
+    "describe": made(describe),
+    "why": made(group_why.why),
+    "create": made(group_lives.create),
+    "delete": made(group_lives.delete),
+    "pause": made(group_orders.pause),
+    "resume": made(group_orders.resume),
+    "weight": made(group_orders.weight),
+    "reset": made(group_reset.reset),
+    "export": made(group_export.export),
+    "import": made(group_copies.import_),
+    "clone": made(group_copies.clone),
+    "history": made(group_history.history),
+    "watch": made(group_watch.watch),
+}
+COMMANDS = {"groups": group("Groups: who consumes what, and how far behind.", _GROUPS)}

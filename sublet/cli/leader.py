@@ -13,17 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protocol.errors import InvalidSetting, UsageError
-from sublet.cli.command import Cli, register
+from sublet.cli.command import Cli, made
 from sublet.cli.logs import LogFormat, json_logs
 
 if TYPE_CHECKING:
     from leader.node import NodeServer
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    register(app, "leader")(leader)
-    register(app, "migrate")(migrate)
 
 
 def leader(
@@ -171,3 +165,6 @@ def _serve(node: NodeServer) -> int:
     """Until told to stop. SIGTERM is how a service is stopped, so then all is well; Ctrl-C says so in its code."""
     asyncio.run(node.run())
     return 128 + signal.SIGINT if node.stopped_by is signal.SIGINT else 0
+
+
+COMMANDS = {"leader": made(leader), "migrate": made(migrate)}

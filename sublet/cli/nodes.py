@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from sublet.cli import node_orders
-from sublet.cli.command import Cli, command_group, register
+from sublet.cli.command import Cli, group, made
 
 if TYPE_CHECKING:
     from storage.nodes import NodeEntry
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    nodes = command_group(app, "nodes", "Nodes: the leaders, what each leads, and moving that.")
-    register(nodes, "list")(list_)
-    register(nodes, "drain")(node_orders.drain)
-    register(nodes, "step-down")(node_orders.step_down)
 
 
 def list_(cli: Cli) -> None:
@@ -62,3 +52,11 @@ def _state(entry: NodeEntry) -> str:
     if entry.remaining_s <= 0:
         return "gone"
     return "drains" if entry.draining else "lives"
+
+
+_NODES = {
+    "list": made(list_),
+    "drain": made(node_orders.drain),
+    "step-down": made(node_orders.step_down),
+}
+COMMANDS = {"nodes": group("Nodes: the leaders, what each leads, and moving that.", _NODES)}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from protocol.errors import SubletError
-from sublet.cli.command import Cli, Nodes, register
+from sublet.cli.command import Cli, Nodes, made
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -39,11 +39,6 @@ class Layout(StrEnum):
 
 class Stopped(Exception):
     """Asked to stop while waiting for input."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    register(app, "publish")(publish)
 
 
 def publish(
@@ -264,3 +259,6 @@ def _bar(cli: Cli) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), told, TimeElapsedColumn(), console=cli.prose, transient=True
     )
+
+
+COMMANDS = {"publish": made(publish)}

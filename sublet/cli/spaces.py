@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sublet.cli import space_alter, space_drop, values
-from sublet.cli.command import Cli, command_group, register
+from sublet.cli.command import Cli, group, made
 from sublet.cli.space_change import Compression, Name, answer, as_json, changed, outside
 from sublet.cli.space_payloads import Payloads, TierAfter
 
@@ -29,18 +29,6 @@ Rollover = Annotated[
         help="Begin new streams so often: what is kept ends in such steps. Default: a quarter of --retention.",
     ),
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    spaces = command_group(app, "spaces", "Spaces: parts of the topic tree with streams of their own.")
-    register(spaces, "create")(create)
-    register(spaces, "list")(list_)
-    register(spaces, "alter")(space_alter.alter)
-    register(spaces, "retention")(space_alter.retention)
-    register(spaces, "rollover")(space_alter.rollover)
-    register(spaces, "reshard")(reshard)
-    register(spaces, "drop")(space_drop.drop)
 
 
 def create(
@@ -130,3 +118,15 @@ def reshard(
 
 def _duration(seconds: int | None) -> str | None:
     return None if seconds is None else f"{seconds} s"
+
+
+_SPACES = {
+    "create": made(create),
+    "list": made(list_),
+    "alter": made(space_alter.alter),
+    "retention": made(space_alter.retention),
+    "rollover": made(space_alter.rollover),
+    "reshard": made(reshard),
+    "drop": made(space_drop.drop),
+}
+COMMANDS = {"spaces": group("Spaces: parts of the topic tree with streams of their own.", _SPACES)}

@@ -13,7 +13,7 @@ import typer
 from protocol.errors import PayloadUnavailable, UsageError
 from protocol.words import Filter
 from sublet.cli import values
-from sublet.cli.command import Cli, Nodes, held_back, register
+from sublet.cli.command import Cli, Nodes, held_back, made
 from sublet.cli.epoch_printer import EpochPrinter
 from sublet.cli.printer import Printer
 
@@ -29,11 +29,6 @@ FIRST_WAIT_S = 0.005
 LONGEST_WAIT_S = 0.2
 PLACE_WAIT_S = 1.0
 """Where payloads cannot be had."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    register(app, "tail")(tail)
 
 
 def tail(
@@ -175,3 +170,6 @@ def _held_back(found: Iterator[T]) -> Iterator[T]:
         if each is None:
             return
         yield each
+
+
+COMMANDS = {"tail": made(tail)}

@@ -32,3 +32,18 @@ def test_the_borrowers_part_of_storage_is_light(name: str) -> None:
         f"loaded = [module for module in {HEAVY!r} if module in sys.modules]; assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
+
+
+LISTING = ("pydantic", "grpc", "google.protobuf", "pyarrow", "sqlalchemy", "borrower", "leader", "sublet.cli.publish")
+
+
+def test_a_command_loads_what_it_runs() -> None:
+    """Up to the database, which is not there."""
+    story = (
+        "import sys; sys.argv[1:] = ['groups', 'list', '--database-url', 'postgresql://127.0.0.1:1/none']\n"
+        "from sublet.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 5, end.code\n"
+        f"loaded = [module for module in {LISTING!r} if module in sys.modules]; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)

@@ -1,0 +1,91 @@
+"""Commands that are made when they are asked for: of forty, a process runs one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+Maker = Callable[[str], Any]
+"""Makes the command of that name."""
+
+
+def command(name: str, function: Callable[..., None], epilog: str) -> Any:
+    """A command; the function's parameters are its options."""
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+    alone.command(name, cls=_Command, epilog=epilog)(function)
+    return typer.main.get_command(alone)
+
+
+def group(name: str, help: str, commands: Mapping[str, Maker], epilog: str) -> Any:
+    """A group of commands."""
+    of = typer.Typer(
+        name=name, cls=holding(commands), help=help, epilog=epilog, no_args_is_help=True, rich_markup_mode=None
+    )
+    return typer.main.get_group(of)
+
+
+def holding(commands: Mapping[str, Maker]) -> type[TyperGroup]:
+    """The class of a group with these commands, for `typer.Typer(cls=...)`."""
+
+    class Holding(_Light, TyperGroup):
+        def __init__(self, **attributes: Any) -> None:
+            super().__init__(**{**attributes, "commands": _Made(commands)})
+
+    return Holding
+
+
+class _Made(Mapping[str, Any]):
+    """Commands by name, each made once."""
+
+    def __init__(self, makers: Mapping[str, Maker]) -> None:
+        self._makers = makers
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._makers[name](name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+class _Light:
+    """For a command: its parameters load what converts values, pydantic in newer typer, for a value that needs it."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        """As typer has them."""
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for each in parameters:
+            make = getattr(each, "get_runtime_param", None)
+            if make is not None and not isinstance(make, _Conversion):
+                each.get_runtime_param = _Conversion(make)
+        return parameters
+
+
+class _Command(_Light, TyperCommand):
+    pass
+
+
+class _Conversion:
+    """Instead of typer's own, which takes a tenth of a second to load and leaves nothing and texts as they are."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __call__(self) -> Self:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The parameter's value from what was given."""
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        is_text = param.type_descriptor.annotation is str and param.type_descriptor.parameter_info.parser is None
+        return value if is_text and isinstance(value, str) else self._make().coerce(value, param=param, ctx=ctx)
