@@ -51,10 +51,11 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     at the same time wait for each other. Raises `SchemaMismatch` where it is newer and does not work with this
     program, where `to` is older than it, where something else has the name of a table of ours, and where nodes are at
     work that do not work with that version;
-    `InvalidSetting` for a version of which nothing is known here.
+    `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
     """
     schema, target = schema_name(schema), _known(to or head())
     with connect(url, schema=schema, application_name="sublet migrate") as conn, _alone(conn, schema):
+        _refuse_encoding(conn)
         _create_schema(conn, schema)
         found, compatible_from = schema_version(conn)
         if found is not None and to is None and found > target and works_with(found, compatible_from):
@@ -227,6 +228,16 @@ def _create_schema(conn: psycopg.Connection[Any], schema: str) -> None:
     row = conn.execute("select to_regnamespace(%s) is null", (schema,)).fetchone()
     if row is not None and row[0]:
         conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
+
+
+def _refuse_encoding(conn: psycopg.Connection[Any]) -> None:
+    """Names are any text. In SQL_ASCII, which a server without a locale is made with, text is bytes to a client."""
+    encoding = conn.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise InvalidSetting(
+            f"database {conn.info.dbname!r} has the encoding {encoding}: topics and names may have any characters, "
+            f"which takes UTF8. Make one that has it: createdb --template=template0 --encoding=UTF8 {conn.info.dbname}"
+        )
 
 
 def _refuse_newer(version: str | None, schema: str) -> None:

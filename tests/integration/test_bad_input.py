@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import sublet
 from protocol.errors import (
@@ -37,6 +38,7 @@ from protocol.errors import (
 from protocol.messages import MAX_ID, PROTOCOL_VERSION
 from protocol.words import Filter
 from storage.connect import SCHEMA_VERSION, connect
+from storage.migrate import current, migrate
 from storage.spaces import create_space
 from storage.tail import Tail
 from tests.integration.cli_kit import Running, a_shell
@@ -331,6 +333,22 @@ def test_a_database_of_another_version_is_refused_and_not_changed(
         row = conn.execute("select to_regclass('alembic_version') is null").fetchone()
         assert row == (version is None,)
         assert conn.execute("select count(*) from consumer_group").fetchone() == (0,)
+
+
+def test_a_database_that_is_not_in_utf_8_gets_no_tables(empty_database: str) -> None:
+    for encoding in ("SQL_ASCII", "LATIN1"):
+        with connect(empty_database, own_search_path=False) as conn:
+            conn.execute(f"create database other encoding '{encoding}' locale 'C' template template0")
+        try:
+            other = make_conninfo(empty_database, dbname="other")
+            with refused(
+                InvalidSetting, f"'other' has the encoding {encoding}", "which takes UTF8", "--encoding=UTF8 other"
+            ):
+                migrate(other)
+            assert current(other) is None
+        finally:
+            with connect(empty_database, own_search_path=False) as conn:
+                conn.execute("drop database other")
 
 
 @pytest.mark.parametrize(
