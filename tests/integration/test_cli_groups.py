@@ -72,7 +72,7 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
     assert done(shell.run(*command, "--json")) == {**first, "created": False}
     again = shell.run(*command)
     assert (again.code, "nothing was changed" in again.err) == (0, True)
-    refused(shell.run(*command[:-1], "30"), 4, "its session expiry is 60.0 s, not 30.0 s")
+    refused(shell.run(*command[:-1], "30s"), 4, "its session expiry is 60.0 s, not 30.0 s")
     refused(shell.run("groups", "create", QUEUE), 4, "its start is offset:3, not latest", "is skip, not fail")
     told = done(shell.run("groups", "describe", QUEUE, "--json"))
     assert {name: told[name] for name in first if name in told} == {k: v for k, v in first.items() if k != "created"}
