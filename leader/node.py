@@ -19,6 +19,7 @@ import grpc.aio
 from leader import event_log
 from leader.database_worker import DatabaseWorker
 from leader.directory import Listing
+from leader.farewell import ended
 from leader.feed import FeedServer
 from leader.health import judge
 from leader.http.facts import Facts
@@ -147,17 +148,17 @@ class NodeServer:
             await health.end()
             housekeeper.stop()
             relay.stop()
-            await loop.run_in_executor(None, listing.end)
+            await ended("striking this node off the directory", listing.end)
             if self._hub is not None:
-                await loop.run_in_executor(None, self._hub.close)
+                await ended("hearing news no more", self._hub.close)
             self._worker.stop(self.settings.margin_s)
             # Held polls carry the dismissals; what the mailboxes still hold is given a moment to leave.
             await self._sessions.close()
             await server.stop(grace=0.5)
             await self._feed.close()
-            store.close()
+            await ended("closing the leaders' connection", store.close)
             if self._http is not None:
-                await loop.run_in_executor(None, self._http.close)
+                await ended("answering browsers no more", self._http.close)
             self._announce(f"node {ref.name} has stopped")
 
     def stop(self) -> None:

@@ -110,3 +110,12 @@ def test_when_nobody_reaches_the_database_all_wait_and_all_go_on(stage: Stage, n
         way.slow(0.0)
     stage.verdict()
     stage.written_by_one_at_a_time()
+
+
+@pytest.mark.conforms("E16")
+def test_a_node_that_is_told_to_end_ends_though_the_database_is_silent(stage: Stage, network: ExitStack) -> None:
+    way = network.enter_context(PostgresProxy(stage.scene.url))
+    stage.serve("n1", url=way.url)
+    stage.share("a")
+    way.hold()
+    assert stage.fleet.nodes["n1"].stop(30.0) == 0

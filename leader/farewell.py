@@ -1,0 +1,34 @@
+"""Ends what may hang: whatever waits for a database that is silent has its time, and no more, when a node stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 3.0
+
+
+async def ended(what: str, work: Callable[[], None], patience_s: float = PATIENCE_S) -> bool:
+    """Do it, though it may block, in a thread that the end of the process does not wait for. False: it took longer."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception:
+            log.exception("%s failed", what)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waited so long
+            loop.call_soon_threadsafe(over.set)
+
+    threading.Thread(target=run, name=f"sublet farewell: {what}", daemon=True).start()
+    try:
+        await asyncio.wait_for(over.wait(), patience_s)
+    except TimeoutError:
+        log.warning("%s takes longer than %g s, and is left: the node stops", what, patience_s)
+        return False
+    return True
