@@ -6,11 +6,10 @@ after a miss, which is news that we had to find by ourselves and that was not pu
 dropped, a new one made, and what still comes under the old one is refused.
 
 The silence is adaptive. Without push it is short, but never so short that a session would ask the log for most of its
-time, and grows while nothing comes. Once anything was pushed, be it
-the answer to a subscription, streams are looked at but now and then, other than those whose news were missed and have
-not been pushed since, and those of which more was read than was told: under load news lag behind the log, and a look
-brings all of it at once. A stream that is never read to its end is not followed: its news would only
-cost.
+time, and grows while nothing comes. Once anything was pushed, be it the answer to a subscription, streams are looked at
+but now and then, other than those whose news were missed and have not been pushed since, and those of which more was
+read than was told: under load news lag behind the log, and a look brings all of it at once. A stream that is never read
+to its end is not followed: its news would only cost.
 """
 
 from __future__ import annotations
