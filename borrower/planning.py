@@ -263,11 +263,13 @@ class Planning:
             return ready
 
     def acknowledge(self, done: Iterable[Planned]) -> None:
-        """These are done for good: reported with what is planned next of their streams, or by `tell`."""
+        """These are done for good: reported with what is planned next of their streams, or by `tell`. Said again, it
+        changes nothing."""
         with self.changed:
             for planned in done:
-                if self._begun.get(planned.stream_id) == planned:
-                    del self._begun[planned.stream_id]
+                if self._begun.get(planned.stream_id) != planned:
+                    continue
+                del self._begun[planned.stream_id]
                 self._done[planned.stream_id] = planned
                 lent = self._lent.get(planned.stream_id)
                 if lent is not None and lent.doubt is not None and planned.is_of(lent.doubt):
@@ -282,7 +284,7 @@ class Planning:
             return tuple(self._done.values())
 
     def forget_done(self, planned: Planned) -> None:
-        """Progress has passed it, or others have got it."""
+        """It will not come back with a grant: see `Fate`."""
         with self.changed:
             if self._done.get(planned.stream_id) == planned:
                 del self._done[planned.stream_id]

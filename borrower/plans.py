@@ -41,11 +41,11 @@ class Planned:
 
 
 class Fate(Enum):
-    """What became of a range that was begun, as the group's rows say."""
+    """What became of a range that was begun, as the group's rows say. Only what is open can come back with a grant."""
 
     OPEN = "open"  # kept for its session, or held by it: it comes back, or is reported as done
     DONE = "done"  # progress has passed it
-    LOST = "lost"  # others have got it, or may get it
+    LOST = "lost"  # something else was planned after it, or others have got it, or may get it
 
 
 def fate(planned: Planned, last: LastPlan | None, session: str) -> Fate:

@@ -10,6 +10,9 @@ from protocol.messages import MAX_TROUBLE
 LASTING_S = 10.0
 """A place that is away for less than this is not worth a line in the group's history for each stream that waits."""
 
+AGAIN_S = 60.0
+"""What comes and goes is told no more often than so: each time is two lines of history."""
+
 
 @dataclass(slots=True)
 class Trouble:
@@ -20,6 +23,7 @@ class Trouble:
     told: str = ""
     since: float = 0.0
     _kind: type[Exception] | None = None
+    _told_at: float = -AGAIN_S
 
     def met(self, problem: Exception, now: float) -> bool:
         """It is tried again later; whether the leader is to be told now."""
@@ -27,9 +31,9 @@ class Trouble:
             self.since = now
         self.said, kind = str(problem), type(problem)
         lasts_s = LASTING_S if kind is PayloadUnavailable else 0.0
-        if kind is self._kind or now < self.since + lasts_s:
+        if kind is self._kind or now < max(self.since + lasts_s, self._told_at + AGAIN_S):
             return False
-        self.told, self._kind = _plain(self.said), kind
+        self.told, self._kind, self._told_at = _plain(self.said), kind, now
         return True
 
     def over(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import grpc
 import psycopg
 
+from leader.farewell import ended
 from leader.feed_gate import Busy, Gate
 from leader.feed_lent import read_heads, read_page
 from leader.feed_pool import Pool
@@ -100,8 +101,11 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     async def close(self) -> None:
         """After the gRPC server was stopped: let go of the database."""
         await self.watch.close()
-        pools = (self._writing, self._reading, self._watching)
-        await asyncio.gather(*(asyncio.to_thread(pool.close) for pool in pools))
+        await ended("closing the feed's connections", self._let_go)
+
+    def _let_go(self) -> None:
+        for pool in (self._writing, self._reading, self._watching):
+            pool.close()
 
     # --- the service ---
 

@@ -52,6 +52,8 @@ from storage.notify.teller import shared
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5.0
+STRIKE_OFF_S = 8.0
+"""A directory that is only slow has all of the farewell: a node that stays in it is looked for."""
 """How long a node that was asked to stop waits for what is being written."""
 
 
@@ -148,7 +150,7 @@ class NodeServer:
             await health.end()
             housekeeper.stop()
             relay.stop()
-            await ended("striking this node off the directory", listing.end)
+            struck_off = asyncio.create_task(ended("striking this node off the directory", listing.end, STRIKE_OFF_S))
             if self._hub is not None:
                 await ended("hearing news no more", self._hub.close)
             self._worker.stop(self.settings.margin_s)
@@ -156,6 +158,7 @@ class NodeServer:
             await self._sessions.close()
             await server.stop(grace=0.5)
             await self._feed.close()
+            await struck_off
             await ended("closing the leaders' connection", store.close)
             if self._http is not None:
                 await ended("answering browsers no more", self._http.close)

@@ -77,9 +77,9 @@ def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
     """Raise `Conflict`, which says who uses it and what helps."""
     if found := uses(conn, space).told():
         raise Conflict(
-            f"space {space.name!r} is in use: {'; '.join(found)}. Let its groups consume what is there, and retention "
-            "take it; or give --force: its messages are gone then, and its publishers and groups go on in the next "
-            "less specific space."
+            f"space {space.name!r} is in use: {'; '.join(found)}. Give --keep, and nothing is lost: its groups "
+            "consume what is there until its retention takes it. Or give --force: its messages are gone then, groups "
+            "that are behind are blocked, and publishers that are bound to it are refused."
         )
 
 

@@ -24,8 +24,8 @@ WEIGHT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class FollowingSettings:
-    """Seconds. A silence begins at `first_s`, or at so many times what a look takes of late if that is longer, and
-    grows to `longest_s`, or to `trusted_s` where push works."""
+    """Seconds. A silence begins at `first_s`, or at so many times what a look takes of late if that is longer (but not
+    than `trusted_s`), and grows to `longest_s`, or to `trusted_s` where push works."""
 
     first_s: float = 0.002
     looks: float = 2.0
@@ -225,7 +225,7 @@ class Following:
                     one.awaited_until = now + self._settings.late_s
             else:
                 longest_s = self._settings.trusted_s if self._trusts(one) else self._settings.longest_s
-                one.silence_s = min(one.silence_s * 1.5 + self._first_s, longest_s)
+                one.silence_s = min(one.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
             one.look_at = now + one.silence_s
         return news
 
@@ -245,7 +245,7 @@ class Following:
     @property
     def _first_s(self) -> float:
         """The shortest silence: the busier the database, the longer."""
-        return min(max(self._settings.first_s, self._settings.looks * self._look_s), self._settings.longest_s)
+        return max(self._settings.first_s, min(self._settings.looks * self._look_s, self._settings.trusted_s))
 
     def _trusts(self, one: _Followed) -> bool:
         return self._push_works and not one.doubted

@@ -28,7 +28,7 @@ import psycopg
 
 from borrower.plans import Planned
 from borrower.spark import checkpoint
-from borrower.spark.offsets import NOTHING, is_ours, ranges_of
+from borrower.spark.offsets import NOTHING, check_form, is_ours, ranges_of
 from protocol.errors import BatchLost, DatabaseUnreachable, GrantLost, UsageError
 from storage import fence
 from storage.connect import UnknownOutcome, connect
@@ -95,6 +95,8 @@ class Guard:
         """What the batch has of each source of this kind that the query has."""
         checkpoint.check(self._checkpoint)
         offsets = checkpoint.offsets(self._checkpoint, int(batch_id))
+        for offset in offsets:
+            check_form(offset)
         known = [offset for offset in offsets if offset == NOTHING or is_ours(offset)]
         if not known:
             raise UsageError(

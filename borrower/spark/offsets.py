@@ -36,6 +36,15 @@ def is_ours(offset: Any) -> bool:
     return isinstance(offset, dict) and offset.keys() - {"done"} == {"group", "session", "streams", "subscription"}
 
 
+def check_form(offset: Any) -> None:
+    """Raise `InvalidSetting` for what this source has written in a way that is not known here: a newer one, say."""
+    if isinstance(offset, dict) and {"session", "streams"} <= offset.keys() and not is_ours(offset):
+        raise InvalidSetting(
+            f"the checkpoint says {str(offset)[:200]}, in a form that this version of sublet does not know. Use the "
+            "version that the query uses."
+        )
+
+
 def check_owner(offset: Offset, session: str, subscription: str) -> None:
     """Raise `InvalidSetting` if the checkpoint is that of another session, or of another subscription."""
     if offset and (offset.get("session"), offset.get("subscription")) != (session, subscription):

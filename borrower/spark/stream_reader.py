@@ -58,6 +58,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: Planner | None = None
         self._begun: dict[Planned, Begun] = {}
         self._recalled = False
+        self._resumed: Offset | None = None
         self._finite = False
 
     # --- what Spark calls on the driver -----------------------------------------------------------------------------
@@ -103,8 +104,9 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The tasks of the micro-batch from one offset to the next."""
         ranges = self._ranges(end)
-        if any(planned not in self._begun for planned in ranges):
+        if end != self._resumed and any(planned not in self._begun for planned in ranges):
             self._resume([*self._ranges(start), *done_before(end)], ranges)
+            self._resumed = end
         tasks = list(self._tasks([self._begun[planned] for planned in ranges if planned in self._begun]))
         return tasks_of(tasks, self._options.min_partitions, self._options.max_partitions)
 

@@ -18,7 +18,7 @@ depends_on = None
 SQL = Path(__file__).parent.parent / "sql" / "0002_payload_places.sql"
 
 REMOVE = """
-drop index lending_history_reading;
+drop index if exists lending_history_reading;
 drop table payload_object;
 drop function payload_places_of;
 drop table payload_place;

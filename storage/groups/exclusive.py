@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from protocol.errors import Conflict
@@ -17,6 +17,9 @@ from storage.connect import connect, schema_name
 from storage.groups.model import Group
 
 _CLASS: Final = zlib.crc32(b"sublet resets") & 0x7FFFFFFF
+
+_TIMEOUTS: Final = ("idle_in_transaction_session_timeout", "transaction_timeout")
+"""Of the server, or the role: they would end the guard before the reset. The second came with Postgres 17."""
 
 _TAKE = "select pg_try_advisory_xact_lock(%(class)s, %(object)s)"
 
@@ -33,13 +36,14 @@ def resetting(url: str, group: Group) -> Iterator[None]:
     """Nobody else resets the group meanwhile. Raises `Conflict`, which names who does, where somebody is at it."""
     place = f"{schema_name()} {group.group_id}"
     wanted = {"class": _CLASS, "object": zlib.crc32(place.encode()) & 0x7FFFFFFF, "group": group.group_id}
-    with connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None) as guard:
-        with guard.transaction():
-            (row,) = guard.execute(_TAKE, wanted).fetchall()
-            if row[0]:
-                yield
-                return
-        raise _taken(group, guard.execute(_HOLDER, wanted).fetchone())
+    with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
+        guard.execute("begin")
+        for name in _TIMEOUTS[: 2 if guard.info.server_version >= 170000 else 1]:
+            guard.execute(f"set local {name} = 0")
+        (row,) = guard.execute(_TAKE, wanted).fetchall()
+        if not row[0]:
+            raise _taken(group, guard.execute(_HOLDER, wanted).fetchone())
+        yield  # what becomes of the guard meanwhile, or afterwards, says nothing of what was done
 
 
 def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
@@ -48,8 +52,9 @@ def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] 
     by = f" by database user {user}, process {pid} of the server" if user else ""
     since = f", since {Start.at(since_us)}" if since_us is not None else ""
     what = f" ({why})" if why else ""
+    end = f" If that machine is gone: select pg_terminate_backend({pid})." if pid is not None else ""
     return Conflict(
         f"{group.subscription}: it is being reset already{by}{since}{what}; nothing was changed. Wait for the end of "
         f"that, see where the group is then (`sublet groups describe '{group.subscription}'`), and reset it again if "
-        "need be."
+        f"need be.{end}"
     )

@@ -113,6 +113,8 @@ def _unreadable(group: GroupState, stream: StreamState) -> str:
 
 def _make_readable(group: GroupState, stream: StreamState) -> str:
     again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
+    if "ends before offset" not in (stream.unreadable_because or ""):
+        return again  # a place is away, and nothing is lost
     if group.atomic:
         return f"{again} To go past what is lost for good: sublet groups reset {_quoted(group)} --to-epoch EPOCH"
     past = f"{_reset(group, stream, '--to-offset OFFSET')}, where OFFSET is the one that the block ends before."

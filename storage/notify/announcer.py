@@ -29,7 +29,8 @@ NUMBERS = 44
 
 
 BUSY = 10.0
-"""Under load, pauses grow to so many times the shortest: who is told looks for himself by then."""
+"""Under load, pauses grow to so many times the shortest: who reads such a stream looks for himself by then. What else
+the same process tells meanwhile waits as long."""
 
 GROWTH = 1.2
 """From one pause to the next, while objects change more often than is told of them."""

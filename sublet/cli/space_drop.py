@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from protocol.errors import Conflict, UsageError
 from sublet.cli.command import Cli
 from sublet.cli.space_change import Name
 
@@ -20,23 +21,31 @@ def drop(
     name: Name,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be lost, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Lose nothing: what it holds is consumed, and stays until its retention takes it."),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Also while it holds messages, which are lost, or groups or producers use it."),
     ] = False,
 ) -> int:
-    """Drop a space with all that it holds.
+    """Drop a space, with all that it holds or --keep it for its groups.
 
-    Its topics go on in the next less specific space, `default` at last, in new streams: publishers and groups follow by
-    themselves. What it held ends as by retention, at once: a group that had not consumed it all loses the rest, counted
-    where it was created with --when-gone skip; otherwise its streams are blocked until they are reset. Leader nodes
-    take the tables away, and what lies of them at a place for payloads after the usual grace.
+    Its topics go on in the next less specific space, `default` at last, in new streams: groups follow by themselves,
+    and publishers that are not bound to this space; those that are (space=...), with epochs say, are refused from then
+    on. With --keep nobody loses anything.
+
+    Otherwise what it held ends as by retention, at once: a group that had not consumed it all, be it by one message,
+    loses the rest, counted where it was created with --when-gone skip. Else its streams are blocked until they are
+    reset, and the new streams that follow them wait. Leader nodes take the tables away, and what lies of them at a
+    place for payloads after the usual grace.
 
     Examples:
 
     \b
+      sublet spaces drop orders --keep
       sublet spaces drop orders --force --dry-run
-      sublet spaces drop orders --force --yes
     """
     from storage.catalogue import list_spaces, named
     from storage.connect import connect
@@ -50,24 +59,37 @@ def drop(
         spaces = list_spaces(connection)
         space = named(name, spaces)
         found, others = uses(connection, space), heirs(spaces, space)
-        if not (force or dry_run):
+        if keep:
+            _check_keep(space, force)
+        elif not (force or dry_run):
             check_unused(connection, space)
         for line in found.told():
             cli.say(f"The space {name}: {line}.")
         if not dry_run:
-            if not yes and not cli.agreed(f"Drop the space {name} with {found.messages} messages?"):
+            what = "and keep" if keep else "with"
+            if not yes and not cli.agreed(f"Drop the space {name} {what} {found.messages} messages?"):
                 cli.say("Nothing was dropped. Answer y, or give --yes.")
                 return 1
-            drop_space(connection, name, None if force else check_unused, ends=True)
+            drop_space(connection, name, None if force or keep else check_unused, ends=not keep)
             tell_now(database.url, snapshot.spaces(connection))
-    _answer(cli, space, found, others, dry_run)
+    _answer(cli, space, found, others, dry_run, keep)
     return 0
 
 
-def _answer(cli: Cli, space: Space, found: Uses, others: list[Space], dry_run: bool) -> None:
+def _check_keep(space: Space, force: bool) -> None:
+    if force:
+        raise UsageError("--keep and --force: the one loses nothing, the other all. Leave one of them out.")
+    if space.retention_s is None:
+        raise Conflict(
+            f"space {space.name!r} has no retention: what it holds would stay for ever. Give it one first, such as "
+            f"`sublet spaces retention {space.name} 7d`, within which its groups consume it."
+        )
+
+
+def _answer(cli: Cli, space: Space, found: Uses, others: list[Space], dry_run: bool, keep: bool) -> None:
     names = [other.name for other in others]
     if cli.json:
-        told: dict[str, Any] = {"space_id": space.space_id, "name": space.name, "dropped": not dry_run}
+        told: dict[str, Any] = {"space_id": space.space_id, "name": space.name, "dropped": not dry_run, "kept": keep}
         cli.emit({**told, **asdict(found), "topics_go_to": names})
         return
     would = "would be" if dry_run else "is"

@@ -12,7 +12,7 @@ import pytest
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from protocol.words import Subscription
-from storage.catalogue import find_space
+from storage.catalogue import find_space, list_spaces
 from storage.connect import connect
 from storage.epochs import hold
 from storage.groups.model import GroupOptions, Start
@@ -118,6 +118,20 @@ def test_what_is_published_while_it_is_dropped_is_not_lost(shell: Shell, conn: p
     assert (answer.code, "it holds 1 messages" in answer.err) == (4, True), answer.err
     assert find_space(conn, "orders").shards == 2
     assert stream_of(conn, "orders") == stream, "nothing has happened"
+
+
+def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
+    refused(shell.run(*DROP, "--keep", "--force", "--yes"), 2, "Leave one of them out")
+    refused(shell.run(*DROP, "--keep", "--yes"), 4, "sublet spaces retention orders 7d")
+    assert shell.run("spaces", "retention", "orders", "7d").code == 0
+    publish(database, range(20))
+    stream = stream_of(conn, "orders")
+    told = done(shell.run(*DROP, "--keep", "--yes", "--json"))
+    assert (told["dropped"], told["kept"], told["messages"]) == (True, True, 20)
+    assert "orders" not in {space.name for space in list_spaces(conn)}
+    assert retain(conn) == [], "its retention is not over"
+    states = "select s.state, g.state from stream s join generation g using (generation_id) where stream_id = %s"
+    assert conn.execute(states, (stream,)).fetchone() == ("closed", "closed")
 
 
 @pytest.mark.long

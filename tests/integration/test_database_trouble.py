@@ -118,4 +118,4 @@ def test_a_node_that_is_told_to_end_ends_though_the_database_is_silent(stage: St
     stage.serve("n1", url=way.url)
     stage.share("a")
     way.hold()
-    assert stage.fleet.nodes["n1"].stop(30.0) == 0
+    assert stage.fleet.nodes["n1"].stop(25.0) == 0

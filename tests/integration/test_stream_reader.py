@@ -132,8 +132,9 @@ def test_a_query_that_dies_at_any_point_goes_on_as_if_it_had_not(
 
 
 @pytest.mark.conforms("E26", "E27")
+@pytest.mark.parametrize("point", ["committed", "read"])
 def test_what_was_done_is_not_done_again_by_the_process_after_next(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], point: str
 ) -> None:
     """Of two streams that a batch has had, one comes late to the next process, which goes on with the other."""
     checkpoint = Checkpoint()
@@ -148,12 +149,14 @@ def test_what_was_done_is_not_done_again_by_the_process_after_next(
 
         def goes_on() -> bool:
             values.extend(publish(url, len(values), 10))
-            return second.step(die="committed")
+            return second.step(die=point if len(checkpoint.offsets) > 1 else "")
 
         with pytest.raises(Died):
-            eventually(goes_on, 30.0)
-    assert late not in checkpoint.offsets[1]["streams"]
-    assert checkpoint.offsets[1]["done"][late] == checkpoint.offsets[0]["streams"][late]
+            eventually(lambda: goes_on() and False, 30.0)
+    assert len(checkpoint.offsets) == 3
+    for offset in checkpoint.offsets[1:]:
+        assert late not in offset["streams"]
+        assert offset["done"][late] == checkpoint.offsets[0]["streams"][late]
     runs.append(third := Run(checkpoint, url, inDoubtHold=LONG))
     third.until(len(values))
     assert checkpoint.values() == values

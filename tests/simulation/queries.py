@@ -103,11 +103,13 @@ class Query(Session):
         """The first call says how the last life ended: between two batches, or in the middle of one."""
         batches, committed = self._checkpoint.batches, self._checkpoint.committed
         if len(batches) == committed:
-            self._planning.recall(_done_by(batches), ())
+            done = (*batches[-1].done, *batches[-1].ranges) if batches else ()
+            self._planning.recall(done, ())
             self._plan()
             return
         batch = batches[-1]
-        self._planning.recall((*_done_by(batches[:-1]), *batch.done), batch.ranges)
+        before = batches[-2].ranges if len(batches) > 1 else ()
+        self._planning.recall((*before, *batch.done), batch.ranges)
         self._resume(set(batch.ranges), [])
 
     def _resume(self, open: set[Planned], again: list[Begun]) -> None:
@@ -216,11 +218,6 @@ class Query(Session):
                 happening()
 
         return unless_over
-
-
-def _done_by(batches: Sequence[Batch]) -> tuple[Planned, ...]:
-    """What is done once the last of these is committed."""
-    return (*batches[-1].done, *batches[-1].ranges) if batches else ()
 
 
 class Queries:

@@ -10,6 +10,7 @@ from borrower.machine.events import Install, Progressed, Remove, Saved, Stop
 from borrower.planner import shares
 from borrower.planning import Planning
 from borrower.plans import Lent, Planned
+from protocol.epochs import ConsumedFrontier, LowerFrontier
 from protocol.in_doubt import InDoubt
 from protocol.messages import Grant, RevokedReason
 
@@ -268,13 +269,28 @@ def test_what_is_done_is_remembered_until_progress_has_passed_it(desk: Desk) -> 
     assert desk.planning.unsaved() == (), "the grant begins behind it"
 
 
-def test_what_an_earlier_process_has_done_is_remembered_until_its_stream_comes() -> None:
+def test_what_an_earlier_process_has_done_is_remembered_until_that_is_written_down() -> None:
     desk = Desk(recalled=False)
     desk.planning.recall([BEGUN], ())
     assert desk.planning.unsaved() == (BEGUN,)
     desk.grant(left=LEFT)
     assert desk.planning.unsaved() == (BEGUN,), "it is reported, and not written down yet"
     desk.write()
+    assert desk.planning.unsaved() == ()
+
+
+def test_where_the_position_stands_still_what_is_done_is_passed_by_its_epochs() -> None:
+    before, behind = ConsumedFrontier(10, LowerFrontier(((1,),))), ConsumedFrontier(10, LowerFrontier(((3,),)))
+    planned = Planned(1, 50, 10, 10, behind)
+    assert not planned.is_passed(10, before)
+    assert planned.is_passed(10, behind)
+
+
+def test_an_acknowledgement_that_is_said_again_is_nothing_new(desk: Desk) -> None:
+    (begun,) = desk.plan(s1=20)
+    desk.done([begun])
+    desk.write()
+    desk.done([begun])
     assert desk.planning.unsaved() == ()
 
 

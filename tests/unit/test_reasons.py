@@ -62,11 +62,14 @@ PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
         (Reason.REVOKED, LED, replace(HELD, revoked_because="balance"), "back from etl: balance", "in hand is done"),
         (Reason.CAUGHT_UP, LED, replace(HELD, lag=0), "there is nothing to consume", None),
         (
-            Reason.UNREADABLE, LED, replace(HELD, rested_s=90.0, unreadable_because="damaged.", unreadable_s=75.0),
-            "etl has it and cannot read on, for 75 s now: damaged", f"{QUOTED} --stream 12 --to-offset OFFSET",
+            Reason.UNREADABLE, LED,
+            replace(HELD, rested_s=90.0, unreadable_because="the block that ends before offset 9.", unreadable_s=75.0),
+            "etl has it and cannot read on, for 75 s now: the block", f"{QUOTED} --stream 12 --to-offset OFFSET",
         ),
+        (Reason.UNREADABLE, LED, replace(HELD, unreadable_because="it is away"), "is away", "goes on when"),
         (
-            Reason.UNREADABLE, replace(LED, atomic=True), replace(HELD, waits_for=FRONT, unreadable_because="away"),
+            Reason.UNREADABLE, replace(LED, atomic=True),
+            replace(HELD, waits_for=FRONT, unreadable_because="ends before offset 9"),
             "cannot read on", f"groups reset {QUOTED} --to-epoch EPOCH",
         ),
         (Reason.EPOCHS, LED, replace(HELD, waits_for=FRONT), "space orders from 7 on", "publisher.advance"),

@@ -6,7 +6,7 @@ import pytest
 
 from borrower.handler import Handler
 from borrower.machine.events import Install, Progressed
-from borrower.trouble import LASTING_S, Trouble
+from borrower.trouble import AGAIN_S, LASTING_S, Trouble
 from protocol.codec import MalformedMessage, decode_to_leader, encode_to_leader
 from protocol.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
 from protocol.messages import MAX_TROUBLE, Grant, Held, StreamProgress, UpdateProgress
@@ -27,7 +27,14 @@ def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> No
     assert trouble.told == str(problem)
     assert trouble.over()
     assert (trouble.said, trouble.told, trouble.over()) == ("", "", False)
-    assert trouble.met(problem, 30.0)
+
+
+def test_what_comes_and_goes_is_told_now_and_then() -> None:
+    trouble, told = Trouble(), 0
+    for turn in range(60):
+        told += trouble.met((UNREAD, DAMAGED, AWAY)[turn % 3], 10.0 * turn)
+        trouble.over()
+    assert told == 600 / AGAIN_S
 
 
 def test_a_place_is_told_of_when_it_stays_away() -> None:
@@ -43,7 +50,8 @@ def test_other_words_for_the_same_trouble_are_no_news_and_another_trouble_is() -
     assert trouble.met(PayloadUnreadable("request 1 failed"), 0.0)
     assert not trouble.met(PayloadUnreadable("request 2 failed"), 10.0)
     assert (trouble.said, trouble.told) == ("request 2 failed", "request 1 failed")
-    assert trouble.met(DAMAGED, 20.0)
+    assert not trouble.met(DAMAGED, 20.0)
+    assert trouble.met(DAMAGED, AGAIN_S)
     assert trouble.told == "damaged."
 
 
