@@ -87,5 +87,7 @@ class _Conversion:
         several = param.multiple or param.nargs == -1
         if value is None:
             return () if several else None
-        is_text = param.type_descriptor.annotation is str and param.type_descriptor.parameter_info.parser is None
+        wanted = getattr(param, "type_descriptor", None)  # of another version of typer nothing is known here
+        info = getattr(wanted, "parameter_info", None)
+        is_text = getattr(wanted, "annotation", None) is str and getattr(info, "parser", self) is None
         return value if is_text and isinstance(value, str) else self._make().coerce(value, param=param, ctx=ctx)
