@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from shlex import quote
 from typing import Any
 
 import psycopg
@@ -232,8 +233,8 @@ def _blocked(connection: Connection) -> Finding:
     if rows:
         name, stream_id = rows[0]
         said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream in rows])}"
-        again = f"sublet groups reset '{name}' --stream {stream_id} --to-current"
-        hint = f"sublet groups why '{name}' says why, {again} tries once more."
+        again = f"sublet groups reset {quote(name)} --stream {stream_id} --to-current"
+        hint = f"sublet groups why {quote(name)} says why, {again} tries once more."
         return Finding("streams", State.ERROR, said, hint)
     return Finding("streams", State.OK, "none is blocked")
 
@@ -246,7 +247,7 @@ def _unreadable(connection: Connection) -> Finding:
     if rows:
         said = f"{len(rows)} streams cannot be read on by who holds them: "
         said += _some([f"{stream} of {group}" for group, stream in rows])
-        return Finding("reading", State.ERROR, said, f"sublet groups why '{rows[0][0]}' says why, and what helps.")
+        return Finding("reading", State.ERROR, said, f"sublet groups why {quote(rows[0][0])} says why, and what helps.")
     return Finding("reading", State.OK, "no holder of a stream says that it cannot read on")
 
 
@@ -256,7 +257,9 @@ def _paused(connection: Connection) -> Finding:
     ).fetchall()
     if rows:
         said = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
-        return Finding("pauses", State.WARNING, said, f"Where it is not meant: sublet groups resume '{rows[0][0]}'")
+        return Finding(
+            "pauses", State.WARNING, said, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
+        )
     return Finding("pauses", State.OK, "no group is paused")
 
 
@@ -265,7 +268,7 @@ def _lag(connection: Connection) -> Finding:
     if total:
         said = f"{total} groups have messages and nobody who holds a stream: "
         said += _some([f"{name} ({lag})" for name, lag in waiting], total)
-        hint = f"Start their consumers, or see what keeps them: sublet groups why '{waiting[0][0]}'"
+        hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
         return Finding("lag", State.WARNING, said, hint)
     return Finding("lag", State.OK, "no group has messages that nobody is there for")
 

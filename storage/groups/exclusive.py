@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from shlex import quote
 from typing import Final
 
 from protocol.errors import Conflict
@@ -55,6 +56,6 @@ def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] 
     end = f" If that machine is gone: select pg_terminate_backend({pid})." if pid is not None else ""
     return Conflict(
         f"{group.subscription}: it is being reset already{by}{since}{what}; nothing was changed. Wait for the end of "
-        f"that, see where the group is then (`sublet groups describe '{group.subscription}'`), and reset it again if "
-        f"need be.{end}"
+        f"that, see where the group is then (`sublet groups describe {quote(str(group.subscription))}`), and reset "
+        f"it again if need be.{end}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from protocol.errors import Conflict, LostLeadership, NotFound, UndeclaredQueue
@@ -16,7 +17,7 @@ def undeclared(subscription: Subscription) -> UndeclaredQueue:
     """A queue that nobody declared."""
     return UndeclaredQueue(
         f"{subscription}: a queue keeps messages for consumers that are yet to come, so it is declared before it is"
-        f" used. Run: sublet groups create '{subscription}'"
+        f" used. Run: sublet groups create {quote(str(subscription))}"
     )
 
 
@@ -32,7 +33,7 @@ def no_such_stream(subscription: Subscription, stream_id: int) -> NotFound:
     """A stream that the group does not have."""
     return NotFound(
         f"stream {stream_id} is none of {subscription}, or retention has taken it. "
-        f"`sublet groups describe '{subscription}'` lists its streams."
+        f"`sublet groups describe {quote(str(subscription))}` lists its streams."
     )
 
 
@@ -45,8 +46,8 @@ def same_options(group: Group, options: GroupOptions) -> Group:
         )
         raise Conflict(
             f"{group.subscription} exists as group {group.group_id} with other options: {differing}."
-            f" Use it as it is, or lose the progress made: `sublet groups delete '{group.subscription}'`, and create it"
-            " again."
+            f" Use it as it is, or lose the progress made: `sublet groups delete {quote(str(group.subscription))}`, and "
+            "create it again."
         )
     return group
 

@@ -108,6 +108,13 @@ class _Planned:
     has_epochs: bool | None
     after: int | None
 
+    @property
+    def is_passed(self) -> bool:
+        """It ended before the group began, or is empty, and is to stay where it is. What came later and has ended since
+        is not: it would be given from its beginning once somebody leads."""
+        would_be_given = self.is_later and self.head > 0
+        return self.status is None and self.is_closed and self.after == self.head and not would_be_given
+
     def move(self, after: int) -> Move:
         would_be_at = (0 if self.is_later else after) if self.before is None else self.before
         again, skipped = max((self.before or 0) - after, 0), max(after - would_be_at, 0)
@@ -142,7 +149,7 @@ def plan(connection: Connection, group: Group, target: Target, streams: Collecti
     for move, row in placed:
         _check_place(move, row.is_gone)
     _check_numbers(connection, target, [move.stream_id for move, _ in placed])
-    return tuple(move for move, row in placed if not (row.status is None and row.is_closed and move.after == row.head))
+    return tuple(move for move, row in placed if not row.is_passed)
 
 
 def _check_place(move: Move, is_gone: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -138,7 +139,8 @@ def _check_same(group: Group, has: Progress, wanted: Progress, file: Path) -> No
         return
     raise Conflict(
         f"{group.subscription} exists, and is elsewhere than {file} says, in {len(differing)} streams; the first is "
-        f"{differing[0]}. To go back to the file: sublet groups reset '{group.subscription}' --from-file {file}"
+        f"{differing[0]}. To go back to the file: sublet groups reset {quote(str(group.subscription))} "
+        f"--from-file {file}"
     )
 
 

@@ -72,7 +72,7 @@ def drop(
                 return 1
             drop_space(connection, name, None if force or keep else check_unused, ends=not keep)
             tell_now(database.url, snapshot.spaces(connection))
-    _answer(cli, space, found, others, dry_run, keep)
+    _answer(cli, space, found, others, dry_run, force, keep)
     return 0
 
 
@@ -86,11 +86,16 @@ def _check_keep(space: Space, force: bool) -> None:
         )
 
 
-def _answer(cli: Cli, space: Space, found: Uses, others: list[Space], dry_run: bool, keep: bool) -> None:
+def _answer(cli: Cli, space: Space, found: Uses, others: list[Space], dry_run: bool, force: bool, keep: bool) -> None:
     names = [other.name for other in others]
     if cli.json:
         told: dict[str, Any] = {"space_id": space.space_id, "name": space.name, "dropped": not dry_run, "kept": keep}
         cli.emit({**told, **asdict(found), "topics_go_to": names})
+        return
+    if dry_run and not (force or keep) and found.told():
+        cli.say(
+            f"It would be refused: {space.name} is in use. With --keep nothing is lost; --force ends what it holds."
+        )
         return
     would = "would be" if dry_run else "is"
     cli.say(f"The space {space.name} {would} dropped. Its topics {'would ' * dry_run}go on in {', '.join(names)}.")

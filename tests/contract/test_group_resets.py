@@ -186,6 +186,27 @@ def test_what_would_have_been_given_and_is_not_counts_as_skipped_in_streams_that
 
 
 @pytest.mark.conforms("A4")
+def test_streams_that_came_later_and_have_ended_since_are_not_given_behind_a_reset_to_the_end(
+    postgres: PostgresWorld,
+) -> None:
+    world = postgres
+    (first,) = world.add_space()
+    group = world.declare()
+    (second,) = world.rollover(1)
+    world.append(second, 100)
+    (third,) = world.rollover(1)
+    world.append(third, 50)
+    moves = resets.plan(world.connection, group, Target.latest())
+    assert {move.stream_id: move.skipped for move in moves} == {first: 0, second: 100, third: 50}
+    reset(world, group, Target.latest())
+    term = world.lead(group)
+    world.write(group, term, renew=True)
+    assert {stream: position for stream, (_, position) in places(world, group).items()} == {
+        first: 0, second: 100, third: 50,
+    }  # fmt: skip
+
+
+@pytest.mark.conforms("A4")
 def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> None:
     world = postgres
     (stream,) = world.add_space()

@@ -100,6 +100,8 @@ def test_a_space_that_is_used_is_not_dropped_without_force(
     with Publisher(database, producer="till") as publisher:
         publisher.publish("orders/eu", b"x")
     refused(shell.run(*DROP, "--yes"), 4, "it holds 1 messages", used, "producers publish to it: till")
+    assert "It would be refused" in shell.run(*DROP, "--dry-run").err
+    assert "would be dropped" in shell.run(*DROP, "--dry-run", "--force").err
     told = done(shell.run(*DROP, "--dry-run", "--json"))
     assert (told["dropped"], told["messages"], told["producers"]) == (False, 1, ["till"])
     assert [group["subscription"] for group in told["groups"]] == [ALL, "$queue/jobs/orders/+/x"]
