@@ -46,8 +46,8 @@ def same_options(group: Group, options: GroupOptions) -> Group:
         )
         raise Conflict(
             f"{group.subscription} exists as group {group.group_id} with other options: {differing}."
-            f" Use it as it is, or lose the progress made: `sublet groups delete {quote(str(group.subscription))}`, and "
-            "create it again."
+            " Use it as it is, or lose the progress made: "
+            f"`sublet groups delete {quote(str(group.subscription))}`, and create it again."
         )
     return group
 
