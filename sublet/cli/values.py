@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,7 +120,7 @@ def fine_seconds(text: str) -> float:
     wanted = text.strip()
     found = _DURATION.fullmatch(wanted)
     if found is not None:
-        return float(Fraction(found[1]) * _UNITS[found[2]])
+        return round(float(found[1]) * _UNITS[found[2]], 6)
     if wanted == "0":
         return 0.0
     if wanted.isascii() and wanted.isdigit():
