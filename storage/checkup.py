@@ -264,10 +264,9 @@ def _paused(connection: Connection) -> Finding:
 
 
 def _lag(connection: Connection) -> Finding:
-    total, waiting = unattended(connection, MOST_NAMED)
-    if total:
-        said = f"{total} groups have messages and nobody who holds a stream: "
-        said += _some([f"{name} ({lag})" for name, lag in waiting], total)
+    if waiting := unattended(connection):
+        said = f"{len(waiting)} groups have messages and nobody who holds a stream: "
+        said += _some([f"{name} ({lag})" for name, lag in waiting])
         hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
         return Finding("lag", State.WARNING, said, hint)
     return Finding("lag", State.OK, "no group has messages that nobody is there for")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from psycopg.rows import class_row
 
 from storage.groups.channel import Connection
-from storage.groups.overview import SEEN
+from storage.groups.overview import SEEN, held_by_nobody
 
 _LENDINGS = f"""
 with line as (select * from lending where group_id = any(%(groups)s::bigint[])),
@@ -31,16 +31,6 @@ _ALL = f"""
 with line as (select l.* from lending l join consumer_group g using (group_id) where g.deleted_at is null),
 {SEEN}
 select group_id, case when count(lag) = count(*) then sum(lag)::bigint end from seen group by group_id"""
-
-_UNATTENDED = f"""
-with line as (
-  select l.* from lending l join consumer_group g using (group_id)
-   where g.deleted_at is null and not g.orders ? 'paused'
-     and not exists (select from lending k where k.group_id = g.group_id and k.status = 'held')),
-{SEEN}
-select '$' || g.kind || '/' || g.name || '/' || g.filter, sum(lag)::bigint, count(*) over ()
-  from seen join consumer_group g using (group_id) where lag > 0
- group by g.group_id order by 2 desc, 1 limit %(most)s"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +76,11 @@ def all_lags(connection: Connection) -> dict[int, int | None]:
     return dict(connection.execute(_ALL).fetchall())
 
 
-def unattended(connection: Connection, most: int) -> tuple[int, list[tuple[str, int]]]:
-    """How many groups that are not paused have messages and nobody who holds a stream, and the `most` of them that are
-    furthest behind, (subscription, lag)."""
-    rows = connection.execute(_UNATTENDED, {"most": most}, prepare=False).fetchall()
-    return rows[0][2] if rows else 0, [(name, lag) for name, lag, _ in rows]
+def unattended(connection: Connection) -> list[tuple[str, int]]:
+    """(subscription, lag) of groups that are not paused and have messages and nobody who holds a stream, the furthest
+    behind first. Streams that no leader has noticed yet count, as nobody may lead such a group."""
+    found = ((each.group.subscription, each.counts.known_lag) for each in held_by_nobody(connection))
+    return sorted((each for each in found if each[1]), key=lambda each: (-each[1], each[0]))
 
 
 def summed(lines: Sequence[StreamLag]) -> list[StatusLag]:

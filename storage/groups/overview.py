@@ -253,6 +253,11 @@ select {COLUMNS}, count(*) over () from {TABLES}
  where g.deleted_at is null and (led.expires_at is null or led.expires_at <= clock_timestamp())
  order by g.group_id limit %(most)s"""
 
+_UNHELD = f"""
+select {COLUMNS} from {TABLES}
+ where g.deleted_at is null and not g.orders ? 'paused'
+   and not exists (select from lending k where k.group_id = g.group_id and k.status = 'held')"""
+
 # What a CTE `line` of lending rows comes to beside their streams: the rule of what lag is, and where it is unknown.
 SEEN = """seen as (
   select line.*, s.space_id, s.generation_id, s.head, s.state, n.state = 'gone' as gone,
@@ -327,6 +332,12 @@ def list_groups(connection: Connection) -> tuple[Overview, ...]:
     """All groups that are not deleted, by name, without their single streams."""
     with one_instant(connection):
         return overviews(connection, connection.execute(_GROUPS).fetchall(), are_all=True)
+
+
+def held_by_nobody(connection: Connection) -> tuple[Overview, ...]:
+    """Groups that are not paused and of which nobody holds a stream."""
+    with one_instant(connection):
+        return overviews(connection, connection.execute(_UNHELD).fetchall())
 
 
 def led_by_nobody(connection: Connection, most: int) -> tuple[tuple[Overview, ...], int]:

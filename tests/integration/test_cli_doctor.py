@@ -20,6 +20,7 @@ from storage.groups.orders import Pause
 from storage.groups.postgres import PostgresGroups
 from storage.nodes import register
 from storage.publish import Publisher
+from storage.spaces import rollover
 from tests.integration.cli_kit import a_shell
 from tests.kit import eventually
 
@@ -100,6 +101,10 @@ def test_groups_whose_messages_wait_while_nobody_is_there_are_named(
     conn.execute("update lending set status = 'held', grant_id = 1 where stream_id = 1")
     assert is_well(found(conn, "lag")), "somebody is there, and may take the others"
     conn.execute("update lending set status = 'free'")
+    rollover(conn, "default")
+    with Publisher(database) as publisher:
+        publisher.publish("orders/eu", b"2").result(10)
+    assert "$share/g/# (2)" in found(conn, "lag").found, "no leader has noticed the new streams, and none will"
     store.instruct(GROUP, Pause())
     assert is_well(found(conn, "lag")), "that it is paused is told elsewhere"
 
