@@ -101,11 +101,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     async def close(self) -> None:
         """After the gRPC server was stopped: let go of the database."""
         await self.watch.close()
-        await ended("closing the feed's connections", self._let_go)
-
-    def _let_go(self) -> None:
-        for pool in (self._writing, self._reading, self._watching):
-            pool.close()
+        pools = (self._writing, self._reading, self._watching)
+        await asyncio.gather(*(ended("closing the feed's connections", pool.close) for pool in pools))
 
     # --- the service ---
 
