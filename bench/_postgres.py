@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Identifier
 
 from storage.embedded import EmbeddedPostgres
 from storage.migrate import migrate
 
 
 @contextmanager
-def server(address: str | None = None, password: str = "") -> Iterator[str]:
-    """Its URL. `address`: where it listens besides, for clients that know no Unix sockets, and what they say there."""
+def server(settings: Mapping[str, str] | None = None, password: str = "") -> Iterator[str]:
+    """Its URL. `settings`: of Postgres, beside those of the embedded server. `password`: for clients that know no Unix
+    sockets, where it listens at an address as well."""
     directory = Path(tempfile.mkdtemp(prefix="sublet-bench-"))
     directory.chmod(0o755)
     try:
-        if address is not None:
+        if settings:
             with EmbeddedPostgres(directory / "data") as server, psycopg.connect(server.url, autocommit=True) as conn:
-                conn.execute(SQL("alter system set listen_addresses = {}").format(address))
+                for name, value in settings.items():
+                    conn.execute(SQL("alter system set {} = {}").format(Identifier(name), value))
                 conn.execute(SQL("alter role current_user password {}").format(password))
         with EmbeddedPostgres(directory / "data") as server:
             yield server.url
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def quarter_of_memory() -> str:
+    """What Postgres's documentation advises for `shared_buffers`; the embedded server has less, as a guest."""
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return f"{pages * page_bytes // 4 >> 20}MB"
 
 
 @contextmanager

@@ -33,7 +33,8 @@ TASKS = {"minPartitions": str(SLOTS), "maxPartitions": str(SLOTS)}
 """As many as the source with ready batches has."""
 OF_CEILING, TIMES_ROWS, OF_PLAIN, MICRO_BATCH = 0.8, 5.0, 0.8, 1.15
 PROSE = """{rows:,} messages of {value} bytes, each with a key and one of two topics, over {streams} streams, in blocks
-of about {sizes}, are read from Postgres into Spark's sink that takes everything; Spark has {slots} slots and its own
+of about {sizes}, are read from Postgres into Spark's sink that takes everything; `shared_buffers` of Postgres is
+{shared_buffers}, a quarter of the machine's memory as its documentation advises; Spark has {slots} slots and its own
 defaults, and of our options `minPartitions` and `maxPartitions` say {slots}. Medians over {rounds} rounds in which all
 contenders take turns; a first round does not count, for Java compiles in it. *stream* is `readStream.format("sublet")`
 with all its columns, by Trigger.AvailableNow in micro-batches of {batch_rows:,}: from the beginning of the second to
@@ -181,7 +182,9 @@ def main(arguments: list[str] | None = None) -> None:
     with contextlib.ExitStack() as opened:
         place = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
         place.chmod(0o755)
-        server = opened.enter_context(postgres.server(None if jar is None else ADDRESS, PASSWORD))
+        tuned = {"shared_buffers": postgres.quarter_of_memory()}
+        tuned |= {} if jar is None else {"listen_addresses": ADDRESS}
+        server = opened.enter_context(postgres.server(tuned, PASSWORD))
         stored = [
             Stored(postgres.database(server, 2 * n + 1), options.rows, options.streams, block)
             for n, block in enumerate(options.blocks)
@@ -249,7 +252,8 @@ def _claims(blocks: list[int], way: str) -> list[Claim]:
 
 def _tell(options: argparse.Namespace, series: Series, figures: list[Beside], way: str) -> None:
     names = ("rows", "batch_rows", "table_rows", "streams", "blocks", "rounds", "micro_batches", "warm_up", "conf")
-    settings = {name: getattr(options, name) for name in names} | {"value_bytes": VALUE_BYTES, "table_read_by": way}
+    settings = {name: getattr(options, name) for name in names}
+    settings |= {"value_bytes": VALUE_BYTES, "table_read_by": way, "shared_buffers": postgres.quarter_of_memory()}
     section = report.write("spark", settings, series, _claims(options.blocks, way), options.json, figures)
     sizes = " or ".join(f"{block:,}" for block in options.blocks)
     words = {"value": VALUE_BYTES, "slots": SLOTS, "arrow_rows": ARROW_ROWS, "way": way, "sizes": sizes}
