@@ -78,13 +78,14 @@ def _paused(group: GroupState, stream: StreamState) -> str:
 
 def _no_node(group: GroupState, stream: StreamState) -> str:
     if group.draining:
-        return f"nobody leads the group, and all nodes that are there ({group.draining}) drain"
+        return f"nobody leads the group, and all nodes that are there drain: {', '.join(group.draining)}"
     return "nobody leads the group, and no node is there"
 
 
 def _start_node(group: GroupState, stream: StreamState) -> str:
     if group.draining:
-        return "Start another node, sublet leader --name ANOTHER, or let one lead again: sublet nodes drain NAME --undo"
+        undo = f"sublet nodes drain {shlex.quote(group.draining[0])} --undo"
+        return f"Start another node, sublet leader --name ANOTHER, or let one lead again: {undo}"
     return "Start one: sublet leader"
 
 

@@ -66,7 +66,7 @@ def test_from_nobody_there_to_everything_consumed(world: World, streams: tuple[i
     world.store.release(NODE, {world.group: world.term})
     assert world.why()[second] is Reason.NO_LEADER
     world.conn.execute("update node set draining = true")
-    assert world.because(second) == "nobody leads the group, and all nodes that are there (1) drain"
+    assert world.because(second) == "nobody leads the group, and all nodes that are there drain: n1"
 
 
 @pytest.mark.conforms("A7")
