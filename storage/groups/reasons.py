@@ -6,6 +6,7 @@ its group, and that before what single streams wait for.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from storage.groups.standing import GroupState, Reason, StreamState
 
 QUIET_S = 10.0
 """A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
+
+# What holders say of a block that cannot be had (`storage.payloads.outside`). A place that is away has none, and loses
+# nothing.
+_END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +119,12 @@ def _unreadable(group: GroupState, stream: StreamState) -> str:
 
 def _make_readable(group: GroupState, stream: StreamState) -> str:
     again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
-    if "ends before offset" not in (stream.unreadable_because or ""):
-        return again  # a place is away, and nothing is lost
+    end = _END_OF_BLOCK.search(stream.unreadable_because or "")
+    if end is None:
+        return again
     if group.atomic:
         return f"{again} To go past what is lost for good: sublet groups reset {_quoted(group)} --to-epoch EPOCH"
-    past = f"{_reset(group, stream, '--to-offset OFFSET')}, where OFFSET is the one that the block ends before."
-    return f"{again} To go past what is lost for good: {past}"
+    return f"{again} To go past what is lost for good: {_reset(group, stream, f'--to-offset {end[1]}')}"
 
 
 def _reserved(group: GroupState, stream: StreamState) -> str:
