@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from protocol.errors import PayloadUnavailable
-from protocol.messages import MAX_TROUBLE
+from protocol.messages import MAX_TROUBLE, StreamProgress
 
 LASTING_S = 10.0
 """A place that is away for less than this is not worth a line in the group's history for each stream that waits."""
 
 AGAIN_S = 60.0
 """What comes and goes is told no more often than so: each time is two lines of history."""
+
+MOST_TOLD_BYTES = 512 * 1024
+"""Of troubles in one message: a place that is away may be that of all of a member's streams, and a message that is too
+large for a node ends the connection."""
 
 
 @dataclass(slots=True)
@@ -40,6 +45,20 @@ class Trouble:
         """It can be read on; whether the leader is to be told."""
         was_told, self.said, self.told, self._kind = bool(self.told), "", "", None
         return was_told
+
+
+def parcels(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamProgress, ...]]:
+    """The same, in order, in as few messages as their troubles fit into."""
+    parcel, size = list[StreamProgress](), 0
+    for each in streams:
+        more = len(each.trouble.encode())
+        if parcel and size + more > MOST_TOLD_BYTES:
+            yield tuple(parcel)
+            parcel, size = [], 0
+        parcel.append(each)
+        size += more
+    if parcel:
+        yield tuple(parcel)
 
 
 def _plain(text: str) -> str:

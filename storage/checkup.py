@@ -171,17 +171,25 @@ def _notifications(connection: Connection) -> Finding:
 
 
 def _nodes(connection: Connection, protocol_version: int) -> Finding:
-    nodes = [each for each in list_nodes(connection) if each.remaining_s > 0 and not each.draining]
+    live = [each for each in list_nodes(connection) if each.remaining_s > 0]
+    nodes, drained = [each for each in live if not each.draining], [each.node.name for each in live if each.draining]
+    undo = f"sublet nodes drain {quote(drained[0])} --undo" if drained else None
+    if not nodes and undo:
+        said = f"no node is there that may lead: an operator has drained {_some(drained)}"
+        hint = f"Let it lead again, {undo}, or start another: sublet leader --name ANOTHER --listen HOST:PORT"
+        return Finding("nodes", State.ERROR, said, hint)
     if not nodes:
-        return Finding("nodes", State.ERROR, "no leader node is there that does not drain", "Start one: sublet leader")
+        return Finding("nodes", State.ERROR, "no leader node is there", "Start one: sublet leader")
     versions = [(each.node.name, each.protocol_version) for each in nodes]
     others = [f"{name} ({version})" for name, version in versions if version != protocol_version]
     if others:
         said = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
         return Finding("nodes", State.ERROR, said, "Bring all to the same release of sublet.")
     said = f"{len(nodes)}: {_some([name for name, _ in versions])}"
+    said += f"; drained: {_some(drained)}" if drained else ""
     if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
+        hint += f", or let a drained one lead again: {undo}" if undo else ""
         return Finding("nodes", State.WARNING, f"{said}; nobody takes over from it", hint)
     return Finding("nodes", State.OK, said)
 
@@ -191,7 +199,7 @@ def _housekeeping(connection: Connection) -> Finding:
     leader = leadership.look(connection, (MAINTENANCE,), None).get(MAINTENANCE)
     if leader is not None and leader.remaining_s > 0:
         return Finding("housekeeping", State.OK, f"by {leader.node.name}")
-    hint = "A node takes it within its lease. If it stays so, look into the log of the nodes."
+    hint = "A node that does not drain takes it within its lease. If it stays so, look into the log of the nodes."
     return Finding("housekeeping", State.WARNING, "nobody does it at present", hint)
 
 
@@ -220,7 +228,7 @@ def _unled(connection: Connection) -> Finding:
     found = unled(connection)
     if found.total:
         said = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"
-        hint = "One is elected within its lease if a node is there, and as soon as a consumer asks."
+        hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
         return Finding("groups", State.WARNING, said, hint)
     return Finding("groups", State.OK, "each that has consumers is led")
 

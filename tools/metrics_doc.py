@@ -51,6 +51,7 @@ What is worth an alert:
 | `sublet_check{check="lease"} == 0` | the database answers a node, and does not grant it a lease |
 | `max(sublet_groups_without_leader) > 0` for longer than a lease | consumers wait for a leader |
 | `sublet_consumergroup_known_lag_sum > 0 and sublet_consumergroup_members == 0` for long | nobody consumes what waits |
+| `sublet_consumergroup_stuck_streams > 0` | a payload outside of Postgres is damaged or away, and messages wait |
 | `sublet_consumergroup_unknown_lag_streams > 0` | a stream is blocked, or behind what is kept |
 | `increase(sublet_lending_events_total{forced="true"}[5m]) > 0` | messages may have been seen twice |
 | `increase(sublet_broken_rules_total[1h]) > 0` | a mistake of sublet's own: please report it |

@@ -25,6 +25,7 @@ from borrower.machine.events import (
 from borrower.machine.streams import Stream, Streams
 from borrower.machine.table import MOVES, TABLE, Kind, Status, StreamStatus
 from borrower.settings import BorrowerSettings
+from borrower.trouble import parcels
 from protocol.messages import (
     Disconnect,
     EndReason,
@@ -383,7 +384,8 @@ class Borrower:
         chosen = tuple(streams)
         for stream in chosen:
             stream.sent_at, stream.sent_trouble = now, stream.trouble
-        self._send(UpdateProgress(self.borrower_id, self.term, tuple(s.progress() for s in chosen)))
+        for parcel in parcels(s.progress() for s in chosen):
+            self._send(UpdateProgress(self.borrower_id, self.term, parcel))
         self._report_at = min(self._report_at, now + self.settings.resend_s)
 
     def _report(self, now: float) -> None:
@@ -448,7 +450,7 @@ class Borrower:
         complete = all(s.final for s in self.streams)
         if not complete and self._final_by is not None and now < self._final_by:
             return
-        self._send(Disconnect(self.borrower_id, self.term, tuple(s.progress() for s in self.streams)))
+        self._send(Disconnect(self.borrower_id, self.term, tuple(s.last_word() for s in self.streams)))
         self._final_by, self._farewell_at = None, now + self.settings.resend_s
 
     def _say_farewell(self, _: object, now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from borrower.machine.table import StreamStatus
 from protocol.epochs import ConsumedFrontier
@@ -72,6 +72,10 @@ class Stream:
             self.in_doubt,
             self.trouble,
         )
+
+    def last_word(self) -> StreamProgress:
+        """What to say on leaving, of all streams in one message: that they could not be read on matters no more."""
+        return replace(self.progress(), trouble="")
 
 
 class Streams:

@@ -87,6 +87,10 @@ class Slots:
         for row in rows:
             self.note(row, now)
 
+    def stuck(self) -> int:
+        """How many have a holder who cannot read on."""
+        return sum(slot.assignment is not None and slot.assignment.trouble != "" for slot in self._slots.values())
+
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots.values())
 

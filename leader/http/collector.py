@@ -157,6 +157,7 @@ def _unled(add: Callable[..., None], overview: Overview) -> None:
     name, counts = overview.group.subscription, overview.counts
     add(families.MEMBERS, 0, name)
     add(families.PAUSED, overview.group.orders.paused is not None, name)
+    add(families.STUCK, counts.stuck, name)
     for status, count in counts.statuses.items():
         add(families.STREAMS, count, name, status)
     _sums(add, name, counts.known_lag, counts.largest, counts.unknown)
@@ -166,6 +167,7 @@ def _memory(add: Callable[..., None], name: str, leader: GroupLeader) -> None:
     add(families.MEMBERS, len(leader.members), name)
     add(families.PAUSED, leader.orders.paused is not None, name)
     add(families.TERM, leader.term, name)
+    add(families.STUCK, leader.slots.stuck(), name)
 
 
 def _offsets(add: Callable[..., None], names: Mapping[int, str], lags: Lags) -> None:

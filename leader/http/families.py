@@ -76,6 +76,11 @@ LAG_SUM = _gauge("consumergroup_lag_sum", "A group's whole lag. Absent while a p
 LAG_KNOWN = _gauge("consumergroup_known_lag_sum", "The lag of those streams whose lag is known.", "group")
 LAG_MAX = _gauge("consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group")
 UNKNOWN = _gauge("consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "group")
+STUCK = _gauge(
+    "consumergroup_stuck_streams",
+    "Streams of the group whose holders cannot read on: what comes next lies outside of Postgres, damaged or away.",
+    "group",
+)
 STREAMS = _gauge("consumergroup_streams", "Streams of the group by the status of their rows.", "group", "status")
 MEMBERS = _gauge(
     "consumergroup_members", "Consumers that are connected to the group's leader; 0 of a group that has none.", "group"

@@ -36,6 +36,7 @@ def summary(overview: Overview) -> dict[str, Any]:
         "lag": overview.lag,
         "known_lag": overview.known_lag,
         "streams_of_unknown_lag": overview.unknown,
+        "stuck_streams": overview.counts.stuck,
     }
 
 
@@ -66,9 +67,12 @@ def state(overview: Overview) -> str:
     """How the group is, in a word or two."""
     if overview.group.orders.paused is not None:
         return "paused"
-    if not overview.led:
-        return "no leader"
-    return "consuming" if overview.statuses.get("held") else "no member"
+    held = overview.statuses.get("held", 0) > 0
+    if not overview.led:  # which only consumers miss
+        return "no leader" if held else "no consumers"
+    if overview.counts.stuck:
+        return "stuck"
+    return "consuming" if held else "no member"
 
 
 def leader(overview: Overview) -> dict[str, Any] | None:

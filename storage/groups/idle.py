@@ -87,13 +87,13 @@ def why(
 
 def _group_state(connection: Connection, overview: Overview) -> GroupState:
     leader, live = overview.leader, [each for each in list_nodes(connection) if each.remaining_s > 0]
-    draining = sum(each.draining for each in live)
+    draining = tuple(each.node.name for each in live if each.draining)
     return GroupState(
         subscription=overview.group.subscription,
         paused=overview.group.orders.paused,
         led_by=leader.node if leader and overview.led else None,
         last_led_by=leader.node if leader else None,
-        nodes=len(live) - draining,
+        nodes=len(live) - len(draining),
         draining=draining,
         held=overview.statuses.get("held", 0),
         skips_gone=overview.group.options.when_gone is WhenGone.SKIP,

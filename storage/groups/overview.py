@@ -112,15 +112,16 @@ class EpochsLine:
 @dataclass(frozen=True, slots=True)
 class Counts:
     """A group's streams in numbers: {status: how many}; the lag of those whose lag is known, together and at most
-    (None: of none), and how many others."""
+    (None: of none), and how many others; and how many there are whose holders cannot read on."""
 
     statuses: dict[str, int]
     known_lag: int
     largest: int | None
     unknown: int
+    stuck: int
 
 
-NO_STREAMS = Counts({}, 0, None, 0)
+NO_STREAMS = Counts({}, 0, None, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,10 +291,18 @@ with line as (
 
 _STATUSES = sorted((*LendingStatus, NEW))
 
-_COUNTS = f"""{_LINES}
-select group_id, coalesce(sum(lag), 0)::bigint, max(lag), count(*) filter (where lag is null),
-       {", ".join(f"count(*) filter (where status = '{status}')" for status in _STATUSES)}
-  from seen group by group_id"""
+_COUNTS = f"""{_LINES}, sums as (
+  select group_id, coalesce(sum(lag), 0)::bigint as lag, max(lag) as largest,
+         count(*) filter (where lag is null) as unknown,
+         {", ".join(f'count(*) filter (where status = $${status}$$) as "{status}"' for status in _STATUSES)}
+    from seen group by group_id
+), stuck as (
+  select group_id, count(*) as stuck
+    from ({UNREADABLE_NOW.format(groups="(%(groups)s::bigint[] is null or h.group_id = any(%(groups)s::bigint[]))")}) u
+   group by group_id
+)
+select group_id, lag, largest, unknown, coalesce(stuck, 0), array[{", ".join(f'"{status}"' for status in _STATUSES)}]
+  from sums left join stuck using (group_id)"""
 
 _STREAMS = (
     _LINES
@@ -389,8 +398,8 @@ def overviews(connection: Connection, rows: Sequence[Sequence[Any]], are_all: bo
     if are_all:
         parameters["groups"] = None
     counts = {
-        group_id: Counts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, lag, largest, unknown)
-        for group_id, lag, largest, unknown, *streams in connection.execute(
+        group_id: Counts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, *lags)
+        for group_id, *lags, streams in connection.execute(
             _COUNTS.encode(), parameters, prepare=False, binary=True
         ).fetchall()
     }

@@ -6,6 +6,7 @@ its group, and that before what single streams wait for.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from storage.groups.standing import GroupState, Reason, StreamState
 
 QUIET_S = 10.0
 """A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
+
+# What holders say of a block that cannot be had (`storage.payloads.outside`). A place that is away has none, and loses
+# nothing.
+_END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,14 @@ def _paused(group: GroupState, stream: StreamState) -> str:
 
 def _no_node(group: GroupState, stream: StreamState) -> str:
     if group.draining:
-        return f"nobody leads the group, and all nodes that are there ({group.draining}) drain"
+        return f"nobody leads the group, and all nodes that are there drain: {', '.join(group.draining)}"
     return "nobody leads the group, and no node is there"
 
 
 def _start_node(group: GroupState, stream: StreamState) -> str:
     if group.draining:
-        return "Start another node, sublet leader --name ANOTHER, or let one lead again: sublet nodes drain NAME --undo"
+        undo = f"sublet nodes drain {shlex.quote(group.draining[0])} --undo"
+        return f"Start another node, sublet leader --name ANOTHER, or let one lead again: {undo}"
     return "Start one: sublet leader"
 
 
@@ -113,12 +119,12 @@ def _unreadable(group: GroupState, stream: StreamState) -> str:
 
 def _make_readable(group: GroupState, stream: StreamState) -> str:
     again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
-    if "ends before offset" not in (stream.unreadable_because or ""):
-        return again  # a place is away, and nothing is lost
+    end = _END_OF_BLOCK.search(stream.unreadable_because or "")
+    if end is None:
+        return again
     if group.atomic:
         return f"{again} To go past what is lost for good: sublet groups reset {_quoted(group)} --to-epoch EPOCH"
-    past = f"{_reset(group, stream, '--to-offset OFFSET')}, where OFFSET is the one that the block ends before."
-    return f"{again} To go past what is lost for good: {past}"
+    return f"{again} To go past what is lost for good: {_reset(group, stream, f'--to-offset {end[1]}')}"
 
 
 def _reserved(group: GroupState, stream: StreamState) -> str:

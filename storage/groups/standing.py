@@ -51,14 +51,14 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """`held`: how many of its streams are lent; `nodes`, `draining`: how many nodes could lead it, and may not."""
+    """`held`: how many of its streams are lent; `nodes`: how many nodes could lead it; `draining`: the others."""
 
     subscription: str
     paused: str | None
     led_by: str | None
     last_led_by: str | None
     nodes: int
-    draining: int
+    draining: tuple[str, ...]
     held: int
     skips_gone: bool
     atomic: bool

@@ -24,8 +24,9 @@ def why(
 ) -> None:
     """Say why streams stand still, and what helps.
 
-    All that are not being consumed right now are told of, those with the same reason together. The answer comes
-    from the database: it is there without a leader and without members.
+    All that are not being consumed right now are told of, those with the same reason together; those that are
+    consumed to their ends are counted. The answer comes from the database: it is there without a leader and without
+    members.
 
     Examples:
 
@@ -45,9 +46,24 @@ def why(
         told = {"subscription": str(wanted), "group_id": group.group_id, "consuming": len(at_work)}
         cli.emit({**told, "streams": [_as_json(answer) for answer in answers]})
         return
-    cli.tell([f"Being consumed right now: {len(at_work)} of {len(answers)} streams of {wanted}."])
-    for found in _alike(answers if stream_id is not None else [each for each in answers if each not in at_work]):
-        cli.tell(_prose(found))
+    if stream_id is not None:
+        cli.tell(_prose(answers))
+        return
+    cli.tell([_in_all(str(wanted), answers, len(at_work))])
+    well = (Reason.CONSUMING, Reason.CAUGHT_UP, Reason.FINISHED)
+    for found in _alike([each for each in answers if each.ruling.reason not in well]):
+        cli.tell(["", *_prose(found)])
+
+
+def _in_all(wanted: str, answers: Sequence[Answer], at_work: int) -> str:
+    """A group that is well must not sound ill: nobody is missed where nothing waits."""
+    behind = sum(answer.line.lag != 0 for answer in answers)
+    if behind:
+        where = f"{behind} of {len(answers)} streams of {wanted} are not consumed to their ends"
+        return f"{where}. Being consumed right now: {at_work}."
+    held, finished = (sum(each.line.status == status for each in answers) for status in ("held", "finished"))
+    over = f", closed for good: {finished}" if finished else ""
+    return f"Nothing waits: all {len(answers)} streams of {wanted} are consumed to their ends. Held: {held}{over}."
 
 
 def _alike(answers: Iterable[Answer]) -> Iterator[Sequence[Answer]]:
@@ -67,7 +83,7 @@ def _alike(answers: Iterable[Answer]) -> Iterator[Sequence[Answer]]:
 def _prose(answers: Sequence[Answer]) -> list[str]:
     ruling = answers[0].ruling
     ids = values.ranges(answer.line.stream_id for answer in answers)
-    lines = ["", f"{ruling.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {ruling.because}"]
+    lines = [f"{ruling.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {ruling.because}"]
     return lines if ruling.remedy is None else [*lines, f"  -> {ruling.remedy}"]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 from protocol.epochs import lower_of_json, shown
 from sublet.cli import (
@@ -51,23 +53,30 @@ def list_(cli: Cli) -> None:
         cli.say("There are no groups yet: a $share group comes with its first consumer, or by `sublet groups create`.")
 
 
-def describe(cli: Cli, subscription: GroupName) -> None:
+def describe(
+    cli: Cli,
+    subscription: GroupName,
+    all_: Annotated[bool, typer.Option("--all", help="Finished streams as well; --json always has them.")] = False,
+) -> None:
     """Show a group: its leader, members, streams and lag.
 
     Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
     end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. Members
     that hold no stream stand by; only their leader knows them, and is asked. A blocked stream is lent to nobody, for
     the reason shown: see docs/guarantees.md. One is stuck while its owner cannot read what comes next, for the reason
-    shown. A free stream may be kept for the return of a named session that has left.
+    shown. A free stream may be kept for the return of a named session that has left. Finished streams, which are
+    closed and consumed to their ends, are counted, and shown with --all.
     Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
     twice; of many such moves the 20 newest are shown, and their number is told.
 
-    Example:
+    Examples:
 
     \b
       sublet groups describe '$share/billing/orders/#'
+      sublet groups describe '$share/billing/orders/#' --all
     """
     from storage.groups import as_json
+    from storage.groups.model import LendingStatus
     from storage.groups.overview import describe as look
 
     wanted = named(cli, subscription)
@@ -93,8 +102,14 @@ def describe(cli: Cli, subscription: GroupName) -> None:
                 _owner(line),
             )
             for line in overview.streams
+            if all_ or line.status != LendingStatus.FINISHED
         ],
     )
+    finished = 0 if all_ else overview.statuses.get(LendingStatus.FINISHED, 0)
+    if finished:
+        cli.say(
+            f"Finished streams, which are closed and consumed to their ends, left out: {finished}. --all shows them."
+        )
     if overview.forced.lines:
         cli.write(["", "Moves by force within the last day, and the offsets that may have been seen twice:", ""])
         cli.table(

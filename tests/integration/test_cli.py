@@ -154,12 +154,12 @@ def test_groups_are_described_without_a_leader(shell: Shell) -> None:
     shell.run("spaces", "reshard", "default", "2")
     shell.run("publish", "a", stdin="3\n")
     group = described(shell)
-    assert (group["state"], group["leader"]["alive"], group["lag"]) == ("no leader", False, 3)
+    assert (group["state"], group["leader"]["alive"], group["lag"]) == ("no consumers", False, 3)
     assert group["streams_by_status"] == {"free": 16, "new": 2}
     (listed,) = shell.run("groups", "list", "--json").object["groups"]
     assert listed.pop("leader")["term"] == group["leader"]["term"]
     assert listed == {name: group[name] for name in listed}, "the list says the same"
-    assert "no leader" in shell.run("groups", "describe", GROUP).out
+    assert "no consumers" in shell.run("groups", "describe", GROUP).out
 
 
 @pytest.mark.long

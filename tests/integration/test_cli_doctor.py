@@ -18,6 +18,7 @@ from storage.connect import connect
 from storage.groups.model import MAINTENANCE, NodeRef
 from storage.groups.orders import Pause
 from storage.groups.postgres import PostgresGroups
+from storage.node_orders import set_draining
 from storage.nodes import register
 from storage.publish import Publisher
 from storage.spaces import rollover
@@ -66,6 +67,28 @@ def test_nodes_are_missed_counted_and_compared(conn: psycopg.Connection[Any]) ->
     register(conn, N2, 60, PROTOCOL_VERSION + 1)
     assert f"n2 ({PROTOCOL_VERSION + 1})" in found(conn, "nodes").found
     assert found(conn, "nodes").state is State.ERROR
+
+
+def test_a_node_that_is_drained_is_named_with_how_that_is_undone(conn: psycopg.Connection[Any]) -> None:
+    register(conn, N1, 60, PROTOCOL_VERSION)
+    set_draining(conn, N1, True)
+    nodes = found(conn, "nodes")
+    assert (nodes.state, nodes.found) == (
+        State.ERROR, "no node is there that may lead: an operator has drained n1",
+    )  # fmt: skip
+    assert nodes.remedy is not None
+    assert nodes.remedy.startswith("Let it lead again, sublet nodes drain n1 --undo, or start another: sublet leader ")
+    register(conn, N2, 60, PROTOCOL_VERSION)
+    nodes = found(conn, "nodes")
+    assert nodes.found == "1: n2; drained: n1; nobody takes over from it"
+    assert (nodes.remedy or "").endswith("let a drained one lead again: sublet nodes drain n1 --undo")
+    set_draining(conn, N1, False)
+    assert is_well(found(conn, "nodes"))
+    set_draining(conn, N1, True)
+    register(conn, NodeRef("n3", "a life of n3", "127.0.0.1:1"), 60, PROTOCOL_VERSION)
+    assert (is_well(found(conn, "nodes")), found(conn, "nodes").found) == (True, "2: n2, n3; drained: n1")
+    register(conn, N1, 0, PROTOCOL_VERSION)
+    assert found(conn, "nodes").found == "2: n2, n3", "it is gone"
 
 
 def test_groups_without_a_leader_blocked_streams_and_pauses_are_named(

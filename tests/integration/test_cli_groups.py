@@ -182,6 +182,28 @@ def test_kept_streams_and_what_may_have_been_seen_twice_are_shown(shell: Shell, 
 
 
 @pytest.mark.conforms("A2")
+def test_finished_streams_are_counted_and_shown_where_they_are_wanted(
+    shell: Shell, writer: Writer, database: str
+) -> None:
+    first, second = (row.stream_id for row in writer.store.load(writer.group_id, writer.term))
+
+    def rows(*more: str) -> tuple[list[str], str]:
+        answer = shell.run("groups", "describe", GROUP, *more)
+        lines = answer.out.splitlines()
+        table = lines[next(number for number, line in enumerate(lines) if line.split()[:1] == ["STREAM"]) + 1 :]
+        return [line.split()[0] for line in table], answer.err
+
+    assert rows() == ([str(first), str(second)], "")
+    with connect(database) as connection:
+        connection.execute("update lending set status = 'finished' where stream_id = %s", (first,))
+    left_out = "Finished streams, which are closed and consumed to their ends, left out: 1. --all shows them.\n"
+    assert rows() == ([str(second)], left_out)
+    assert rows("--all") == ([str(first), str(second)], "")
+    told = done(shell.run("groups", "describe", GROUP, "--json"))
+    assert [line["stream_id"] for line in told["streams"]] == [first, second]
+
+
+@pytest.mark.conforms("A2")
 def test_a_wait_that_is_over_and_a_move_long_ago_are_not_shown(shell: Shell, writer: Writer, database: str) -> None:
     kept, moved = (row for row in writer.store.load(writer.group_id, writer.term))
     ours = writer.write(Grant(kept.stream_id, "b1", "host:1:x", "etl", "allocated", 5))

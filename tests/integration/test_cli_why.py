@@ -66,7 +66,7 @@ def test_from_nobody_there_to_everything_consumed(world: World, streams: tuple[i
     world.store.release(NODE, {world.group: world.term})
     assert world.why()[second] is Reason.NO_LEADER
     world.conn.execute("update node set draining = true")
-    assert world.because(second) == "nobody leads the group, and all nodes that are there (1) drain"
+    assert world.because(second) == "nobody leads the group, and all nodes that are there drain: n1"
 
 
 @pytest.mark.conforms("A7")
@@ -130,7 +130,8 @@ def test_the_command_tells_streams_with_one_reason_together_and_names_them_for_p
     first, second = streams
     answer = shell.run("groups", "why", GROUP)
     assert answer.out == (
-        f"Being consumed right now: 0 of 2 streams of {GROUP}.\n\nno_node: streams {first}-{second}\n"
+        f"2 of 2 streams of {GROUP} are not consumed to their ends. Being consumed right now: 0.\n\n"
+        f"no_node: streams {first}-{second}\n"
         "  nobody leads the group, and no node is there\n  -> Start one: sublet leader\n"
     )
     world.lead()
@@ -142,10 +143,34 @@ def test_the_command_tells_streams_with_one_reason_together_and_names_them_for_p
         (first, "consuming", "etl"), (second, "to_be_lent", None),
     ]  # fmt: skip
     prose = shell.run("groups", "why", GROUP).out
-    assert "right now: 1 of 2 streams" in prose
+    assert "right now: 1.\n" in prose
     assert f"stream {second}" in prose
     assert "consuming" not in prose
     assert f"consuming: stream {first}" in shell.run("groups", "why", GROUP, "--stream", str(first)).out
     refused(shell.run("groups", "why", GROUP, "--stream", "999"), 3, "stream 999 is none of")
     refused(shell.run("groups", "why", GROUP, "--stream", "x"), 2, "--stream 'x'")
     refused(shell.run("groups", "why", "$share/none/#"), 3, "there is no such group")
+
+
+@pytest.mark.conforms("A7")
+def test_a_group_that_is_well_does_not_sound_ill(shell: Shell, world: World, streams: tuple[int, ...]) -> None:
+    first, second = streams
+
+    def said(*more: str) -> str:
+        answer = shell.run("groups", "why", GROUP, *more)
+        assert answer.code == 0, answer.err
+        return answer.out
+
+    world.lead()
+    held = {each: world.lend(each) for each in streams}
+    world.write(Advance(first, held[first].grant_id, held[first].head))
+    assert said() == f"1 of 2 streams of {GROUP} are not consumed to their ends. Being consumed right now: 1.\n"
+    world.write(Advance(second, held[second].grant_id, held[second].head))
+    all_is_well = f"Nothing waits: all 2 streams of {GROUP} are consumed to their ends. Held: "
+    assert said() == f"{all_is_well}2.\n"
+    world.conn.execute("update lending set status = 'finished', borrower_id = null where stream_id = %s", (first,))
+    assert said() == f"{all_is_well}1, closed for good: 1.\n"
+    assert said("--stream", str(first)) == f"finished: stream {first}\n  it is closed, and consumed to its end\n"
+    world.write(Release(second, held[second].grant_id, held[second].head, "left"))
+    world.store.release(NODE, {world.group: world.term})
+    assert said().startswith(f"{all_is_well}0, closed for good: 1.\n\nno_member: stream")

@@ -16,12 +16,16 @@ import pytest
 from leader.http.families import FAMILIES
 from protocol.words import Subscription
 from storage.groups.lags import all_lags, status_lags, stream_lags, summed
+from storage.groups.model import Mark
 from storage.groups.overview import list_groups
 from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher
 from storage.spaces import reshard
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
+from tests.integration.lending_kit import GROUP as LED_BY_HAND
+from tests.integration.lending_kit import NODE as LED_BY
+from tests.integration.lending_kit import a_world, open_streams
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 
@@ -167,6 +171,20 @@ def test_a_group_that_nobody_leads_is_told_of_by_the_node_that_keeps_house(stage
     assert len(finished) == 2
     assert not {str(stream) for stream in finished} & {stream for node in nodes for stream in lags(node, ALL)}
     assert not [name for node in nodes for name, _ in node.metrics() if name.endswith("_created")]
+
+
+def test_what_is_stuck_in_a_group_that_nobody_leads_is_counted(
+    staged: Staged, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    stage = staged()
+    with a_world(database, conn) as led:
+        led.lead(listed=False)
+        first = open_streams(conn)[0]
+        led.write(Mark(first, led.lend(first).grant_id, "unreadable", "damaged"))
+        led.store.release(LED_BY, {led.group: led.term})
+    node = served(stage)
+    stuck = ("sublet_consumergroup_stuck_streams", (("group", LED_BY_HAND),))
+    assert eventually(lambda: node.metrics().get(stuck), WAIT_S, stage.said) == 1
 
 
 def test_groups_that_nobody_leads_are_bounded_as_well(staged: Staged, database: str) -> None:

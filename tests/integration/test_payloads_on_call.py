@@ -19,13 +19,14 @@ from storage.checkup import Finding, State, examine
 from storage.connect import connect
 from storage.groups import as_json, idle
 from storage.groups.model import MAINTENANCE, Mark, NodeRef
-from storage.groups.overview import StreamLine, describe
+from storage.groups.overview import StreamLine, describe, list_groups
 from storage.groups.postgres import PostgresGroups
 from storage.groups.standing import Reason
 from storage.history import forget_history, read_history
 from storage.payloads import probe
 from storage.spaces import alter_space, rollover
 from tests.integration.cli_kit import a_shell
+from tests.integration.http_kit import Http
 from tests.integration.lending_kit import GROUP as LED_BY_HAND
 from tests.integration.lending_kit import a_world, open_streams
 from tests.integration.log_kit import stream_of
@@ -47,7 +48,7 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
+    fleet = Fleet(database, tmp_path, extra={"SUBLET_HTTP": "yes"})
     yield fleet
     fleet.close()
 
@@ -103,9 +104,12 @@ def test_a_stream_whose_payload_is_damaged_is_named_until_it_is_read_on_whoever_
         (answer,) = idle.why(conn, SUBSCRIPTION, stream)[1]
         assert "has it and cannot read on, for " in answer.ruling.because
         assert third in answer.ruling.because
-        assert f"sublet groups reset '{GROUP}' --stream {stream} --to-offset OFFSET" in str(answer.ruling.remedy)
+        assert str(answer.ruling.remedy).endswith(f": sublet groups reset '{GROUP}' --stream {stream} --to-offset 6")
         (told,) = [each for each in as_json.details(describe(conn, SUBSCRIPTION))["streams"] if each["unreadable_s"]]
         assert (told["stream_id"], "ends before offset 6" in told["unreadable_because"]) == (stream, True)
+        of_group = as_json.summary(list_groups(conn)[0])
+        assert (of_group["state"], of_group["stuck_streams"]) == ("stuck", 1)
+        assert Http.of(first).metric("sublet_consumergroup_stuck_streams", group=GROUP) == 1
         found = reading(conn)
         assert (found.state, f"{stream} of {GROUP}" in found.found) == (State.ERROR, True)
         with a_shell(SUBLET_DATABASE_URL=database) as shell:
@@ -113,8 +117,9 @@ def test_a_stream_whose_payload_is_damaged_is_named_until_it_is_read_on_whoever_
             assert f"unreadable: stream {stream}\n" in shell.run("groups", "why", GROUP).out
 
         first.kill()
-        fleet.node("n2")
+        second = fleet.node("n2")
         consume(lambda: troubles(conn) == ["unreadable"] * 2)
+        consume(lambda: Http.of(second).metric("sublet_consumergroup_stuck_streams", group=GROUP) == 1)
         assert reason(conn, stream) is Reason.UNREADABLE
         again = line_of(conn, stream).unreadable_s
         assert again is not None
@@ -124,6 +129,8 @@ def test_a_stream_whose_payload_is_damaged_is_named_until_it_is_read_on_whoever_
         consume(lambda: reason(conn, stream) is Reason.FINISHED)
         assert troubles(conn) == ["unreadable", "unreadable", "readable"]
         assert reading(conn).state is State.OK
+        consume(lambda: Http.of(second).metric("sublet_consumergroup_stuck_streams", group=GROUP) == 0)
+        assert as_json.summary(list_groups(conn)[0])["stuck_streams"] == 0
 
 
 def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(

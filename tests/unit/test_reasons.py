@@ -15,7 +15,7 @@ LED = GroupState(
     led_by="n1",
     last_led_by="n1",
     nodes=1,
-    draining=0,
+    draining=(),
     held=1,
     skips_gone=False,
     atomic=False,
@@ -56,7 +56,10 @@ PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
         ),
         (Reason.PAUSED, replace(LED, paused=""), HELD, "no reason is recorded; etl has not handed it", "resume"),
         (Reason.NO_NODE, replace(UNLED, nodes=0), HELD, "no node is there", "sublet leader"),
-        (Reason.NO_NODE, replace(UNLED, nodes=0, draining=2), FREE, "all nodes that are there (2) drain", "--undo"),
+        (
+            Reason.NO_NODE, replace(UNLED, nodes=0, draining=("n 1", "n2")), FREE, "that are there drain: n 1, n2",
+            "sublet nodes drain 'n 1' --undo",
+        ),
         (Reason.NO_LEADER, UNLED, HELD, "n1 led the group last, and nobody has taken over", "sublet doctor"),
         (Reason.NO_MEMBER, replace(UNLED, held=0), FREE, "no consumer has asked for it", f"sublet consume {QUOTED}"),
         (Reason.REVOKED, LED, replace(HELD, revoked_because="balance"), "back from etl: balance", "in hand is done"),
@@ -64,7 +67,7 @@ PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
         (
             Reason.UNREADABLE, LED,
             replace(HELD, rested_s=90.0, unreadable_because="the block that ends before offset 9.", unreadable_s=75.0),
-            "etl has it and cannot read on, for 75 s now: the block", f"{QUOTED} --stream 12 --to-offset OFFSET",
+            "etl has it and cannot read on, for 75 s now: the block", f"{QUOTED} --stream 12 --to-offset 9",
         ),
         (Reason.UNREADABLE, LED, replace(HELD, unreadable_because="it is away"), "is away", "goes on when"),
         (
@@ -110,6 +113,15 @@ def test_each_reason_has_its_words_and_says_what_helps(
     assert ruling.reason is reason
     assert because in ruling.because
     assert ruling.remedy is None if remedy is None else remedy in (ruling.remedy or "")
+
+
+@pytest.mark.conforms("A7")
+def test_the_way_past_a_damaged_block_can_be_pasted() -> None:
+    said = (
+        "stream 12: the payload of the block that begins at offset 4 and ends before offset 9 lies at 'offset 7', and"
+    )
+    remedy = ruled(LED, replace(HELD, unreadable_because=said)).remedy or ""
+    assert remedy.endswith(f": sublet groups reset {QUOTED} --stream 12 --to-offset 9")
 
 
 def test_the_table_has_each_reason_once() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from borrower.handler import Handler
-from borrower.machine.events import Install, Progressed
-from borrower.trouble import AGAIN_S, LASTING_S, Trouble
+from borrower.machine.events import Install, Progressed, Tick, Unsubscribe
+from borrower.trouble import AGAIN_S, LASTING_S, MOST_TOLD_BYTES, Trouble
 from protocol.codec import MalformedMessage, decode_to_leader, encode_to_leader
 from protocol.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
-from protocol.messages import MAX_TROUBLE, Grant, Held, StreamProgress, UpdateProgress
+from protocol.messages import MAX_TROUBLE, Disconnect, Grant, Held, StreamProgress, UpdateProgress
 from storage.groups.model import READABLE, UNREADABLE
 from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected
@@ -99,6 +101,38 @@ def test_trouble_is_passed_on_at_once_and_so_is_its_end() -> None:
     assert troubles(play) == []
     play.do(Progressed(5, 50, 10), at=play.now)
     assert troubles(play) == [""]
+
+
+MANY = 600
+
+
+def all_in_trouble() -> Play:
+    """Each of very many streams as long as it may be, none of which the leader has said to be saved."""
+    grants = tuple(replace(GRANT, stream_id=number, grant_id=number) for number in range(1, MANY + 1))
+    play = connected(*grants)
+    for each in grants:
+        play.do(Progressed(each.stream_id, each.grant_id, each.position, trouble="é" * MAX_TROUBLE), at=play.now)
+    return play
+
+
+def test_the_troubles_of_very_many_streams_are_told_in_messages_that_a_node_reads() -> None:
+    play = all_in_trouble()
+    play.do(Tick(), at=play.now + play.machine.settings.resend_s)
+    sent = [said for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress)]
+    assert len(sent) == -(-MANY // (MOST_TOLD_BYTES // (2 * MAX_TROUBLE)))
+    assert [each.stream_id for said in sent for each in said.streams] == list(range(1, MANY + 1))
+    assert {each.trouble for said in sent for each in said.streams} == {"é" * MAX_TROUBLE}, "silence would be its end"
+    assert all(encode_to_leader(said).ByteSize() < 1.1 * MOST_TOLD_BYTES for said in sent)
+
+
+def test_who_leaves_says_nothing_more_of_troubles() -> None:
+    play = all_in_trouble()
+    play.do(Unsubscribe())
+    play.do(Tick(), at=play.now + play.machine.settings.unsubscribe_timeout_s)
+    (said,) = [said for said in play.said(Disconnect) if isinstance(said, Disconnect)]
+    assert ([each.stream_id for each in said.streams], {each.trouble for each in said.streams}) == (
+        list(range(1, MANY + 1)), {""},
+    )  # fmt: skip
 
 
 def test_the_next_leader_is_told_of_it() -> None:

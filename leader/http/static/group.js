@@ -5,7 +5,7 @@ import { Actions } from "./actions.js";
 import { badge, element, show, table } from "./dom.js";
 import { Seen, chart } from "./curve.js";
 import { Lanes } from "./lanes.js";
-import { clock, groupState, lagTitle, owner, seconds, shortAgent, visible, whole } from "./words.js";
+import { clock, lagTitle, owner, seconds, shortAgent, visible, whole } from "./words.js";
 
 const LINES = 100, STUCK = 5;
 const ALOUD = new Set(["grant", "reclaim", "seize", "release", "takeover", "block", "unreadable", "readable", "order"]);
@@ -85,7 +85,7 @@ function facts(group) {
     leader ? `none; last was ${leader.node}` : "none";
   const standby = group.standby_members === null ? "" : `, ${group.standby_members.length} on standby`;
   const pairs = [
-    ["State", badge(groupState(group))], ["Leader", led],
+    ["State", badge(group.state)], ["Leader", led],
     ["Members", `${group.members.length} holding streams${standby}`], ["Lag", lagTitle(group)],
     ["Options", `start ${group.start}, when gone ${group.when_gone}, strategy ${group.strategy}${group.atomic ? ", atomic" : ""}`],
   ];

@@ -3,7 +3,7 @@
 import { get } from "./ask.js";
 import { badge, element, show, table } from "./dom.js";
 import { Seen, sparkline } from "./curve.js";
-import { groupState, lag, lagTitle, whole } from "./words.js";
+import { lag, lagTitle, whole } from "./words.js";
 
 const PER_PAGE = 50;
 const FIRST = { search: "", sort: "name", order: "asc", offset: 0 };
@@ -73,7 +73,7 @@ export class GroupsPage {
       const streams = Object.values(group.streams_by_status).reduce((sum, count) => sum + count, 0);
       return [
         element("a", { id: `group-${group.group_id}`, href: `#/group/${encodeURIComponent(group.subscription)}` }, group.subscription),
-        badge(groupState(group)), group.leader?.alive ? group.leader.node : null,
+        badge(group.state), group.leader?.alive ? group.leader.node : null,
         `${whole(group.streams_by_status.held ?? 0)} of ${whole(streams)}`,
         element("span", { title: lagTitle(group) }, lag(group)), sparkline(points),
       ];

@@ -26,10 +26,6 @@ export const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
 
 export const owner = (line) => line.session || shortAgent(line.agent);
 
-// Nobody is there who would miss a leader.
-export const groupState = (group) =>
-  (group.state === "no leader" && !group.streams_by_status.held ? "no consumers" : group.state);
-
 // What would turn a text round, or not be seen in it, is shown as an escape: a name must not look like another.
 export const visible = (text) => String(text).replace(/[\p{Cc}\p{Bidi_Control}\p{Zl}\p{Zp}\u200b\u2060\ufeff]/gu,
   (character) => `\\u{${character.codePointAt(0).toString(16)}}`);
