@@ -20,7 +20,7 @@ from storage.groups.model import GroupOptions, NodeRef
 from storage.groups.orders import Pause
 from storage.groups.postgres import PostgresGroups
 from storage.nodes import register
-from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, refused
+from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, done, refused
 from tests.kit import eventually
 from tests.readme import environment
 
@@ -384,6 +384,19 @@ def test_for_programs_an_error_is_an_object_on_stderr(shell: Shell) -> None:
     refused(answer, NOT_FOUND, "there is no such group")
     told = json.loads(answer.err)
     assert told == {"error": told["error"], "exit_code": NOT_FOUND}
+
+
+@pytest.mark.conforms("A9")
+def test_for_programs_what_would_have_to_be_asked_is_refused_as_an_object(shell: Shell) -> None:
+    assert shell.run("groups", "create", "$share/g/#").code == 0
+    assert shell.run("spaces", "create", "us", "us/#").code == 0
+    for command in (
+        ("groups", "reset", "$share/g/#", "--to-earliest"), ("groups", "delete", "$share/g/#"), ("spaces", "drop", "us")
+    ):  # fmt: skip
+        answer = shell.run(*command, "--json", stdin="y\n")
+        refused(answer, USAGE, "Nothing was ", "Give --yes.")
+        assert json.loads(answer.err)["exit_code"] == USAGE
+        assert done(shell.run(*command, "--json", "--yes"))
 
 
 @pytest.mark.conforms("A9")

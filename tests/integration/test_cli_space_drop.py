@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from storage.groups.postgres import PostgresGroups
 from storage.log import Producer
 from storage.publish import Publisher
 from storage.retention import retain
-from storage.spaces import create_space
+from storage.spaces import create_space, drop_space
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
@@ -107,6 +108,63 @@ def test_a_space_that_is_used_is_not_dropped_without_force(
     assert [group["subscription"] for group in told["groups"]] == [ALL, "$queue/jobs/orders/+/x"]
     assert find_space(conn, "orders") == space
     assert len(retain(conn)) == 0
+
+
+def test_who_would_lose_how_much_is_told_before_it_is_dropped(
+    shell: Shell, conn: psycopg.Connection[Any], database: str
+) -> None:
+    publish(database, range(30))
+    behind, done_with, new = BEHIND, "$share/done/#", "$share/new/orders/#"
+    store = PostgresGroups(database)
+    for group in (behind, done_with):
+        store.declare_group(Subscription.parse(group), GroupOptions(Start.EARLIEST))
+    store.declare_group(Subscription.parse(new), GroupOptions(Start.LATEST))
+    store.close()
+    for group in (done_with, new):
+        assert shell.run("groups", "reset", group, "--to-latest", "--yes").code == 0
+    assert shell.run("spaces", "rollover", "orders").code == 0
+    publish(database, range(3))
+    losses = {behind: 33, done_with: 3, new: 3}
+    told = done(shell.run(*DROP, "--force", "--dry-run", "--json"))
+    assert {group["subscription"]: group["unread_messages"] for group in told["groups"]} == losses
+    assert all(0 < group["unread_streams"] <= 4 for group in told["groups"])
+    asked = shell.run(*DROP, "--force", stdin="n\n")
+    assert asked.code == 1
+    for said in (shell.run(*DROP, "--force", "--dry-run").err, asked.err):
+        for group, messages in losses.items():
+            assert f"The space orders: {group} loses {messages} unread messages, in " in said
+    assert shell.run("spaces", "retention", "orders", "7d").code == 0
+    assert "unread" not in shell.run(*DROP, "--keep", "--dry-run").err, "nobody loses anything"
+
+
+def test_who_has_not_read_what_it_holds_under_an_older_filter_uses_it_too(
+    shell: Shell, conn: psycopg.Connection[Any], database: str
+) -> None:
+    store = PostgresGroups(database)
+    store.declare_group(Subscription.parse("$share/old/orders/#"), GroupOptions(Start.EARLIEST))
+    publish(database, range(5))
+    assert shell.run("spaces", "alter", "orders", "--filter", "bills/#").code == 0
+    store.declare_group(Subscription.parse("$share/later/orders/#"), GroupOptions(Start.LATEST))
+    store.close()
+    told = done(shell.run(*DROP, "--dry-run", "--json"))
+    assert [(group["subscription"], group["unread_messages"]) for group in told["groups"]] == [
+        ("$share/old/orders/#", 5)
+    ]
+
+
+def test_a_space_that_was_made_anew_after_the_question_is_not_dropped(
+    shell: Shell, conn: psycopg.Connection[Any]
+) -> None:
+    dropping = shell.start(*DROP, stdin=subprocess.PIPE)
+    dropping.says("[y/N]")
+    before = find_space(conn, "orders").space_id
+    drop_space(conn, "orders")
+    after = create_space(conn, "orders", "orders/#").space_id
+    dropping.stdin.write(b"y\n")
+    dropping.stdin.close()
+    told = f"the one that was meant (id {before}) is gone, and another has its name by now (id {after})"
+    refused(dropping.end(), 4, told)
+    assert find_space(conn, "orders").space_id == after
 
 
 def test_what_is_published_while_it_is_dropped_is_not_lost(shell: Shell, conn: psycopg.Connection[Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import pytest
 
+from protocol.errors import SubletError, UsageError
 from sublet.cli.output import Output
 
 COLUMNS = ("STREAM>", "POSITION>", "AT", "OWNER", "REASON")
@@ -23,3 +25,32 @@ def test_numbers_and_times_are_read_whole_however_narrow_the_terminal_is(
     for whole in map(str, ROW[:3]):
         assert whole in shown, shown
     assert (ROW[4] in shown) is (width != 80), "it is broken where it has room at all"
+
+
+class Terminal(io.StringIO):
+    """A stdin that somebody types into."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("json", [True, False])
+def test_who_sits_at_a_terminal_is_asked_under_json_too(
+    json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("y\nn\n"))
+    Output(json).confirm("Delete it?", "Nothing was deleted.")
+    with pytest.raises(SubletError, match=r"Nothing was deleted\. Answer y, or give --yes\.") as refused:
+        Output(json).confirm("Delete it?", "Nothing was deleted.")
+    assert refused.value.exit_code == 1
+    assert capsys.readouterr().err == "Delete it? [y/N]\n" * 2
+
+
+def test_who_cannot_be_asked_is_refused_under_json_and_else_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdin in (None, io.StringIO("y\n")):
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(UsageError, match="Give --yes"):
+            Output(json=True).confirm("Delete it?", "Nothing was deleted.")
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(SubletError, match="Nothing was deleted"):
+        Output(json=False).confirm("Delete it?", "Nothing was deleted.")
