@@ -1,9 +1,10 @@
-"""Who would miss a space: what is to be known before it is dropped."""
+"""Who would miss a space: what is to be known before it is dropped, and what is left of it afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -46,6 +47,13 @@ select line.group_id, count(*), sum(s.head - line.position)
   from line join stream s using (stream_id) join generation n using (generation_id)
  where n.state <> 'gone' and line.status <> 'finished' and line.position < s.head
  group by line.group_id"""
+
+_LEFT = """
+select p.space_id, p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression, p.payloads, p.tier_after_s,
+       p.dropped_at, sum(s.head), max(g.closed_at) + make_interval(secs => p.retention_s)
+  from space p join generation g using (space_id) join stream s using (generation_id)
+ where p.dropped_at is not null and g.state <> 'gone'
+ group by p.space_id having sum(s.head) > 0 order by p.name, p.space_id"""
 
 _PRODUCERS = """
 select p.producer_id from producer p join stream s using (stream_id)
@@ -93,6 +101,25 @@ class Uses:
             *([f"groups use it: {_some(groups)}"] if groups else []),
             *([f"producers publish to it: {_some(self.producers)}"] if self.producers else []),
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A space that was dropped and holds messages still. `until`: when its retention takes the last of them, if no
+    group holds it up; None: never."""
+
+    space: Space
+    dropped_at: datetime
+    messages: int
+    until: datetime | None
+
+
+def left_of_dropped(conn: psycopg.Connection[Any]) -> list[Dropped]:
+    """The spaces that were dropped and hold messages still, by name; of one name there may be several."""
+    return [
+        Dropped(Space(space_id, name, Filter(filter), *settings), dropped_at, int(messages), until)
+        for space_id, name, filter, *settings, dropped_at, messages, until in conn.execute(_LEFT).fetchall()
+    ]
 
 
 def uses(conn: psycopg.Connection[Any], space: Space) -> Uses:

@@ -211,12 +211,9 @@ def _checked(space: Space) -> Space:
         ("retention_s", space.retention_s), ("rollover_s", space.rollover_s), ("tier_after_s", space.tier_after_s)
     )  # fmt: skip
     for what, seconds in spans:
-        if seconds is not None and seconds <= 0:
-            raise InvalidSetting(f"{what} {seconds}: must be above 0 seconds. Leave it out for no limit.")
-        if seconds is not None and seconds > LONGEST_S:
-            raise InvalidSetting(
-                f"{what} {seconds}: must be at most {LONGEST_S} seconds (1000 years). Leave it out for no limit."
-            )
+        if seconds is not None and not 0 < seconds <= LONGEST_S:
+            rule = "above 0 seconds" if seconds <= 0 else f"at most {LONGEST_S} seconds (1000 years)"
+            raise InvalidSetting(f"{what} {seconds}: must be {rule}. For no limit leave it out, or alter it to none.")
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
     if space.payloads is None and space.tier_after_s is not None:

@@ -69,6 +69,10 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["nodes", "drain", "n1", "--wait", "9"], "duration '9': it has no unit"),
         (USAGE, ["spaces", "reshard", "default", "0"], "shards 0: must be from 1"),
         (USAGE, ["leader", "--name", "a b"], "--name 'a b'"),
+        (USAGE, ["leader", "--name", ""], "--name '': a node is named with 1 to 63 printable characters"),
+        (USAGE, ["spaces", "reshard", "default", "-5"], "'-5': no argument of this command is negative"),
+        (USAGE, ["spaces", "create", "a", "a", "--payloads", "file://rel"], "file:// and an absolute directory"),
+        (USAGE, ["spaces", "create", "a", "a", "--payloads", "s3://b/p"], "s3:// and a bucket: 3 to 63 small letters"),
         (USAGE, ["leader", "--listen", "7411"], "give HOST:PORT"),
         (USAGE, ["leeder"], "leeder"),
         (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are"),
@@ -376,6 +380,12 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(shell: Shell) -> None:
     refused(answer, USAGE, f"cannot listen on {address}", "`sublet leader --name n2 --listen 127.0.0.1:7412`")
     assert answer.err.startswith("sublet: "), answer.err
     assert len(answer.err.splitlines()) == 1, answer.err
+
+
+@pytest.mark.conforms("A9")
+def test_a_topic_with_a_wildcard_is_refused_before_anything_is_read(shell: Shell) -> None:
+    for topic, layout in (("a/#", "lines"), ("+/a", "ndjson")):
+        refused(shell.run("publish", topic, "--format", layout), USAGE, f"topic '{topic}': a topic has no wildcards")
 
 
 @pytest.mark.conforms("A9")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +211,18 @@ def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Conne
     assert (told["dropped"], told["kept"], told["messages"]) == (True, True, 20)
     assert "orders" not in {space.name for space in list_spaces(conn)}
     assert retain(conn) == [], "its retention is not over"
+    listed = done(shell.run("spaces", "list", "--json"))
+    assert [(space["name"], space["state"]) for space in listed["spaces"]] == [("default", "live")]
+    (left,) = listed["dropped"]
+    assert (left["name"], left["state"], left["messages"]) == ("orders", "dropped", 20)
+    kept = datetime.fromisoformat(left["until"]) - datetime.fromisoformat(left["dropped_at"])
+    assert abs(kept - timedelta(days=7)) < timedelta(seconds=60)
+    assert re.search(rf"^orders +dropped +orders/# +20 {left['until']}$", shell.run("spaces", "list").out, re.MULTILINE)
     states = "select s.state, g.state from stream s join generation g using (generation_id) where stream_id = %s"
     assert conn.execute(states, (stream,)).fetchone() == ("closed", "closed")
+    conn.execute("update generation set closed_at = closed_at - interval '8 days' where state = 'closed'")
+    assert retain(conn)
+    assert done(shell.run("spaces", "list", "--json"))["dropped"] == [], "nothing is left of it"
 
 
 @pytest.mark.long

@@ -52,8 +52,9 @@ PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
         ),
         (Reason.GONE, replace(LED, skips_gone=True), replace(FREE, gone=True, lag=None), "finished without them", None),
         (
-            Reason.GONE, LED, DROPPED, "the space orders was dropped with messages that the group had not consumed: with its"
-            " leader's next look it is blocked", f"in all streams: sublet groups reset {QUOTED} --to-current",
+            Reason.GONE, LED, DROPPED,
+            "the space orders was dropped with messages that the group had not consumed: with its leader's next look "
+            "it is blocked", f"in all streams: sublet groups reset {QUOTED} --to-current",
         ),
         (Reason.GONE, replace(LED, skips_gone=True), DROPPED, "the space orders was dropped", None),
         (
