@@ -85,8 +85,9 @@ class Output:
 
 
 def dumps(thing: Any) -> str:
-    """Compact JSON, in the characters it is about."""
-    return json.dumps(thing, ensure_ascii=False, separators=(",", ":"))
+    """Compact JSON, in the characters it is about; what could move a cursor, or turn a line around, is escaped."""
+    text = json.dumps(thing, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 
 import pytest
@@ -27,6 +28,22 @@ def test_numbers_and_times_are_read_whole_however_narrow_the_terminal_is(
     assert (ROW[4] in shown) is (width != 80), "it is broken where it has room at all"
 
 
+@pytest.mark.parametrize("odd", ["\x9b2J", "\u202eabc", "\u2028", "\u2029", "\u200b", "\U000e0041", "\ud800"])
+def test_what_moves_a_cursor_or_turns_a_line_around_is_escaped_in_json_and_tables_alike(
+    odd: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"ü☃{odd}"
+    Output(json=True).emit({"subscription": text})
+    Output(json=False).table(("GROUP",), [(text,)])
+    Output(json=False).tell([text])
+    Output(json=False).say(text)
+    told = capsys.readouterr()
+    shown = told.out.replace("\n", "") + told.err.replace("\n", "")
+    assert shown.isprintable(), shown
+    assert "ü☃" in shown
+    assert json.loads(told.out.splitlines()[0]) == {"subscription": text}
+
+
 class Terminal(io.StringIO):
     """A stdin that somebody types into."""
 
@@ -34,14 +51,14 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("json", [True, False])
+@pytest.mark.parametrize("as_json", [True, False])
 def test_who_sits_at_a_terminal_is_asked_under_json_too(
-    json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("y\nn\n"))
-    Output(json).confirm("Delete it?", "Nothing was deleted.")
+    Output(as_json).confirm("Delete it?", "Nothing was deleted.")
     with pytest.raises(SubletError, match=r"Nothing was deleted\. Answer y, or give --yes\.") as refused:
-        Output(json).confirm("Delete it?", "Nothing was deleted.")
+        Output(as_json).confirm("Delete it?", "Nothing was deleted.")
     assert refused.value.exit_code == 1
     assert capsys.readouterr().err == "Delete it? [y/N]\n" * 2
 
