@@ -17,9 +17,10 @@ def meant(text: str) -> list[Subscription]:
     return [literal] if unescaped == text else [literal, Subscription.stored(unescaped)]
 
 
-def named(cli: Cli, text: str) -> Subscription:
+def named(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
     """The subscription that is meant. Of two groups, one with a backslash in its name and one with what that may stand
-    for, the first is. Raises as `Subscription.parse` does."""
+    for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
+    `Subscription.parse` does."""
     from storage.groups import births
 
     literal, *stored = meant(text)
@@ -27,7 +28,8 @@ def named(cli: Cli, text: str) -> Subscription:
         return literal
     with cli.connection() as connection:
         is_there = births.find_live(connection, literal) is not None
-    return literal if is_there else stored[0]
+        is_new = or_new and births.find_live(connection, stored[0]) is None
+    return literal if is_there or is_new else stored[0]
 
 
 def as_stored(text: str) -> str:

@@ -20,7 +20,7 @@ from storage.groups.model import GroupOptions, NodeRef
 from storage.groups.orders import Pause
 from storage.groups.postgres import PostgresGroups
 from storage.nodes import register
-from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, done, refused
+from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, refused
 from tests.kit import eventually
 from tests.readme import environment
 
@@ -383,32 +383,11 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(shell: Shell) -> None:
 
 
 @pytest.mark.conforms("A9")
-def test_a_topic_with_a_wildcard_is_refused_before_anything_is_read(shell: Shell) -> None:
-    for topic, layout in (("a/#", "lines"), ("+/a", "ndjson")):
-        answer = shell.run("publish", topic, "--format", layout)
-        refused(answer, USAGE, f"topic '{topic}': a topic has no wildcards")
-        assert "durable" not in answer.err
-
-
-@pytest.mark.conforms("A9")
 def test_for_programs_an_error_is_an_object_on_stderr(shell: Shell) -> None:
     answer = shell.run("groups", "describe", "$share/g/#", "--json")
     refused(answer, NOT_FOUND, "there is no such group")
     told = json.loads(answer.err)
     assert told == {"error": told["error"], "exit_code": NOT_FOUND}
-
-
-@pytest.mark.conforms("A9")
-def test_for_programs_what_would_have_to_be_asked_is_refused_as_an_object(shell: Shell) -> None:
-    assert shell.run("groups", "create", "$share/g/#").code == 0
-    assert shell.run("spaces", "create", "us", "us/#").code == 0
-    for command in (
-        ("groups", "reset", "$share/g/#", "--to-earliest"), ("groups", "delete", "$share/g/#"), ("spaces", "drop", "us")
-    ):  # fmt: skip
-        answer = shell.run(*command, "--json", stdin="y\n")
-        refused(answer, USAGE, "Nothing was ", "Give --yes.")
-        assert json.loads(answer.err)["exit_code"] == USAGE
-        assert done(shell.run(*command, "--json", "--yes"))
 
 
 @pytest.mark.conforms("A9")
