@@ -104,7 +104,7 @@ def list_(cli: Cli) -> None:
          _duration(s.tier_after_s))
         for s in spaces
     ]  # fmt: skip
-    settings = ("SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS", "TIER AFTER>")
+    settings = ("SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS", "TIER-AFTER>")
     cli.table(("SPACE", "FILTER", *settings), rows)
     if dropped:
         cli.tell([""])
