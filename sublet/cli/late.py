@@ -77,10 +77,10 @@ class _Command(_Light, TyperCommand):
         try:
             rest: list[str] = super().parse_args(context, arguments)
         except Exception as error:  # which class it has depends on typer's version
-            option = getattr(error, "option_name", None)
-            if not isinstance(option, str) or not re.match(r"-[0-9.]", option):
-                raise
+            option = str(getattr(error, "option_name", None))
             value = next((each for each in given if each.startswith(option)), option)
+            if not re.fullmatch(r"-[0-9.]+[a-z]?", value):
+                raise
             context.fail(f"{value!r}: no argument of this command is negative. Give a value from 0 on.")
             raise  # not reached: it has failed
         return rest

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 
 import pytest
 
 from protocol.errors import SubletError, UsageError
+from sublet.cli.command import PlainFormatter
 from sublet.cli.output import Output
 
 COLUMNS = ("STREAM>", "POSITION>", "AT", "OWNER", "REASON")
@@ -42,6 +44,15 @@ def test_what_moves_a_cursor_or_turns_a_line_around_is_escaped_in_json_and_table
     assert shown.isprintable(), shown
     assert "ü☃" in shown
     assert json.loads(told.out.splitlines()[0]) == {"subscription": text}
+
+
+def test_a_log_for_people_turns_no_line_around() -> None:
+    record = logging.LogRecord(
+        "leader", logging.WARNING, __file__, 1, "%s: two\nlines", ("$share/a\u202e\x1b[2J/#",), None
+    )
+    assert PlainFormatter("%(levelname)s %(message)s").format(record) == (
+        "WARNING $share/a\\u202e\\x1b[2J/#: two\nlines"
+    )
 
 
 class Terminal(io.StringIO):
