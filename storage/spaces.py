@@ -213,7 +213,7 @@ def _checked(space: Space) -> Space:
     for what, seconds in spans:
         if seconds is not None and not 0 < seconds <= LONGEST_S:
             rule = "above 0 seconds" if seconds <= 0 else f"at most {LONGEST_S} seconds (1000 years)"
-            raise InvalidSetting(f"{what} {seconds}: must be {rule}. For no limit leave it out, or alter it to none.")
+            raise InvalidSetting(f"{what} {seconds}: must be {rule}. Leave it out for no limit, or alter it to none.")
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
     if space.payloads is None and space.tier_after_s is not None:

@@ -32,7 +32,7 @@ def test_a_space_is_altered_in_what_is_given_and_stays_as_it_is_in_the_rest(
     assert (answer.code, "keeps messages for ever" in answer.err) == (0, True)
     assert find_space(conn, "orders").retention_s is None
     refused(shell.run("spaces", "alter", "orders"), 2, "nothing to change. Give --retention", "--tier-after", "reshard")
-    zero = "retention_s 0: must be above 0 seconds. For no limit leave it out, or alter it to none"
+    zero = "retention_s 0: must be above 0 seconds. Leave it out for no limit, or alter it to none"
     refused(shell.run("spaces", "retention", "orders", "0"), 2, zero)
     refused(shell.run("spaces", "retention", "orders", "-5d"), 2, "'-5d': no argument of this command is negative")
     refused(shell.run("spaces", "retention", "orders", "--no-such"), 2, "No such option: --no-such")
