@@ -15,7 +15,7 @@ from storage import catalogue, compaction, epochs, history, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
-from storage.groups.quiet import Quiet, again
+from storage.groups.quiet import Quiet, again, cause
 from storage.notify import snapshot
 from storage.notify.model import Change
 from storage.notify.teller import shared
@@ -35,7 +35,7 @@ TOLD = 5
 """So many failed steps of a pass are told one by one."""
 
 AGAIN_S = 600.0
-"""After which a step that fails in each pass is told of again."""
+"""After which a step that fails in each pass is told of again, where its cause is the same."""
 
 A_PASS = "a maintenance pass"
 
@@ -105,7 +105,7 @@ class _Keeper:
             except LostLeadership as over:
                 log.info("maintenance goes on at another node: %s", over)
             except (SubletError, psycopg.Error) as error:
-                if (unsaid := self._quiet.ask(A_PASS)) is not None:
+                if (unsaid := self._quiet.ask(A_PASS, cause(error))) is not None:
                     log.warning("%s was cut short, the next goes on: %s%s", A_PASS, error, again(unsaid))
 
     def _keep_house(self, connection: psycopg.Connection[Any], term: int) -> None:
@@ -124,7 +124,7 @@ class _Keeper:
             except Exception as error:  # what ails one space or stream must not hold up the others
                 if connection.closed:
                     raise
-                if (unsaid := self._quiet.ask(what)) is not None:
+                if (unsaid := self._quiet.ask(what, cause(error))) is not None:
                     failed.append(f"{what}: {str(error).strip() or type(error).__name__}{again(unsaid)}")
             else:
                 done.append(what)

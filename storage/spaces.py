@@ -119,14 +119,21 @@ def drop_space(
     check: Callable[[psycopg.Connection[Any], Space], None] | None = None,
     *,
     ends: bool = False,
+    space_id: int | None = None,
 ) -> None:
     """Its topics fall to the next less specific spaces; what is stored stays until its retention ends, or `ends` now,
-    as by retention. `check` may raise once nobody can publish to it any more: then nothing has happened."""
+    as by retention. `check` may raise once nobody can publish to it any more: then nothing has happened. `space_id`:
+    this one, and none that has come by its name since; raises `Conflict` for such a one."""
     check_may_end(name)
 
     def drop() -> None:
         spaces = _locked_spaces(conn)
         old = named(name, spaces)
+        if space_id not in (None, old.space_id):
+            raise Conflict(
+                f"space {name!r}: the one that was meant (id {space_id}) is gone, and another has its name by now (id "
+                f"{old.space_id}). Nothing was dropped. Look at this one first, with --dry-run."
+            )
         others = heirs(spaces, old)
         if check is not None:
             lock_streams(conn, [old, *others])
@@ -204,12 +211,9 @@ def _checked(space: Space) -> Space:
         ("retention_s", space.retention_s), ("rollover_s", space.rollover_s), ("tier_after_s", space.tier_after_s)
     )  # fmt: skip
     for what, seconds in spans:
-        if seconds is not None and seconds <= 0:
-            raise InvalidSetting(f"{what} {seconds}: must be above 0 seconds. Leave it out for no limit.")
-        if seconds is not None and seconds > LONGEST_S:
-            raise InvalidSetting(
-                f"{what} {seconds}: must be at most {LONGEST_S} seconds (1000 years). Leave it out for no limit."
-            )
+        if seconds is not None and not 0 < seconds <= LONGEST_S:
+            rule = "above 0 seconds" if seconds <= 0 else f"at most {LONGEST_S} seconds (1000 years)"
+            raise InvalidSetting(f"{what} {seconds}: must be {rule}. Leave it out for no limit, or alter it to none.")
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
     if space.payloads is None and space.tier_after_s is not None:

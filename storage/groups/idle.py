@@ -28,7 +28,8 @@ select s.stream_id, s.parents, s.space_id, r.reason as revoked_because,
        extract(epoch from clock_timestamp() - l.updated_at)::float8 as rested_s,
        case when l.status = 'reserved' then extract(epoch from l.held_until - clock_timestamp())::float8
             end as reserved_s,
-       coalesce(l.consumed -> 'least' = p.lower_frontier, false) as waits
+       coalesce(l.consumed -> 'least' = p.lower_frontier, false) as waits,
+       case when p.dropped_at is not null then p.name end as dropped
   from stream s join space p using (space_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   left join revoked r on r.stream_id = s.stream_id
@@ -60,6 +61,7 @@ class _More:
     rested_s: float | None
     reserved_s: float | None
     waits: bool
+    dropped: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,4 +143,5 @@ def _state(
         unreadable_s=line.unreadable_s,
         parents=tuple(unfinished[each] for each in more.parents if each in unfinished),
         waits_for=frontiers[more.space_id] if more.waits else None,
+        dropped=more.dropped,
     )

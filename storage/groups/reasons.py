@@ -54,7 +54,28 @@ def _reset(group: GroupState, stream: StreamState, how: str) -> str:
     return f"sublet groups reset {_quoted(group)} --stream {stream.stream_id} {how}"
 
 
+def _blocked(group: GroupState, stream: StreamState) -> str:
+    why = stream.blocked_because or "no reason is recorded"
+    return f"it is blocked: {_dropped(stream) if _went_with_its_space(stream) else why}"
+
+
+def _went_with_its_space(stream: StreamState) -> bool:
+    return stream.dropped is not None and stream.gone and stream.position < stream.head
+
+
+def _dropped(stream: StreamState) -> str:
+    """Without offsets: it is the same of all streams of that space."""
+    return f"the space {stream.dropped} was dropped with messages that the group had not consumed"
+
+
+def _go_on_without_space(group: GroupState) -> str:
+    how = "--to-earliest" if group.atomic else "--to-current"
+    return f"Go on without them, in all streams: sublet groups reset {_quoted(group)} {how}"
+
+
 def _unblock(group: GroupState, stream: StreamState) -> str:
+    if _went_with_its_space(stream):
+        return _go_on_without_space(group)
     if group.atomic:
         return f"Remove the cause. Then reset the group as a whole: sublet groups reset {_quoted(group)} --to-earliest"
     if stream.gone and stream.position < stream.head:
@@ -64,7 +85,11 @@ def _unblock(group: GroupState, stream: StreamState) -> str:
 
 
 def _gone_next(group: GroupState, stream: StreamState) -> str:
-    lost = f"retention has taken its messages from offset {stream.position} on"
+    lost = (
+        _dropped(stream)
+        if _went_with_its_space(stream)
+        else f"retention has taken its messages from offset {stream.position} on"
+    )
     return f"{lost}: with its leader's next look it is {'finished without them' if group.skips_gone else 'blocked'}"
 
 
@@ -72,6 +97,8 @@ def _go_on(group: GroupState, stream: StreamState) -> str | None:
     whole = f"sublet groups reset {_quoted(group)} --to-earliest"
     if group.skips_gone:
         return None
+    if _went_with_its_space(stream):
+        return _go_on_without_space(group)
     return f"Go on without them: {whole if group.atomic else _reset(group, stream, '--to-earliest')}"
 
 
@@ -156,7 +183,7 @@ RULES = (
     Rule(
         Reason.BLOCKED,
         lambda g, s: s.status == "blocked",
-        lambda g, s: f"it is blocked: {s.blocked_because or 'no reason is recorded'}",
+        _blocked,
         _unblock,
     ),
     Rule(

@@ -11,7 +11,7 @@ class Reason(StrEnum):
 
     FINISHED = "finished"  # it is closed, and consumed to its end
     BLOCKED = "blocked"  # nobody can go on from its position, until an operator decides
-    GONE = "gone"  # retention has taken what it would be given next
+    GONE = "gone"  # retention, or the end of its space, has taken what it would be given next
     PAUSED = "paused"  # an operator has paused the group
     NO_NODE = "no_node"  # nobody leads the group, and no node is there that could
     NO_LEADER = "no_leader"  # nobody leads the group, though consumers have streams of it
@@ -67,7 +67,8 @@ class GroupState:
 @dataclass(frozen=True, slots=True)
 class StreamState:
     """`age_s`: for how long its oldest message waits; `rested_s`: since when nothing was written of it. `kept_s`: for
-    how much longer it is kept for `owner`. `parents`: those that are not finished."""
+    how much longer it is kept for `owner`. `parents`: those that are not finished. `dropped`: the name of its space, if
+    that was dropped."""
 
     stream_id: int
     status: str
@@ -85,6 +86,7 @@ class StreamState:
     unreadable_s: float | None = None
     parents: tuple[Parent, ...] = ()
     waits_for: Frontier | None = None
+    dropped: str | None = None
 
     @property
     def quiet_s(self) -> float:

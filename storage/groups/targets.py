@@ -46,14 +46,20 @@ class Target:
     def offset(cls, offset: int) -> Target:
         """That offset in every stream, or its end. Raises `UsageError`."""
         if not 0 <= offset <= LARGEST:
-            raise UsageError(f"offset {offset}: it is a number from 0. To go back by a number of messages, shift.")
+            raise UsageError(
+                f"offset {offset}: an offset is a whole number from 0 to {LARGEST}. Correct it; to go back by a number "
+                "of messages, shift (--shift-by with a negative number)."
+            )
         return cls("offset", offset)
 
     @classmethod
     def shift(cls, count: int) -> Target:
         """So many messages on, or back, in every stream; not beyond its ends. Raises `UsageError`."""
         if abs(count) > LARGEST:
-            raise UsageError(f"shift by {count}: no stream is so long.")
+            raise UsageError(
+                f"shift by {count}: no stream is so long: it is from -{LARGEST} to {LARGEST}. Correct it, or reset to "
+                "the earliest or the latest."
+            )
         return cls("shift", count)
 
     @classmethod

@@ -88,10 +88,15 @@ def parse(text: str) -> Place:
         raise _invalid(shown, "a plain path, without empty parts, . and .., and of letters, digits and _.@:=+~- only")
     if parts.scheme == "file":
         if parts.netloc or parts.query or not path:
-            raise _invalid(shown, "file:// has an absolute directory other than /, no host and no options")
+            raise _invalid(shown, "file:// and an absolute directory other than /, without a host and options")
         return Place("file", path)
-    if parts.scheme != "s3" or not _BUCKET.fullmatch(parts.netloc):
-        raise _invalid(shown, "of the scheme file or s3, the latter with a bucket's name in lower case")
+    if parts.scheme != "s3":
+        raise _invalid(shown, "of the scheme file or s3")
+    if not _BUCKET.fullmatch(parts.netloc):
+        rule = (
+            "s3:// and a bucket: 3 to 63 small letters, digits, dots and hyphens, with a letter or digit at both ends"
+        )
+        raise _invalid(shown, rule)
     return Place("s3", parts.netloc + path, _options(shown, parts.query))
 
 

@@ -24,7 +24,7 @@ import typer
 
 from protocol.errors import SubletError, SubscriptionEnded, UsageError
 from sublet.cli import late
-from sublet.cli.output import Output
+from sublet.cli.output import Output, printable
 
 if TYPE_CHECKING:
     import psycopg
@@ -91,6 +91,14 @@ COMMON = {
     "json": (Json, False),
     "debug": (Debug, False),
 }
+
+
+class PlainFormatter(logging.Formatter):
+    """For people: what could move a cursor, in a group's name say, is escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As it is asked for, in as many lines as the record has."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 class Terminated(KeyboardInterrupt):
@@ -175,11 +183,9 @@ def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
 
 def run(cli: Cli, command: Callable[[], int | None]) -> int:
     """Run a command to its exit code; every error is one sentence on stderr."""
-    logging.basicConfig(
-        level=logging.INFO if cli.debug else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if cli.debug else logging.WARNING, handlers=[handler])
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _terminate)

@@ -93,7 +93,7 @@ def delete(
     cli: Cli,
     subscription: GroupName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-) -> int:
+) -> None:
     """Delete a group with its progress.
 
     Its members end, told that it is deleted. A group that is created under the same name is another one, which starts
@@ -112,12 +112,10 @@ def delete(
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         overview = describe(connection, wanted)
         held = sum(len(member.streams) for member in overview.members)
-        if not yes and not cli.agreed(f"Delete {wanted}, its progress, and the lending of {held} streams?"):
-            cli.say("Nothing was deleted. Answer y, or give --yes.")
-            return 1
+        if not yes:
+            cli.confirm(f"Delete {wanted}, its progress, and the lending of {held} streams?", "Nothing was deleted.")
         deleted = instructions.delete(database.url, wanted)
     if cli.json:
         cli.emit({"subscription": str(wanted), "group_id": deleted, "deleted": True})
     else:
         cli.say(f"The group {wanted} is deleted.")
-    return 0

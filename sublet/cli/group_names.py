@@ -10,17 +10,26 @@ from sublet.cli.command import Cli
 _ESCAPE = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
 
 
-def named(cli: Cli, text: str) -> Subscription:
+def meant(text: str) -> list[Subscription]:
+    """What may be meant where nobody can be asked what is there: the first of them that is. Raises as
+    `Subscription.parse` does."""
+    literal, unescaped = Subscription.parse(text), as_stored(text)
+    return [literal] if unescaped == text else [literal, Subscription.stored(unescaped)]
+
+
+def named(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
     """The subscription that is meant. Of two groups, one with a backslash in its name and one with what that may stand
-    for, the first is. Raises as `Subscription.parse` does."""
+    for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
+    `Subscription.parse` does."""
     from storage.groups import births
 
-    literal, unescaped = Subscription.parse(text), as_stored(text)
-    if unescaped == text:
+    literal, *stored = meant(text)
+    if not stored:
         return literal
     with cli.connection() as connection:
         is_there = births.find_live(connection, literal) is not None
-    return literal if is_there else Subscription.stored(unescaped)
+        is_new = or_new and births.find_live(connection, stored[0]) is None
+    return literal if is_there or is_new else stored[0]
 
 
 def as_stored(text: str) -> str:

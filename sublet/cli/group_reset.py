@@ -65,7 +65,7 @@ def reset(
             "--force", help="Do not wait for members: what they have in hand may be seen twice, and history says so."
         ),
     ] = False,
-) -> int:
+) -> None:
     """Let a group go on from elsewhere: earlier, later, or from the same place again.
 
     A live group is paused first: its members hand over what they have, and nothing is given out under an old position
@@ -93,9 +93,8 @@ def reset(
         if not cli.json:
             _show(cli, moves)
         if not dry_run:
-            if not yes and not cli.agreed(f"Reset {len(moves)} streams of {wanted} to {target}?"):
-                cli.say("Nothing was changed. Answer y, or give --yes.")
-                return 1
+            if not yes:
+                cli.confirm(f"Reset {len(moves)} streams of {wanted} to {target}?", "Nothing was changed.")
             moves = live_reset.reset(
                 database.url,
                 connection,
@@ -111,7 +110,6 @@ def reset(
         cli.emit({**told, "streams": [asdict(move) for move in moves]})
     else:
         cli.say(f"{len(moves)} streams of {wanted} {'would go' if dry_run else 'go'} on from {target}.")
-    return 0
 
 
 def _target(

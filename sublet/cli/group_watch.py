@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import NotFound, Unavailable
 from protocol.words import Subscription
 from sublet.cli.command import NODE_PATIENCE_S, Cli, Nodes, held_back
+from sublet.cli.group_names import meant, named
 from sublet.cli.output import printable
 from sublet.cli.values import GroupName
 
@@ -37,16 +38,37 @@ def watch(cli: Cli, subscription: GroupName, nodes: Nodes = None) -> int:
       sublet groups watch '$share/billing/orders/#' --json | jq 'select(.forced)'
       sublet groups watch '$share/billing/orders/#' --node 10.0.0.5:7411
     """
-    from borrower.watch import Watch
-
-    wanted = Subscription.parse(subscription)
     try:
-        with _way(cli, wanted, nodes) as find, Watch(str(wanted)) as watching:
-            _Show(cli, wanted, watching, find).run()
+        if nodes:
+            _watch_any(cli, meant(subscription), nodes)
+        else:
+            _watch(cli, named(cli, subscription), None)
     except KeyboardInterrupt as interrupt:
         if getattr(interrupt, "number", signal.SIGINT) != signal.SIGINT:
             raise
     return 0
+
+
+def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> None:
+    """The first of them that is there; the nodes say which."""
+    *others, last = wanted
+    for each in others:
+        try:
+            return _watch(cli, each, nodes)
+        except NoSuchGroup:
+            pass
+    return _watch(cli, last, nodes)
+
+
+def _watch(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> None:
+    from borrower.watch import Watch
+
+    with _way(cli, wanted, nodes) as find, Watch(str(wanted)) as watching:
+        _Show(cli, wanted, watching, find).run()
+
+
+class NoSuchGroup(NotFound):
+    """It was not there from the beginning, unlike one that was deleted while it was watched."""
 
 
 class _Show:
@@ -82,7 +104,11 @@ class _Show:
         self._watching.follow(self._find())
         self._watching.ask()
         if not self._answered_at_all and time.monotonic() > self._give_up_at:
-            raise Unavailable(f"no node has said who leads {self._wanted}. {self._trouble}".strip())
+            unsaid = f" {self._trouble}." if self._cli.json and self._trouble else ""
+            raise Unavailable(
+                f"no node has said who leads {self._wanted} within {NODE_PATIENCE_S:g} s.{unsaid} Start one with "
+                "`sublet leader`, or name one that is there with --node."
+            )
 
     def _answered(self, answer: Answer) -> None:
         was_there, self._answered_at_all = self._answered_at_all, True
@@ -102,7 +128,11 @@ class _Show:
         self._cli.say(f"{count} events were lost; {history} has all that is durable.")
 
     def _silent(self, silent: Silent) -> None:
-        self._trouble = f"Node {silent.address} does not answer: {silent.why}"
+        """Told once: to programs, as long as nobody has answered, with the error that follows."""
+        why = silent.why.removeprefix(f"{silent.address}: ")
+        self._trouble = f"Node {silent.address} does not answer: {why}"
+        if self._cli.json and not self._answered_at_all:
+            return
         self._cli.say(f"{self._trouble}. What it told meanwhile, `sublet groups history` has as far as it is durable.")
 
 
@@ -160,7 +190,9 @@ def gone(wanted: Subscription, was_there: bool) -> NotFound:
     """A group that is not there, or not any more."""
     from storage.groups.refusals import no_such_group
 
-    return NotFound(f"group {str(wanted)!r} was deleted while it was watched.") if was_there else no_such_group(wanted)
+    if was_there:
+        return NotFound(f"group {str(wanted)!r} was deleted while it was watched.")
+    return NoSuchGroup(str(no_such_group(wanted)))
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
@@ -70,7 +71,19 @@ class _Light:
 
 
 class _Command(_Light, TyperCommand):
-    pass
+    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
+        """A negative number where an argument belongs is called that, and not an option that is not there."""
+        given = list(arguments)
+        try:
+            rest: list[str] = super().parse_args(context, arguments)
+        except Exception as error:  # which class it has depends on typer's version
+            option = str(getattr(error, "option_name", None))
+            value = next((each for each in given if each.startswith(option)), option)
+            if not re.fullmatch(r"-[0-9.]+[a-z]?", value):
+                raise
+            context.fail(f"{value!r}: no argument of this command is negative. Give a value from 0 on.")
+            raise  # not reached: it has failed
+        return rest
 
 
 class _Conversion:

@@ -158,7 +158,10 @@ def _announcer(cli: Cli, name: str) -> Callable[[str], None]:
 
 def _check_name(name: str) -> None:
     if not name.isprintable() or not 0 < len(name) <= 63 or " " in name:
-        raise InvalidSetting(f"--name {name!r}: a node is named with 1 to 63 printable characters and no blanks.")
+        raise InvalidSetting(
+            f"--name {name!r}: a node is named with 1 to 63 printable characters and no blanks. Choose such a name; "
+            "without --name it is the host's."
+        )
 
 
 def _serve(node: NodeServer) -> int:

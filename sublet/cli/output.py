@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
+from protocol.errors import SubletError, UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -52,10 +54,14 @@ class Output:
         else:
             self.say(f"sublet: {text}")
 
-    def agreed(self, question: str) -> bool:
-        """Ask on stderr; the answer is a line of stdin, and its end is no."""
+    def confirm(self, question: str, otherwise: str) -> None:
+        """Ask on stderr; the answer is a line of stdin, and its end is no. Raises `SubletError`, which begins with
+        `otherwise`, unless it is yes; for programs `UsageError` where nobody sits there who could be asked."""
+        if self.json and not (sys.stdin is not None and sys.stdin.isatty()):
+            raise UsageError(f"{otherwise} With --json it is asked at a terminal only. Give --yes.")
         self.say(f"{question} [y/N]")
-        return sys.stdin is not None and sys.stdin.readline().strip().lower() in ("y", "yes")
+        if sys.stdin is None or sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise SubletError(f"{otherwise} Answer y, or give --yes.")
 
     def emit(self, thing: Any) -> None:
         """An object on stdout, in a line of its own."""
@@ -79,8 +85,9 @@ class Output:
 
 
 def dumps(thing: Any) -> str:
-    """Compact JSON, in the characters it is about."""
-    return json.dumps(thing, ensure_ascii=False, separators=(",", ":"))
+    """Compact JSON, in the characters it is about; what could move a cursor, or turn a line around, is escaped."""
+    text = json.dumps(thing, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

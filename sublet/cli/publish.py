@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from protocol.errors import SubletError
+from protocol.words import check_topic
 from sublet.cli.command import Cli, Nodes, made
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def publish(
     from storage.publish.publisher import MAX_MESSAGE_BYTES
     from sublet.cli.records import chunks
 
+    if topic is not None:
+        check_topic(topic)  # of an empty input nothing would
     with _way(cli, nodes) as make, _input(file) as source, _interruption() as interruption:
         if sys.stdin.isatty() and file is None:
             cli.say("Reading lines from the terminal. Ctrl-D ends.")

@@ -69,13 +69,15 @@ def alter(
     }
     if not changes:
         raise UsageError(
-            f"space {name!r}: nothing to change. Give --retention, --rollover, --compression, --filter or --payloads."
+            f"space {name!r}: nothing to change. Give --retention, --rollover, --compression, --filter, --payloads or "
+            "--no-payloads (with --recall), --tier-after or --no-tier-after; for another number of streams there is "
+            "`sublet spaces reshard`."
         )
     space = changed(cli, partial(alter_space, name=name, **changes))
     if recall:
         space_payloads.bring_back(cli, space.space_id)
     said = f"The space {space.name} holds {space.filter}, kept {kept(space)}, with compression {space.compression}."
-    answer(cli, space, said + outside(space))
+    answer(cli, space, said + outside(space), warning=space_payloads.warn(cli, space, payloads))
 
 
 def retention(

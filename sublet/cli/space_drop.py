@@ -29,7 +29,7 @@ def drop(
         bool,
         typer.Option("--force", help="Also while it holds messages, which are lost, or groups or producers use it."),
     ] = False,
-) -> int:
+) -> None:
     """Drop a space, with all that it holds or --keep it for its groups.
 
     Its topics go on in the next less specific space, `default` at last, in new streams: groups follow by themselves,
@@ -39,7 +39,7 @@ def drop(
     Otherwise what it held ends as by retention, at once: a group that had not consumed it all, be it by one message,
     loses the rest, counted where it was created with --when-gone skip. Else its streams are blocked until they are
     reset, and the new streams that follow them wait. Leader nodes take the tables away, and what lies of them at a
-    place for payloads after the usual grace.
+    place for payloads after the usual grace. --dry-run and the question say which group loses how much.
 
     Examples:
 
@@ -63,17 +63,17 @@ def drop(
             _check_keep(space, force)
         elif not (force or dry_run):
             check_unused(connection, space)
-        for line in found.told():
-            cli.say(f"The space {name}: {line}.")
+        lines = [f"The space {name}: {line}." for line in (*found.told(), *([] if keep else found.losses()))]
+        if not (dry_run or yes):
+            question = f"Drop the space {name} {'and keep' if keep else 'with'} {found.messages} messages?"
+            cli.confirm("\n".join([*lines, question]), "Nothing was dropped.")
+        elif lines and not cli.json:
+            cli.say("\n".join(lines))
         if not dry_run:
-            what = "and keep" if keep else "with"
-            if not yes and not cli.agreed(f"Drop the space {name} {what} {found.messages} messages?"):
-                cli.say("Nothing was dropped. Answer y, or give --yes.")
-                return 1
-            drop_space(connection, name, None if force or keep else check_unused, ends=not keep)
+            check = None if force or keep else check_unused
+            drop_space(connection, name, check, ends=not keep, space_id=space.space_id)
             tell_now(database.url, snapshot.spaces(connection))
     _answer(cli, space, found, others, dry_run, force, keep)
-    return 0
 
 
 def _check_keep(space: Space, force: bool) -> None:

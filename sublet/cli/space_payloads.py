@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protocol.errors import UsageError
+from protocol.errors import PayloadUnavailable, UsageError
 from sublet.cli import values
 from sublet.cli.command import Cli
+
+if TYPE_CHECKING:
+    from storage.routing import Space
 
 Payloads = Annotated[
     str | None,
@@ -48,6 +54,28 @@ def changes(
     if tier_after is not None or no_tier_after:
         found["tier_after_s"] = None if tier_after is None else values.seconds(tier_after)
     return found
+
+
+def warn(cli: Cli, space: Space, given: str | None) -> str | None:
+    """Say, and return, what is to be done where the directory that was just given is not on this machine; None where it
+    is. It may be well: nodes may run elsewhere. Of S3 nothing is asked."""
+    from storage.payloads.place import parse
+    from storage.payloads.stores import store
+    from storage.payloads.together import TO_READ, once
+
+    if given is None or space.payloads is None or (place := parse(space.payloads)).scheme != "file":
+        return None
+    directory = Path(place.root)
+    with suppress(PayloadUnavailable):  # it hangs
+        if once(store(place), TO_READ, directory.is_dir):
+            return None
+    text = (
+        f"{place}: there is no such directory on this machine. Where nodes and consumers run it has to be there, and "
+        f"nobody makes it: mount it, or mkdir -p {shlex.quote(place.root)}. `sublet doctor` says whether that is done."
+    )
+    if not cli.json:
+        cli.say(f"Warning: {text}")
+    return text
 
 
 def bring_back(cli: Cli, space_id: int) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sublet.cli import space_alter, space_drop, values
 from sublet.cli.command import Cli, group, made
 from sublet.cli.space_change import Compression, Name, answer, as_json, changed, outside
-from sublet.cli.space_payloads import Payloads, TierAfter
+from sublet.cli.space_payloads import Payloads, TierAfter, warn
+
+if TYPE_CHECKING:
+    from storage.space_uses import Dropped
 
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
 Shards = Annotated[
@@ -66,11 +70,14 @@ def create(
         tier_after_s=None if tier_after is None else values.seconds(tier_after),
     )
     space = changed(cli, create)
-    answer(cli, space, f"The space {space.name} holds {space.filter} in {space.shards} streams.{outside(space)}")
+    said = f"The space {space.name} holds {space.filter} in {space.shards} streams.{outside(space)}"
+    answer(cli, space, said, warning=warn(cli, space, payloads))
 
 
 def list_(cli: Cli) -> None:
     """List the spaces and what they are set to.
+
+    Behind them, those that were dropped and hold messages still: what is left, and until when.
 
     Example:
 
@@ -79,22 +86,43 @@ def list_(cli: Cli) -> None:
     """
     from storage.catalogue import list_spaces
     from storage.outbox import waiting
+    from storage.space_uses import left_of_dropped
 
     with cli.connection() as connection:
-        spaces, outbox = list_spaces(connection), waiting(connection)
+        spaces, outbox, dropped = list_spaces(connection), waiting(connection), left_of_dropped(connection)
     if outbox.messages:
         messages, oldest_s = outbox.messages, outbox.oldest_s
         cli.say(f"{messages} published by SQL wait for a leader node to move them, the oldest for {oldest_s:.1f} s.")
     if outbox.refused:
         cli.say(f"{outbox.refused} published by SQL could not be moved: see `reason` in the table outbox_refused.")
     if cli.json:
-        cli.emit({"spaces": [as_json(space) for space in spaces], "outbox": asdict(outbox)})
+        live = [{**as_json(space), "state": "live"} for space in spaces]
+        cli.emit({"spaces": live, "dropped": [_left_as_json(one) for one in dropped], "outbox": asdict(outbox)})
         return
     rows = [
-        (s.name, s.filter, s.shards, _duration(s.retention_s), _duration(s.rollover_s), s.compression, s.payloads)
+        (s.name, s.filter, s.shards, *map(_duration, (s.retention_s, s.rollover_s)), s.compression, s.payloads,
+         _duration(s.tier_after_s))
         for s in spaces
-    ]
-    cli.table(("SPACE", "FILTER", "SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS"), rows)
+    ]  # fmt: skip
+    settings = ("SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS", "TIER-AFTER>")
+    cli.table(("SPACE", "FILTER", *settings), rows)
+    if dropped:
+        cli.tell([""])
+        left = [(one.space.name, "dropped", one.space.filter, one.messages, _until(one)) for one in dropped]
+        cli.table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), left)
+
+
+def _left_as_json(one: Dropped) -> dict[str, Any]:
+    left = {"dropped_at": _time(one.dropped_at), "messages": one.messages}
+    return {**as_json(one.space), "state": "dropped", **left, "until": one.until and _time(one.until)}
+
+
+def _until(one: Dropped) -> str:
+    return "for ever" if one.until is None else _time(one.until)
+
+
+def _time(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def reshard(

@@ -202,7 +202,7 @@ def begin(text: str) -> str | int | datetime:
     if text == "active":
         raise UsageError("--from 'active': is for whole epochs. Add --epochs, or begin elsewhere.")
     if text.isascii() and text.isdigit():
-        return int(text)
+        return whole("--from", text)
     if _DURATION.fullmatch(text):
         return ago("--from", text, "earliest")
     try:

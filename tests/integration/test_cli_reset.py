@@ -244,7 +244,8 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
     for options, told in (
         ([], "0 places to go on from: give one of --to-earliest"),
         (["--to-earliest", "--to-latest"], "2 places to go on from"),
-        (["--to-offset", "-1"], "offset -1: it is a number from 0"),
+        (["--to-offset", "-1"], "offset -1: an offset is a whole number from 0 to"),
+        (["--to-offset", "9223372036854775808"], "offset 9223372036854775808: an offset is a whole number from 0 to"),
         (["--to-time", "yesterday"], "yesterday"),
         (["--to-time", "12"], "--to-time '12': give a time"),
         (["--by-duration", "x"], "duration 'x'"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from storage.groups.postgres import PostgresGroups
 from storage.log import Producer
 from storage.publish import Publisher
 from storage.retention import retain
-from storage.spaces import create_space
+from storage.spaces import create_space, drop_space
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
@@ -109,6 +112,82 @@ def test_a_space_that_is_used_is_not_dropped_without_force(
     assert len(retain(conn)) == 0
 
 
+def test_who_would_lose_how_much_is_told_before_it_is_dropped(
+    shell: Shell, conn: psycopg.Connection[Any], database: str
+) -> None:
+    publish(database, range(30))
+    behind, done_with, new = BEHIND, "$share/done/#", "$share/new/orders/#"
+    store = PostgresGroups(database)
+    for group in (behind, done_with):
+        store.declare_group(Subscription.parse(group), GroupOptions(Start.EARLIEST))
+    store.declare_group(Subscription.parse(new), GroupOptions(Start.LATEST))
+    store.close()
+    for group in (done_with, new):
+        assert shell.run("groups", "reset", group, "--to-latest", "--yes").code == 0
+    assert shell.run("spaces", "rollover", "orders").code == 0
+    publish(database, range(3))
+    losses = {behind: 33, done_with: 3, new: 3}
+    told = done(shell.run(*DROP, "--force", "--dry-run", "--json"))
+    assert {group["subscription"]: group["unread_messages"] for group in told["groups"]} == losses
+    assert all(0 < group["unread_streams"] <= 4 for group in told["groups"])
+    asked = shell.run(*DROP, "--force", stdin="n\n")
+    assert asked.code == 1
+    for said in (shell.run(*DROP, "--force", "--dry-run").err, asked.err):
+        for group, messages in losses.items():
+            assert f"The space orders: {group} loses {messages} unread messages, in " in said
+    assert shell.run("spaces", "retention", "orders", "7d").code == 0
+    assert "unread" not in shell.run(*DROP, "--keep", "--dry-run").err, "nobody loses anything"
+
+
+def test_whoever_asks_why_is_told_that_the_space_was_dropped_once_for_all_its_streams(
+    shell: Shell, conn: psycopg.Connection[Any], database: str
+) -> None:
+    store = PostgresGroups(database)
+    store.declare_group(Subscription.parse(BEHIND), GroupOptions(Start.EARLIEST))
+    store.close()
+    publish(database, range(30))
+    streams = [row[0] for row in conn.execute(
+        "select stream_id from stream join space using (space_id) where name = 'orders' and head > 0 order by 1"
+    )]  # fmt: skip
+    assert len(streams) == 2
+    assert shell.run(*DROP, "--force", "--yes").code == 0
+    told = shell.run("groups", "why", BEHIND).out
+    entry = f"gone: streams {streams[0]}-{streams[1]}\n  the space orders was dropped with messages that the group had "
+    assert entry in told, told
+    assert "retention" not in told
+    assert told.count(f"sublet groups reset '{BEHIND}' --to-current") == 1
+
+
+def test_who_has_not_read_what_it_holds_under_an_older_filter_uses_it_too(
+    shell: Shell, conn: psycopg.Connection[Any], database: str
+) -> None:
+    store = PostgresGroups(database)
+    store.declare_group(Subscription.parse("$share/old/orders/#"), GroupOptions(Start.EARLIEST))
+    publish(database, range(5))
+    assert shell.run("spaces", "alter", "orders", "--filter", "bills/#").code == 0
+    store.declare_group(Subscription.parse("$share/later/orders/#"), GroupOptions(Start.LATEST))
+    store.close()
+    told = done(shell.run(*DROP, "--dry-run", "--json"))
+    assert [(group["subscription"], group["unread_messages"]) for group in told["groups"]] == [
+        ("$share/old/orders/#", 5)
+    ]
+
+
+def test_a_space_that_was_made_anew_after_the_question_is_not_dropped(
+    shell: Shell, conn: psycopg.Connection[Any]
+) -> None:
+    dropping = shell.start(*DROP, stdin=subprocess.PIPE)
+    dropping.says("[y/N]")
+    before = find_space(conn, "orders").space_id
+    drop_space(conn, "orders")
+    after = create_space(conn, "orders", "orders/#").space_id
+    dropping.stdin.write(b"y\n")
+    dropping.stdin.close()
+    told = f"the one that was meant (id {before}) is gone, and another has its name by now (id {after})"
+    refused(dropping.end(), 4, told)
+    assert find_space(conn, "orders").space_id == after
+
+
 def test_what_is_published_while_it_is_dropped_is_not_lost(shell: Shell, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "orders")
     with connect(conn.info.dsn) as watching, conn.transaction():
@@ -132,8 +211,18 @@ def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Conne
     assert (told["dropped"], told["kept"], told["messages"]) == (True, True, 20)
     assert "orders" not in {space.name for space in list_spaces(conn)}
     assert retain(conn) == [], "its retention is not over"
+    listed = done(shell.run("spaces", "list", "--json"))
+    assert [(space["name"], space["state"]) for space in listed["spaces"]] == [("default", "live")]
+    (left,) = listed["dropped"]
+    assert (left["name"], left["state"], left["messages"]) == ("orders", "dropped", 20)
+    kept = datetime.fromisoformat(left["until"]) - datetime.fromisoformat(left["dropped_at"])
+    assert abs(kept - timedelta(days=7)) < timedelta(seconds=60)
+    assert re.search(rf"^orders +dropped +orders/# +20 {left['until']}$", shell.run("spaces", "list").out, re.MULTILINE)
     states = "select s.state, g.state from stream s join generation g using (generation_id) where stream_id = %s"
     assert conn.execute(states, (stream,)).fetchone() == ("closed", "closed")
+    conn.execute("update generation set closed_at = closed_at - interval '8 days' where state = 'closed'")
+    assert retain(conn)
+    assert done(shell.run("spaces", "list", "--json"))["dropped"] == [], "nothing is left of it"
 
 
 @pytest.mark.long
@@ -170,7 +259,8 @@ def test_by_force_it_goes_from_under_live_groups_and_who_was_behind_is_told(
     late = Consumer(database, BEHIND)
     with late.session:
         eventually(lambda: "blocked" in statuses(shell, BEHIND), WAIT_S)
-        assert "is gone by retention" in shell.run("groups", "why", BEHIND).out
+        why = "it is blocked: the space orders was dropped with messages that the group had not consumed"
+        eventually(lambda: shell.run("groups", "why", BEHIND).out.count(why) == 1, WAIT_S)
         assert shell.run("groups", "reset", BEHIND, "--to-current", "--yes", "--timeout", "30s").code == 0
         late.until(range(41, 60))
     assert sorted(late.seen) == list(range(41, 60))

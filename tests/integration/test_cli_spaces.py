@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -29,10 +31,33 @@ def test_a_space_is_altered_in_what_is_given_and_stays_as_it_is_in_the_rest(
     answer = shell.run("spaces", "retention", "orders", "none")
     assert (answer.code, "keeps messages for ever" in answer.err) == (0, True)
     assert find_space(conn, "orders").retention_s is None
-    refused(shell.run("spaces", "alter", "orders"), 2, "nothing to change. Give --retention")
+    refused(shell.run("spaces", "alter", "orders"), 2, "nothing to change. Give --retention", "--tier-after", "reshard")
+    zero = "retention_s 0: must be above 0 seconds. Leave it out for no limit, or alter it to none"
+    refused(shell.run("spaces", "retention", "orders", "0"), 2, zero)
+    refused(shell.run("spaces", "retention", "orders", "-5d"), 2, "'-5d': no argument of this command is negative")
+    refused(shell.run("spaces", "retention", "orders", "--no-such"), 2, "No such option: --no-such")
     refused(shell.run("spaces", "retention", "orders", "soon"), 2, "duration 'soon'")
     refused(shell.run("spaces", "retention", "orders", "7"), 2, "duration '7': it has no unit. Say of what: 7s, 7m, 7h")
     refused(shell.run("spaces", "retention", "none", "7d"), 3, "there is no such space. There are: default, orders")
+
+
+@pytest.mark.conforms("A9")
+def test_a_place_that_is_not_on_this_machine_is_warned_of_and_taken(shell: Shell, tmp_path: Path) -> None:
+    there, missing = tmp_path / "there", tmp_path / "no such"
+    there.mkdir()
+    told = f"file://{missing}: there is no such directory on this machine."
+    remedy = f"mkdir -p '{missing}'"
+    made = shell.run("spaces", "create", "orders", "orders/#", "--payloads", f"file://{missing}")
+    assert (made.code, f"Warning: {told}" in made.err, remedy in made.err) == (0, True, True), made.err
+    altered = shell.run("spaces", "alter", "orders", "--payloads", f"file://{missing}", "--json")
+    assert told in done(altered)["warning"]
+    assert altered.err == ""
+    assert done(shell.run("spaces", "alter", "orders", "--payloads", f"file://{there}", "--json"))["warning"] is None
+    there.rmdir()
+    later = shell.run("spaces", "alter", "orders", "--tier-after", "1d")
+    assert (later.code, "Warning" in later.err) == (0, False), "it was not given now"
+    listed = shell.run("spaces", "list").out
+    assert re.search(rf"^orders .* file://{there} +86400 s$", listed, re.MULTILINE), listed
 
 
 @pytest.mark.conforms("A9")

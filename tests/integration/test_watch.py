@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from protocol.words import Filter, Subscription
+from storage.groups.model import GroupOptions
+from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher
 from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell
 from tests.kit import eventually
@@ -167,6 +170,26 @@ def test_a_group_that_is_not_there_or_not_any_more_is_not_found(shell: Shell) ->
     assert (ended.code, "was deleted while it was watched" in ended.err) == (3, True), ended.err
 
 
+@pytest.mark.conforms("A9")
+def test_a_group_is_watched_by_the_name_that_is_printed(shell: Shell, database: str) -> None:
+    printed, literal = "$share/evil\\x1b\\u202ea/a", Subscription("share", "evil\\x1b\\u202ea", Filter("a"))
+    store = PostgresGroups(database)
+    store.declare_group(Subscription("share", "evil\x1b\u202ea", Filter("a")), GroupOptions())
+    node = shell.leader("n1")
+    for way in ((), ("--node", address(node))):
+        with away(shell) if way else contextlib.nullcontext():
+            watch = shell.start("groups", "watch", printed, *way)
+            watch.says(f"Watching {printed}: nobody leads it at present.")
+        assert watch.ask(signal.SIGINT).code == 0
+    store.declare_group(literal, GroupOptions())
+    watch = shell.start("groups", "watch", printed, "--node", address(node))
+    watch.says("Watching")
+    assert shell.run("groups", "delete", printed, "--yes").code == 0
+    ended = watch.end()
+    assert (ended.code, "was deleted while it was watched" in ended.err) == (3, True), "and it goes on with no other"
+    store.close()
+
+
 @pytest.mark.long
 @pytest.mark.conforms("A9")
 def test_without_a_node_there_is_nothing_to_watch(shell: Shell) -> None:
@@ -176,5 +199,11 @@ def test_without_a_node_there_is_nothing_to_watch(shell: Shell) -> None:
             answer = shell.run("groups", "watch", GROUP, *way)
         assert (answer.code, answer.out) == (5, ""), answer.err
         assert "Traceback" not in answer.err
+        assert answer.err.count("UNAVAILABLE") == len(way) // 2, answer.err
+        assert answer.err.count("127.0.0.1:1 does not answer: UNAVAILABLE: ") == len(way) // 2, answer.err
+    with away(shell):
+        answer = shell.run("groups", "watch", GROUP, "--node", "127.0.0.1:1", "--json")
+    assert json.loads(answer.err)["exit_code"] == 5
+    assert answer.err.count("UNAVAILABLE") == 1, "one object, with the reason in it"
     refused = shell.run("groups", "watch", GROUP, "--node", "nowhere")
     assert (refused.code, "HOST:PORT" in refused.err) == (2, True), refused.err

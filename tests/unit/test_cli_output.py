@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import re
 
 import pytest
 
+from protocol.errors import SubletError, UsageError
+from sublet.cli.command import PlainFormatter
 from sublet.cli.output import Output
 
 COLUMNS = ("STREAM>", "POSITION>", "AT", "OWNER", "REASON")
@@ -23,3 +28,57 @@ def test_numbers_and_times_are_read_whole_however_narrow_the_terminal_is(
     for whole in map(str, ROW[:3]):
         assert whole in shown, shown
     assert (ROW[4] in shown) is (width != 80), "it is broken where it has room at all"
+
+
+@pytest.mark.parametrize("odd", ["\x9b2J", "\u202eabc", "\u2028", "\u2029", "\u200b", "\U000e0041", "\ud800"])
+def test_what_moves_a_cursor_or_turns_a_line_around_is_escaped_in_json_and_tables_alike(
+    odd: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"ü☃{odd}"
+    Output(json=True).emit({"subscription": text})
+    Output(json=False).table(("GROUP",), [(text,)])
+    Output(json=False).tell([text])
+    Output(json=False).say(text)
+    told = capsys.readouterr()
+    shown = told.out.replace("\n", "") + told.err.replace("\n", "")
+    assert shown.isprintable(), shown
+    assert "ü☃" in shown
+    assert json.loads(told.out.splitlines()[0]) == {"subscription": text}
+
+
+def test_a_log_for_people_turns_no_line_around() -> None:
+    record = logging.LogRecord(
+        "leader", logging.WARNING, __file__, 1, "%s: two\nlines", ("$share/a\u202e\x1b[2J/#",), None
+    )
+    assert PlainFormatter("%(levelname)s %(message)s").format(record) == (
+        "WARNING $share/a\\u202e\\x1b[2J/#: two\nlines"
+    )
+
+
+class Terminal(io.StringIO):
+    """A stdin that somebody types into."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_who_sits_at_a_terminal_is_asked_under_json_too(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("y\nn\n"))
+    Output(as_json).confirm("Delete it?", "Nothing was deleted.")
+    with pytest.raises(SubletError, match=r"Nothing was deleted\. Answer y, or give --yes\.") as refused:
+        Output(as_json).confirm("Delete it?", "Nothing was deleted.")
+    assert refused.value.exit_code == 1
+    assert capsys.readouterr().err == "Delete it? [y/N]\n" * 2
+
+
+def test_who_cannot_be_asked_is_refused_under_json_and_else_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdin in (None, io.StringIO("y\n")):
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(UsageError, match="Give --yes"):
+            Output(json=True).confirm("Delete it?", "Nothing was deleted.")
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(SubletError, match="Nothing was deleted"):
+        Output(json=False).confirm("Delete it?", "Nothing was deleted.")

@@ -44,6 +44,11 @@ def test_numbers_and_times_out_of_range_are_refused() -> None:
     for text in (str(2**63), "9" * 20, "9" * 5000, "-1", "x"):
         with pytest.raises(UsageError, match="give a whole number of at least 0, and at most 9223372036854775807"):
             whole("--limit", text)
+    assert begin(str(2**63 - 1)) == 2**63 - 1
+    with pytest.raises(
+        UsageError, match="--from '9223372036854775808': give a whole number of at least 0, and at most"
+    ):
+        begin(str(2**63))
     assert moment("--at", "2026-01-31T12:00:00+01:00") == datetime(2026, 1, 31, 11, tzinfo=UTC)
     for text, told in (
         ("9999-12-31T23:59:59-14:00", "In UTC this one is before the year 1 or after 9999"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from storage.groups import quiet
-from storage.groups.quiet import Quiet
+from storage.groups.quiet import CAUSES, LONGEST, Quiet, cause
 
 
 class Clock:
@@ -46,3 +46,33 @@ def test_only_so_many_subjects_are_remembered() -> None:
     assert len(asked._told) == quiet.REMEMBERED
     assert asked.ask(quiet.REMEMBERED) is None
     assert asked.ask(0) == 0, "forgotten"
+
+
+def test_another_cause_is_told_at_once_and_the_same_one_is_kept_back() -> None:
+    clock = Clock()
+    asked = Quiet(10.0, clock)
+    assert [asked.ask("a", "full"), asked.ask("a", "full"), asked.ask("a", "away")] == [0, None, 0]
+    assert [asked.ask("a", "full"), asked.ask("a", "away"), asked.ask("b", "full")] == [None, None, 0]
+    clock.now += 10.0
+    assert [asked.ask("a", "full"), asked.ask("a", "away")] == [2, 1]
+    assert asked.over("a")
+    assert [asked.ask("a", "away"), asked.ask("a", "full")] == [0, 0]
+
+
+def test_of_one_subject_only_so_many_causes_are_told_apart() -> None:
+    clock = Clock()
+    asked = Quiet(10.0, clock)
+    told = [asked.ask("a", f"cause {number}") for number in range(CAUSES + 100)]
+    assert told == [0] * (CAUSES + 1) + [None] * 99, "the others are one more"
+    assert len(asked._told["a"]) == CAUSES + 1
+    clock.now += 10.0
+    assert asked.ask("a", "one that is new") == 0
+    assert len(asked._told["a"]) == 1, "what may be told again is forgotten where there is no room"
+
+
+def test_a_cause_is_the_same_whatever_ids_and_times_it_names() -> None:
+    one, two = (cause(OSError(f"block_{n}: no space left at 12:0{n}:07 (/mnt/9f{n}e-{n})")) for n in (3, 4))
+    assert one == two
+    assert one != cause(OSError("block_3: read-only file system at 12:03:07 (/mnt/9f3e-3)"))
+    assert one != cause(ValueError("block_3: no space left at 12:03:07 (/mnt/9f3e-3)"))
+    assert len(cause(OSError("x" * 10**6))) < LONGEST + 20

@@ -23,6 +23,7 @@ LED = GroupState(
 UNLED = replace(LED, led_by=None, nodes=2)
 FREE = StreamState(12, "free", 4, 10, False, 6, age_s=60.0, rested_s=60.0)
 HELD = replace(FREE, status="held", owner="etl", rested_s=1.0)
+DROPPED = replace(FREE, gone=True, lag=None, dropped="orders")
 QUOTED = "'$share/billing/orders/#'"
 FRONT = Frontier("orders", "7", ("closing",))
 PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
@@ -50,6 +51,24 @@ PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
             "blocked", f"groups reset {QUOTED} --stream 12 --to-earliest",
         ),
         (Reason.GONE, replace(LED, skips_gone=True), replace(FREE, gone=True, lag=None), "finished without them", None),
+        (
+            Reason.GONE, LED, DROPPED,
+            "the space orders was dropped with messages that the group had not consumed: with its leader's next look "
+            "it is blocked", f"in all streams: sublet groups reset {QUOTED} --to-current",
+        ),
+        (Reason.GONE, replace(LED, skips_gone=True), DROPPED, "the space orders was dropped", None),
+        (
+            Reason.BLOCKED, LED, replace(DROPPED, status="blocked", blocked_because="offset 4 is gone by retention"),
+            "it is blocked: the space orders was dropped with messages", f"sublet groups reset {QUOTED} --to-current",
+        ),
+        (
+            Reason.BLOCKED, replace(LED, atomic=True), replace(DROPPED, status="blocked"), "orders was dropped",
+            f"sublet groups reset {QUOTED} --to-earliest",
+        ),
+        (
+            Reason.BLOCKED, LED, replace(DROPPED, gone=False, status="blocked", blocked_because="lost 5 times"),
+            "it is blocked: lost 5 times", "--stream 12 --to-current",
+        ),
         (
             Reason.PAUSED, replace(LED, paused="repairs"), FREE, "the group is paused: repairs",
             f"groups resume {QUOTED}",

@@ -230,3 +230,4 @@ def test_what_is_no_question_is_refused(payload: bytes) -> None:
 
 def test_a_question_names_a_subscription() -> None:
     assert question(GroupEvent(b'{"watch": "$shared/g/#"}')) == WANTED
+    assert question(GroupEvent(b'{"watch": "$share/a\\u001b/#"}')).group == "a\x1b", "a group of old may be named so"

@@ -1,0 +1,14 @@
+"""What people are told of who uses a space."""
+
+from __future__ import annotations
+
+from storage.space_uses import MOST_LOSSES, UsedBy, Uses
+
+
+def test_of_very_many_groups_that_would_lose_something_the_first_are_named_and_the_others_counted() -> None:
+    groups = [UsedBy("$share/done/#", 1, 0, 0), *(UsedBy(f"$share/g{n}/#", 0, 2, n) for n in range(1, MOST_LOSSES + 6))]
+    lines = Uses(100, tuple(groups), ()).losses()
+    assert lines[0] == "$share/g1/# loses 1 unread messages, in 2 streams"
+    assert len(lines) == MOST_LOSSES + 1
+    assert lines[-1] == "and 5 more groups lose some"
+    assert Uses(100, tuple(groups[: MOST_LOSSES + 1]), ()).losses() == lines[:-1]
