@@ -176,7 +176,7 @@ def _nodes(connection: Connection, protocol_version: int) -> Finding:
     undo = f"sublet nodes drain {quote(drained[0])} --undo" if drained else None
     if not nodes and undo:
         said = f"no node is there that may lead: an operator has drained {_some(drained)}"
-        hint = f"Let it lead again, {undo}, or start another: sublet leader --name ANOTHER --listen HOST:PORT"
+        hint = f"Start another, sublet leader --name ANOTHER --listen HOST:PORT, or let it lead again: {undo}"
         return Finding("nodes", State.ERROR, said, hint)
     if not nodes:
         return Finding("nodes", State.ERROR, "no leader node is there", "Start one: sublet leader")

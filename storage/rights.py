@@ -6,7 +6,18 @@ from typing import Any
 
 import psycopg
 
-_READ = ("space", "generation", "stream", "block", "consumer_group", "leadership", "lending", "node", "payload_place")
+_READ = (
+    "space",
+    "generation",
+    "stream",
+    "block",
+    "consumer_group",
+    "leadership",
+    "lending",
+    "lending_history",
+    "node",
+    "payload_place",
+)
 _PUBLISHED = {
     "select": ("space", "generation", "stream", "block", "producer", "capability", "staged_block", "sink_batch"),
     "insert": ("block", "producer", "capability", "staged_block", "sink_batch"),

@@ -29,8 +29,7 @@ select c.group_id, c.kind, c.name, c.filter, count(l.stream_id) filter (where l.
   left join (lending l join stream s on s.stream_id = l.stream_id and s.space_id = %(space)s) using (group_id)
  where c.deleted_at is null group by c.group_id order by c.name, c.filter, c.kind"""
 
-# As lag is counted (storage.groups.overview), and of what is open as if it were closed: it will be. A blocked stream's
-# messages are unread as well.
+# As lag is counted (storage.groups.overview). A blocked stream's messages are unread as well.
 _UNREAD = """
 with line as (
   select l.group_id, l.stream_id, l.status, l.position
@@ -40,7 +39,8 @@ with line as (
   select u.group_id, s.stream_id, 'new', 0
     from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
     join consumer_group c using (group_id)
-    join generation n on n.space_id = %(space)s and n.filter = u.filter and n.generation_id > c.after_generation
+    join generation n on n.space_id = %(space)s and n.state <> 'gone' and n.filter = u.filter
+                     and n.generation_id > c.after_generation
     join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
    where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id))
 select line.group_id, count(*), sum(s.head - line.position)
@@ -50,7 +50,7 @@ select line.group_id, count(*), sum(s.head - line.position)
 
 _LEFT = """
 select p.space_id, p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression, p.payloads, p.tier_after_s,
-       p.dropped_at, sum(s.head), max(g.closed_at) + make_interval(secs => p.retention_s)
+       p.dropped_at, sum(s.head), max(g.closed_at) filter (where s.head > 0) + make_interval(secs => p.retention_s)
   from space p join generation g using (space_id) join stream s using (generation_id)
  where p.dropped_at is not null and g.state <> 'gone'
  group by p.space_id having sum(s.head) > 0 order by p.name, p.space_id"""

@@ -89,7 +89,8 @@ class Slots:
 
     def stuck(self) -> int:
         """How many have a holder who cannot read on."""
-        return sum(slot.assignment is not None and slot.assignment.trouble != "" for slot in self._slots.values())
+        lent = [slot.assignment for slot in tuple(self._slots.values())]  # in one step: metrics ask from another thread
+        return sum(assignment is not None and assignment.trouble != "" for assignment in lent)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots.values())

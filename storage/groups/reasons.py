@@ -65,12 +65,17 @@ def _went_with_its_space(stream: StreamState) -> bool:
 
 def _dropped(stream: StreamState) -> str:
     """Without offsets: it is the same of all streams of that space."""
-    return f"the space {stream.dropped} was dropped with messages that the group had not consumed"
+    return (
+        f"messages that the group had not consumed are gone, with the space {stream.dropped}, which was dropped, or by "
+        "its retention"
+    )
 
 
 def _go_on_without_space(group: GroupState) -> str:
-    how = "--to-earliest" if group.atomic else "--to-current"
-    return f"Go on without them, in all streams: sublet groups reset {_quoted(group)} {how}"
+    reset = f"sublet groups reset {_quoted(group)}"
+    if group.atomic:
+        return f"Go on without them; what is left of all spaces is given again: {reset} --to-earliest"
+    return f"Go on without them, in all blocked streams (in one: with --stream N): {reset} --to-current"
 
 
 def _unblock(group: GroupState, stream: StreamState) -> str:

@@ -17,7 +17,7 @@ from protocol.messages import PROTOCOL_VERSION
 from protocol.words import Start, Subscription
 from sublet.cli import values
 from sublet.cli.command import Cli, Nodes, made
-from sublet.cli.group_names import named
+from sublet.cli.group_names import as_typed, named
 from sublet.cli.printer import Printer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def consume(
     from borrower.session import Session
 
     begin = Start.parse(start)
-    wanted = Subscription.parse(subscription) if nodes else named(cli, subscription, or_new=True)
+    wanted = as_typed(subscription) if nodes else named(cli, subscription, or_new=True)
     printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
     patience_s = None if idle_exit is None else values.fine_seconds(idle_exit)
     with (

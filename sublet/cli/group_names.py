@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from protocol.errors import UsageError
 from protocol.words import Subscription
 from sublet.cli.command import Cli
 
@@ -32,6 +33,17 @@ def named(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
     return literal if is_there or is_new else stored[0]
 
 
+def as_typed(text: str) -> Subscription:
+    """For whom a group is made that is not there, where nobody can be asked. Raises `UsageError` for a printed name."""
+    literal, *stored = meant(text)
+    if stored:
+        raise UsageError(
+            f"{text!r} has an escape, as commands print it, and nodes cannot be asked which group that is. Type the "
+            "name itself, or consume without --node."
+        )
+    return literal
+
+
 def as_stored(text: str) -> str:
     """The text before it was printed: escapes of what is printed as an escape become that again, and no others."""
     return _ESCAPE.sub(_character, text)
@@ -42,4 +54,5 @@ def _character(found: re.Match[str]) -> str:
         character = found[0].encode().decode("unicode_escape")
     except UnicodeDecodeError:  # beyond the last one
         return found[0]
-    return found[0] if character.isprintable() or "\ud800" <= character <= "\udfff" else character
+    is_none = character.isprintable() or character == "\0" or "\ud800" <= character <= "\udfff"
+    return found[0] if is_none else character

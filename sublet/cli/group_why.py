@@ -62,7 +62,7 @@ def _in_all(wanted: str, answers: Sequence[Answer], at_work: int) -> str:
         where = f"{behind} of {len(answers)} streams of {wanted} are not consumed to their ends"
         return f"{where}. Being consumed right now: {at_work}."
     held, finished = (sum(each.line.status == status for each in answers) for status in ("held", "finished"))
-    over = f", closed for good: {finished}" if finished else ""
+    over = f", finished: {finished}" if finished else ""
     return f"Nothing waits: all {len(answers)} streams of {wanted} are consumed to their ends. Held: {held}{over}."
 
 

@@ -64,8 +64,8 @@ def describe(
     end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. Members
     that hold no stream stand by; only their leader knows them, and is asked. A blocked stream is lent to nobody, for
     the reason shown: see docs/guarantees.md. One is stuck while its owner cannot read what comes next, for the reason
-    shown. A free stream may be kept for the return of a named session that has left. Finished streams, which are
-    closed and consumed to their ends, are counted, and shown with --all.
+    shown. A free stream may be kept for the return of a named session that has left. Finished streams, which have
+    nothing more for the group, are counted, and shown with --all.
     Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
     twice; of many such moves the 20 newest are shown, and their number is told.
 
@@ -107,9 +107,7 @@ def describe(
     )
     finished = 0 if all_ else overview.statuses.get(LendingStatus.FINISHED, 0)
     if finished:
-        cli.say(
-            f"Finished streams, which are closed and consumed to their ends, left out: {finished}. --all shows them."
-        )
+        cli.say(f"Finished streams, which have nothing more for the group, left out: {finished}. --all shows them.")
     if overview.forced.lines:
         cli.write(["", "Moves by force within the last day, and the offsets that may have been seen twice:", ""])
         cli.table(

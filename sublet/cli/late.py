@@ -81,7 +81,7 @@ class _Command(_Light, TyperCommand):
             value = next((each for each in given if each.startswith(option)), option)
             if not re.fullmatch(r"-[0-9.]+[a-z]?", value):
                 raise
-            context.fail(f"{value!r}: no argument of this command is negative. Give a value from 0 on.")
+            context.fail(f"{value!r} is negative, and no argument of this command may be. Correct it.")
             raise  # not reached: it has failed
         return rest
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from sublet.cli.output import escaped
+
 EVENTS = "sublet.events"
 """The logger that what happens to groups goes to, where it is wanted."""
 
@@ -38,7 +40,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps({**getattr(record, "fields", {}), **told}, ensure_ascii=False, default=str)
+        return escaped(json.dumps({**getattr(record, "fields", {}), **told}, ensure_ascii=False, default=str))
 
 
 def json_logs(node: str) -> Callable[[str], None]:

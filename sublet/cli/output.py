@@ -86,7 +86,11 @@ class Output:
 
 def dumps(thing: Any) -> str:
     """Compact JSON, in the characters it is about; what could move a cursor, or turn a line around, is escaped."""
-    text = json.dumps(thing, ensure_ascii=False, separators=(",", ":"))
+    return escaped(json.dumps(thing, ensure_ascii=False, separators=(",", ":")))
+
+
+def escaped(text: str) -> str:
+    """JSON, in which what cannot be printed is escaped as JSON has it."""
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 

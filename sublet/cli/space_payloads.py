@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,12 +66,13 @@ def warn(cli: Cli, space: Space, given: str | None) -> str | None:
 
     if given is None or space.payloads is None or (place := parse(space.payloads)).scheme != "file":
         return None
-    directory = Path(place.root)
-    with suppress(PayloadUnavailable):  # it hangs
-        if once(store(place), TO_READ, directory.is_dir):
+    found = "does not answer from"
+    with suppress(PayloadUnavailable):
+        if once(store(place), TO_READ, partial(os.path.isdir, place.root)):  # what cannot be looked at is none
             return None
+        found = "is not there, or not to be seen, on"
     text = (
-        f"{place}: there is no such directory on this machine. Where nodes and consumers run it has to be there, and "
+        f"{place}: the directory {found} this machine. Where nodes and consumers run it has to be there, and "
         f"nobody makes it: mount it, or mkdir -p {shlex.quote(place.root)}. `sublet doctor` says whether that is done."
     )
     if not cli.json:

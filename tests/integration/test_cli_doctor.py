@@ -77,7 +77,7 @@ def test_a_node_that_is_drained_is_named_with_how_that_is_undone(conn: psycopg.C
         State.ERROR, "no node is there that may lead: an operator has drained n1",
     )  # fmt: skip
     assert nodes.remedy is not None
-    assert nodes.remedy.startswith("Let it lead again, sublet nodes drain n1 --undo, or start another: sublet leader ")
+    assert nodes.remedy.endswith("or let it lead again: sublet nodes drain n1 --undo")
     register(conn, N2, 60, PROTOCOL_VERSION)
     nodes = found(conn, "nodes")
     assert nodes.found == "1: n2; drained: n1; nobody takes over from it"

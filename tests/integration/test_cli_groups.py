@@ -196,7 +196,7 @@ def test_finished_streams_are_counted_and_shown_where_they_are_wanted(
     assert rows() == ([str(first), str(second)], "")
     with connect(database) as connection:
         connection.execute("update lending set status = 'finished' where stream_id = %s", (first,))
-    left_out = "Finished streams, which are closed and consumed to their ends, left out: 1. --all shows them.\n"
+    left_out = "Finished streams, which have nothing more for the group, left out: 1. --all shows them.\n"
     assert rows() == ([str(second)], left_out)
     assert rows("--all") == ([str(first), str(second)], "")
     told = done(shell.run("groups", "describe", GROUP, "--json"))

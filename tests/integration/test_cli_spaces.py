@@ -45,7 +45,7 @@ def test_a_space_is_altered_in_what_is_given_and_stays_as_it_is_in_the_rest(
 def test_a_place_that_is_not_on_this_machine_is_warned_of_and_taken(shell: Shell, tmp_path: Path) -> None:
     there, missing = tmp_path / "there", tmp_path / "no such"
     there.mkdir()
-    told = f"file://{missing}: there is no such directory on this machine."
+    told = f"file://{missing}: the directory is not there, or not to be seen, on this machine."
     remedy = f"mkdir -p '{missing}'"
     made = shell.run("spaces", "create", "orders", "orders/#", "--payloads", f"file://{missing}")
     assert (made.code, f"Warning: {told}" in made.err, remedy in made.err) == (0, True, True), made.err

@@ -55,3 +55,5 @@ def test_who_consumes_joins_the_group_that_was_printed_and_else_makes_the_one_th
         assert shell.run("consume", given, "--idle-exit", "3s").code == 0
     listed = shell.run("groups", "list", "--json").object["groups"]
     assert {group["subscription"] for group in listed} == {"$share/a\u202eb/#", literal}
+    through_node = shell.run("consume", printed, "--node", "127.0.0.1:1")
+    refused(through_node, USAGE, "nodes cannot be asked which group", "consume without --node")

@@ -169,8 +169,8 @@ def test_a_group_that_is_well_does_not_sound_ill(shell: Shell, world: World, str
     all_is_well = f"Nothing waits: all 2 streams of {GROUP} are consumed to their ends. Held: "
     assert said() == f"{all_is_well}2.\n"
     world.conn.execute("update lending set status = 'finished', borrower_id = null where stream_id = %s", (first,))
-    assert said() == f"{all_is_well}1, closed for good: 1.\n"
+    assert said() == f"{all_is_well}1, finished: 1.\n"
     assert said("--stream", str(first)) == f"finished: stream {first}\n  it is closed, and consumed to its end\n"
     world.write(Release(second, held[second].grant_id, held[second].head, "left"))
     world.store.release(NODE, {world.group: world.term})
-    assert said().startswith(f"{all_is_well}0, closed for good: 1.\n\nno_member: stream")
+    assert said().startswith(f"{all_is_well}0, finished: 1.\n\nno_member: stream")

@@ -53,16 +53,17 @@ PARENTS = (Parent(3, "held", 5, 9), Parent(4, "free", 0, 2))
         (Reason.GONE, replace(LED, skips_gone=True), replace(FREE, gone=True, lag=None), "finished without them", None),
         (
             Reason.GONE, LED, DROPPED,
-            "the space orders was dropped with messages that the group had not consumed: with its leader's next look "
-            "it is blocked", f"in all streams: sublet groups reset {QUOTED} --to-current",
+            "with the space orders, which was dropped, or by its retention: with its leader's next look it is blocked",
+            f"(in one: with --stream N): sublet groups reset {QUOTED} --to-current",
         ),
-        (Reason.GONE, replace(LED, skips_gone=True), DROPPED, "the space orders was dropped", None),
+        (Reason.GONE, replace(LED, skips_gone=True), DROPPED, "the space orders, which was dropped", None),
         (
             Reason.BLOCKED, LED, replace(DROPPED, status="blocked", blocked_because="offset 4 is gone by retention"),
-            "it is blocked: the space orders was dropped with messages", f"sublet groups reset {QUOTED} --to-current",
+            "it is blocked: messages that the group had not consumed are gone",
+            f"sublet groups reset {QUOTED} --to-current",
         ),
         (
-            Reason.BLOCKED, replace(LED, atomic=True), replace(DROPPED, status="blocked"), "orders was dropped",
+            Reason.BLOCKED, replace(LED, atomic=True), replace(DROPPED, status="blocked"), "orders, which was dropped",
             f"sublet groups reset {QUOTED} --to-earliest",
         ),
         (
