@@ -70,7 +70,7 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["spaces", "reshard", "default", "0"], "shards 0: must be from 1"),
         (USAGE, ["leader", "--name", "a b"], "--name 'a b'"),
         (USAGE, ["leader", "--name", ""], "--name '': a node is named with 1 to 63 printable characters"),
-        (USAGE, ["spaces", "reshard", "default", "-5"], "'-5': no argument of this command is negative"),
+        (USAGE, ["spaces", "reshard", "default", "-5"], "'-5' is negative, and no argument"),
         (USAGE, ["spaces", "create", "a", "a", "--payloads", "file://rel"], "file:// and an absolute directory"),
         (USAGE, ["spaces", "create", "a", "a", "--payloads", "s3://b/p"], "s3:// and a bucket: 3 to 63 small letters"),
         (USAGE, ["leader", "--listen", "7411"], "give HOST:PORT"),

@@ -34,7 +34,7 @@ def test_a_space_is_altered_in_what_is_given_and_stays_as_it_is_in_the_rest(
     refused(shell.run("spaces", "alter", "orders"), 2, "nothing to change. Give --retention", "--tier-after", "reshard")
     zero = "retention_s 0: must be above 0 seconds. Leave it out for no limit, or alter it to none"
     refused(shell.run("spaces", "retention", "orders", "0"), 2, zero)
-    refused(shell.run("spaces", "retention", "orders", "-5d"), 2, "'-5d': no argument of this command is negative")
+    refused(shell.run("spaces", "retention", "orders", "-5d"), 2, "'-5d' is negative, and no argument")
     refused(shell.run("spaces", "retention", "orders", "--no-such"), 2, "No such option: --no-such")
     refused(shell.run("spaces", "retention", "orders", "soon"), 2, "duration 'soon'")
     refused(shell.run("spaces", "retention", "orders", "7"), 2, "duration '7': it has no unit. Say of what: 7s, 7m, 7h")
