@@ -28,7 +28,8 @@ def server(settings: Mapping[str, str] | None = None, password: str = "") -> Ite
             with EmbeddedPostgres(directory / "data") as server, psycopg.connect(server.url, autocommit=True) as conn:
                 for name, value in settings.items():
                     conn.execute(SQL("alter system set {} = {}").format(Identifier(name), value))
-                conn.execute(SQL("alter role current_user password {}").format(password))
+                if password:
+                    conn.execute(SQL("alter role current_user password {}").format(password))
         with EmbeddedPostgres(directory / "data") as server:
             yield server.url
     finally:

@@ -54,5 +54,5 @@ def _character(found: re.Match[str]) -> str:
         character = found[0].encode().decode("unicode_escape")
     except UnicodeDecodeError:  # beyond the last one
         return found[0]
-    is_none = character.isprintable() or character == "\0" or "\ud800" <= character <= "\udfff"
-    return found[0] if is_none else character
+    is_no_escape = character.isprintable() or character == "\0" or "\ud800" <= character <= "\udfff"
+    return found[0] if is_no_escape else character

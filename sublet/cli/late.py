@@ -76,14 +76,13 @@ class _Command(_Light, TyperCommand):
         given = list(arguments)
         try:
             rest: list[str] = super().parse_args(context, arguments)
+            return rest
         except Exception as error:  # which class it has depends on typer's version
             option = str(getattr(error, "option_name", None))
             value = next((each for each in given if each.startswith(option)), option)
-            if not re.fullmatch(r"-[0-9.]+[a-z]?", value):
-                raise
-            context.fail(f"{value!r} is negative, and no argument of this command may be. Correct it.")
-            raise  # not reached: it has failed
-        return rest
+            if re.fullmatch(r"-[0-9.]+[a-z]?", value):
+                context.fail(f"{value!r} is negative, and no argument of this command may be. Correct it.")
+            raise
 
 
 class _Conversion:
