@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from protocol.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, Unavailable
 from storage.bounded import BoundedConnection
 
-SCHEMA_VERSION = "0002"
+SCHEMA_VERSION = "0003"
 """The alembic revision this program is made for. It works with later ones that say so: see `check_schema`."""
 
 DEFAULT_SCHEMA = "sublet"
