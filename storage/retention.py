@@ -5,7 +5,9 @@ read says so. Then its partition is detached and dropped, which holds up no read
 without payloads, of a space that has had a place for these: what they name there is doomed. Every step can be repeated:
 a pass that was interrupted, or did not get a lock in time, is finished by the next one.
 
-Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`.
+Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`. Whoever
+creates or resets a group excludes this by a lock on the table `space`: so retention sees the group with what it is
+promised, or the group sees that this is gone.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ def declare_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> l
     with conn.transaction():
         if guard is not None:
             guard(conn)
+        conn.execute("lock table space in row exclusive mode")  # against whoever holds it shared
         holders = [(group_id, Filter(text)) for group_id, text in conn.execute(_HOLDERS)]
         generations = filled(conn).filters
         pairs = [(one.text, group) for one in generations for group, filter in holders if one.intersects(filter)]

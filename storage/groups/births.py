@@ -1,8 +1,8 @@
 """Creating, finding and deleting groups.
 
-Whatever creates a generation excludes others by a lock on the table `space`. Creating a group takes that lock shared:
-so no rollover is half done, the start positions are those of one instant, and every generation that comes later has a
-larger id than `after_generation`.
+Whatever creates a generation, or declares one gone, excludes others by a lock on the table `space`. Creating a group
+takes that lock shared: so no rollover is half done, the start positions are those of one instant, every generation that
+comes later has a larger id than `after_generation`, and retention takes nothing that the group begins with.
 """
 
 from __future__ import annotations
@@ -100,6 +100,12 @@ def create(
     return Group(group_id, subscription, options)
 
 
+def keep_generations(connection: Connection) -> None:
+    """Until the end of the transaction no generation begins, and none is declared gone. Of locks, only a leadership's
+    comes before."""
+    connection.execute("lock table space in share mode")
+
+
 def insert(
     connection: Connection,
     subscription: Subscription,
@@ -109,7 +115,7 @@ def insert(
 ) -> int | None:
     """A group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up to that
     one its rows are all that it will have, by default up to the last."""
-    connection.execute("lock table space in share mode")
+    keep_generations(connection)
     parameters = {
         **_names(subscription),
         "start": str(options.start),

@@ -23,6 +23,7 @@ from storage.groups.model import CREATE, Group, HistoryRecord, LendingStatus
 from storage.groups.options import GroupOptions
 from storage.groups.overview import NEW
 from storage.groups.refusals import no_such_group
+from storage.groups.rules import by
 from storage.groups.sql import NOW, in_microseconds
 
 _TAKE = """
@@ -105,6 +106,16 @@ def take(connection: Connection, group: Group) -> Progress:
         raise no_such_group(group.subscription)
     after, lendings, frontiers = row
     return Progress(after, tuple(map(_place, lendings)), tuple(map(_frontier, frontiers)))
+
+
+def clone(connection: Connection, source: Subscription, subscription: Subscription, who: str) -> tuple[Group, Progress]:
+    """A new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and what
+    `begin` does."""
+    births.keep_generations(connection)  # what is taken must be there still when the new group is
+    found = births.live(connection, source)
+    progress = take(connection, found)
+    why = by(f"a clone of {source}, group {found.group_id}", who)
+    return begin(connection, subscription, found.options, progress, why), progress
 
 
 def begin(

@@ -1,5 +1,8 @@
 """Resetting a group: a new position for each of its retained streams, in one transaction that ends its leader's term.
 
+No generation begins or is declared gone in that transaction: what is retained at its beginning is at its end, and from
+then on the group holds it back, if it is one that does.
+
 Nothing may be lent meanwhile: a group is paused first, so that its members give up what they have and no message is
 given out under an old position afterwards. Every row has a new grant id after it, and whoever leads next loads the rows
 anew: streams that were consumed may be lent again, and their children then wait for them once more.
@@ -192,6 +195,7 @@ def carry_out(
     something in them is in doubt, unless by `force`: then these grants end without their holders' word."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
     leader = leadership.locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
+    births.keep_generations(connection)
     if connection.execute(_LIVES, {"group": group.group_id}).fetchone() is None:
         raise no_such_group(group.subscription)
     moves = plan(connection, group, target, streams)

@@ -40,8 +40,7 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
     \b
       sublet groups clone '$share/billing/orders/#' '$share/billing-v2/orders/#'
     """
-    from storage.groups import births, copies
-    from storage.groups.rules import by
+    from storage.groups import copies
     from storage.groups.sql import database_user
 
     source, wanted = named(cli, subscription), Subscription.parse(target)
@@ -51,10 +50,7 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
             f"Write '${wanted.kind}/{wanted.group}/{source.filter}', or create a group with a --start of its own."
         )
     with _written(cli, wanted, dry_run) as connection:
-        found = births.live(connection, source)
-        progress = copies.take(connection, found)
-        why = by(f"a clone of {source}, group {found.group_id}", database_user(connection))
-        made = copies.begin(connection, wanted, found.options, progress, why)
+        made, progress = copies.clone(connection, source, wanted, database_user(connection))
     _answer(cli, made, progress, dry_run, made_now=True)
 
 

@@ -1,0 +1,17 @@
+"""A database with the spaces `default`, and `eu` with retention, of one stream each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.integration.log_kit import with_a_short_lived_space
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with with_a_short_lived_space(database) as connection:
+        yield connection

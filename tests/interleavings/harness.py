@@ -1,0 +1,238 @@
+"""Runs real functions against Postgres side by side, and steers which of them sends its next statement.
+
+Each participant has a thread and a connection of its own, which stops before every statement. The scheduler lets one
+go on at a time, and sees by `pg_blocking_pids` whether its statement waits for a lock of another. So a *schedule* is a
+list of choices, which can be replayed; all are tried, depth first, each from the same state of the database. What
+opens a transaction or changes a setting is sent along with the next statement: it neither sees nor changes anything. Two
+reads that follow each other are not tried the other way round. A pipeline is taken apart: the server runs its statements
+one by one anyway.
+
+In the manner of Postgres' own isolation tester, and of Hermitage.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from storage.connect import connect
+from tests.interleavings.state import State
+from tests.kit import eventually
+
+Connection = psycopg.Connection[Any]
+Work = Callable[[Connection], Any]
+
+MOST_SCHEDULES = 3000
+STUCK_S = 60.0
+
+_OPENS = re.compile(r"_enter_gen|begin|set |savepoint|select set_config|select current_setting", re.IGNORECASE)
+_READS = re.compile(r"select(?!.*\bfor (no key )?(update|share))(?!.*\w_(lock|block|epochs|lease)\(|.*advance)")
+
+
+@dataclass(slots=True)
+class Step:
+    """A statement of a participant; `waits`: it had to wait for a lock of another. `error`: what came of it."""
+
+    who: str
+    statement: str
+    waits: bool = False
+    error: str = ""
+
+    def __str__(self) -> str:
+        ends = ("  (waits)" if self.waits else "") + (f"  -> {self.error}" if self.error else "")
+        return f"{self.who:>12}: {self.statement[:150]}{ends}"
+
+
+@dataclass(slots=True)
+class Run:
+    """One schedule as it went: {participant: what it returned, or the error that it raised}."""
+
+    conn: Connection
+    steps: list[Step] = field(default_factory=list)
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[object]:
+        """What was raised, and each deadlock that Postgres had to end: whoever met it may have tried again."""
+        raised = [answer for answer in self.answers.values() if isinstance(answer, Exception)]
+        return [*raised, *(step.error for step in self.steps if step.error == "DeadlockDetected")]
+
+    def places(self, who: str) -> list[int]:
+        """Where in the schedule its statements were sent."""
+        return [place for place, step in enumerate(self.steps) if step.who == who]
+
+    def __str__(self) -> str:
+        told = "\n".join(map(str, self.steps))
+        return f"the schedule:\n{told}\nthe answers: {self.answers}"
+
+
+class _Abandoned(BaseException):
+    """Ends a participant whose schedule is given up."""
+
+
+class _Participant:
+    """A thread that stops before each statement until it is told to go on."""
+
+    def __init__(self, name: str, work: Work, conn: Connection, run: Run) -> None:
+        self.name, self.step, self.is_over = name, Step(name, ""), False
+        self._work, self._conn, self._run = work, conn, run
+        self.arrived, self._go, self._given_up = threading.Event(), threading.Event(), False
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._real_wait = type(conn).wait
+        vars(conn).update(wait=self._wait, pipeline=nullcontext)
+        self.pid = conn.info.backend_pid
+        self._thread.start()
+
+    @property
+    def reads(self) -> bool:
+        """Its next statement changes nothing and locks nothing."""
+        return _READS.match(self.step.statement) is not None
+
+    def go_on(self) -> None:
+        self.arrived.clear()
+        self._go.set()
+
+    def give_up(self) -> None:
+        self._given_up = True
+        self._go.set()
+        self._conn.cancel_safe()
+        self._thread.join(STUCK_S)
+
+    def _live(self) -> None:
+        try:
+            self._run.answers[self.name] = self._work(self._conn)
+        except Exception as error:  # noqa: BLE001 - an answer like another, for the judge
+            self._run.answers[self.name] = error
+        except _Abandoned:
+            pass
+        finally:
+            self.is_over = True
+            self.arrived.set()
+
+    def _wait(self, gen: Any, *limits: Any, **more: Any) -> Any:
+        frame = gen.gi_frame.f_locals
+        statement = " ".join(_text(frame.get("query", gen.__name__)).split())
+        if _OPENS.match(statement):
+            return self._real_wait(self._conn, gen, *limits, **more)
+        self.step = Step(self.name, "end of transaction" if statement == "_exit_gen" else statement)
+        self.arrived.set()
+        self._go.wait()
+        self._go.clear()
+        if self._given_up:
+            gen.close()
+            raise _Abandoned
+        self._run.steps.append(self.step)
+        try:
+            return self._real_wait(self._conn, gen, *limits, **more)
+        except psycopg.Error as error:
+            self.step.error = type(error).__name__
+            raise
+
+
+def _text(query: Any) -> str:
+    return query.decode() if isinstance(query, bytes) else query if isinstance(query, str) else query.as_string(None)
+
+
+@dataclass(slots=True)
+class _Decision:
+    """Whom one could have let go on, and who was."""
+
+    names: list[str]
+    chosen: int = 0
+
+
+class Interleavings:
+    """All schedules of some participants over one database, whose state when this is made is where each begins."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._kept = url, dict[str, Connection]()
+        self._watcher = self._connect("watcher")
+        self._state = State(self._watcher)
+
+    def explore(self, participants: Mapping[str, Work], judge: Callable[[Run], None]) -> int:
+        """Run them in every order, and `judge` what came of it; how many orders there are."""
+        path: list[_Decision] = []
+        for tried in range(1, MOST_SCHEDULES + 1):
+            run = self._once(participants, path)
+            try:
+                judge(run)
+            except AssertionError as error:
+                error.add_note(f"order {tried}, {run}")
+                raise
+            while path and path[-1].chosen + 1 == len(path[-1].names):
+                path.pop()
+            if not path:
+                return tried
+            path[-1].chosen += 1
+        raise AssertionError(f"more than {MOST_SCHEDULES} orders: let the participants do less")
+
+    def __enter__(self) -> Interleavings:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for conn in (*self._kept.values(), self._watcher):
+            conn.close()
+
+    def _once(self, participants: Mapping[str, Work], path: list[_Decision]) -> Run:
+        self._state.restore()
+        run = Run(self._watcher)
+        threads = [_Participant(name, work, self._connection(name), run) for name, work in participants.items()]
+        try:
+            self._schedule(threads, path, run)
+        except BaseException as error:
+            error.add_note(str(run))
+            raise
+        finally:
+            for each in threads:
+                if not each.is_over:
+                    each.give_up()
+        return run
+
+    def _schedule(self, threads: list[_Participant], path: list[_Decision], run: Run) -> None:
+        depth, tried = 0, set[str]()  # whose next statement, a read, was sent in this place in a schedule before
+        while not all(each.is_over for each in threads):
+            for each in threads:
+                eventually(lambda each=each: self._is_settled(each, threads), STUCK_S, every_s=0.0005)  # type: ignore[misc]
+            ready = [each for each in threads if each.arrived.is_set() and not each.is_over]
+            allowed = [each for each in ready if each.name not in tried] or ready[:1]
+            if not ready:
+                continue  # all wait for each other, until Postgres ends one
+            chosen, before = allowed[0], allowed[:0]
+            if len(allowed) > 1:
+                if depth == len(path):
+                    path.append(_Decision([each.name for each in allowed]))
+                decision, depth = path[depth], depth + 1
+                assert decision.names == [each.name for each in allowed], "a schedule cannot be repeated"
+                chosen, before = allowed[decision.chosen], allowed[: decision.chosen]
+            reading = {each.name for each in before if each.reads} | tried
+            tried = reading - {chosen.name} if chosen.reads else set()
+            chosen.go_on()
+
+    def _is_settled(self, one: _Participant, threads: list[_Participant]) -> bool:
+        """It has come to its next statement, or waits for another's lock."""
+        if one.arrived.wait(0.002):
+            return True
+        found = self._watcher.execute("select pg_blocking_pids(%s)", (one.pid,)).fetchone()
+        assert found is not None
+        waits = bool({each.pid for each in threads} & set(found[0]))
+        if waits:
+            one.step.waits = True
+        return waits
+
+    def _connection(self, name: str) -> Connection:
+        kept = self._kept.get(name)
+        if kept is None or kept.closed or kept.info.transaction_status != TransactionStatus.IDLE:
+            self._kept[name] = kept = self._connect(name)
+        return kept
+
+    def _connect(self, name: str) -> Connection:
+        conn = connect(self._url, application_name=name, idle_in_transaction_timeout_s=None)
+        conn.execute("set deadlock_timeout = '10ms'")
+        return conn

@@ -1,0 +1,85 @@
+"""Retention, and the drop of a space, against groups that are promised messages at that moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from protocol.words import Subscription
+from storage import retention, spaces
+from storage.catalogue import filled
+from storage.groups import births, copies, resets
+from storage.groups.model import Group, GroupOptions, Start
+from storage.groups.postgres import PostgresGroups
+from storage.groups.targets import Target
+from tests.integration.log_kit import put, stream_of
+from tests.interleavings.harness import Connection, Interleavings, Run, Work
+
+QUEUE, SHARED = Subscription.parse("$queue/q/eu/#"), Subscription.parse("$share/s/eu/#")
+EARLIEST = GroupOptions(Start.EARLIEST)
+
+
+@pytest.fixture
+def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
+    """A closed stream of one message, which is due to go: a queue has consumed it, and a shared group, which holds
+    nothing back, has not."""
+    old = stream_of(conn, "eu")
+    put(conn, old, b"old", topic="eu/1")
+    with closing(PostgresGroups(database)) as store:
+        group = store.declare_group(QUEUE, EARLIEST)
+        store.declare_group(SHARED, EARLIEST)
+    spaces.rollover(conn, "eu")
+    conn.execute("update lending set status = 'finished', position = 1 where group_id = %s", (group.group_id,))
+    conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
+    with Interleavings(database) as orders:
+        yield orders
+
+
+def declare(conn: Connection) -> Group:
+    return PostgresGroups(lambda: conn).declare_group(Subscription.parse("$queue/new/eu/#"), EARLIEST)
+
+
+def reset(conn: Connection) -> None:
+    with conn.transaction():
+        resets.carry_out(conn, births.live(conn, QUEUE), Target.earliest(), reason="x")
+
+
+def clone(conn: Connection) -> Group:
+    with conn.transaction():
+        return copies.clone(conn, SHARED, Subscription.parse("$queue/new/eu/#"), "x")[0]
+
+
+@pytest.mark.conforms("W11")
+@pytest.mark.parametrize("promise", [declare, reset, clone], ids=lambda work: work.__name__)
+def test_retention_takes_nothing_that_a_queue_is_promised_meanwhile(orders: Interleavings, promise: Work) -> None:
+    def judge(run: Run) -> None:
+        assert not run.errors
+        taken = run.conn.execute(
+            "select g.name from lending l join consumer_group g using (group_id) join stream s using (stream_id)"
+            " join generation n using (generation_id)"
+            " where g.kind = 'queue' and n.state = 'gone' and l.position < s.head"
+        ).fetchall()
+        # a clone shows what its source shows, which may be that its messages were gone before
+        assert not taken or (promise is clone and run.places("retention")[-1] < run.places("clone")[1])
+
+    assert orders.explore({"retention": retention.declare_gone, promise.__name__: promise}, judge) > 1
+
+
+@pytest.mark.conforms("W6")
+def test_a_group_that_begins_while_a_space_is_dropped_misses_no_stream(orders: Interleavings) -> None:
+    def judge(run: Run) -> None:
+        assert not run.errors
+        group = run.answers["declare"]
+        wanted = [one.text for one, now in filled(run.conn).wanted(group.subscription.filter).items() if now]
+        missed = run.conn.execute(
+            "select s.stream_id from stream s join generation n using (generation_id) join consumer_group g"
+            " on g.group_id = %s where s.state = 'open' and n.generation_id <= g.after_generation"
+            " and n.filter = any(%s) and not exists ("
+            "  select from lending l where l.group_id = g.group_id and l.stream_id = s.stream_id)",
+            (group.group_id, wanted),
+        ).fetchall()
+        assert missed == []
+
+    assert orders.explore({"drop": lambda conn: spaces.drop_space(conn, "eu"), "declare": declare}, judge) > 1
