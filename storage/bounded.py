@@ -21,6 +21,9 @@ class BoundedConnection(psycopg.Connection[Any]):
     `psycopg.OperationalError` raised. Whether the server did what it was asked is unknown then."""
 
     silence_s: float = float("inf")
+    timeline: str | None = None
+    """Of the server, with its system identifier: on another, what was committed on this one may be missing. None: its
+    user may not see it."""
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **named: Any) -> _T:
         """As the base class, which resumes the generator now and then while nothing comes."""

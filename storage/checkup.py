@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from storage.connect import schema_name
+from storage.connect import ISOLATION, schema_name
 from storage.groups import leadership
 from storage.groups.lags import unattended
 from storage.groups.model import MAINTENANCE
@@ -59,6 +59,7 @@ def examine(connection: Connection, now_s: float, protocol_version: int) -> Iter
         "server": lambda: _server(connection),
         "rights": lambda: _rights(connection),
         "durability": lambda: _durability(connection),
+        "isolation": lambda: _isolation(connection),
         "clock": lambda: _clock(connection, now_s),
         "connections": lambda: _connections(connection),
         "transactions": lambda: _transactions(connection),
@@ -119,6 +120,25 @@ def _durability(connection: Connection) -> Finding:
         lost = "what was acknowledged may be lost when the server, or its machine, stops"
         return Finding("durability", State.ERROR, f"{', '.join(off)} off: {lost}", "Set it to on in postgresql.conf.")
     return Finding("durability", State.OK, ", ".join(f"{name} {setting}" for name, setting in found))
+
+
+def _isolation(connection: Connection) -> Finding:
+    """What server, role and database say is overruled by each connection of ours: it concerns users' own alone."""
+    rows = connection.execute(
+        "select coalesce('role ' || r.rolname || coalesce(' in database ' || d.datname, ''), 'database ' || d.datname,"
+        "                'every role'), c.value"
+        "  from pg_db_role_setting s left join pg_roles r on r.oid = s.setrole"
+        "  left join pg_database d on d.oid = s.setdatabase"
+        " cross join lateral (select substr(each, strpos(each, '=') + 1) as value from unnest(s.setconfig) as u (each)"
+        "                      where starts_with(each, 'default_transaction_isolation=')) c"
+        " where (s.setrole = 0 or r.rolname = current_user) and (s.setdatabase = 0 or d.datname = current_database())"
+        " order by 1"
+    ).fetchall()
+    others = [f"{level} of {whose}" for whose, level in rows if level != ISOLATION]
+    if others:
+        said = f"{ISOLATION}; {_some(others)} is used by nothing of sublet's"
+        return Finding("isolation", State.OK, said)
+    return Finding("isolation", State.OK, ISOLATION)
 
 
 def _clock(connection: Connection, now_s: float) -> Finding:

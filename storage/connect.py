@@ -4,7 +4,9 @@ A connection is in UTC, sees the tables of one schema by their bare names, never
 long, and notices within `tcp_timeout_s` that its peer is gone from the network. A server that is merely
 frozen still acknowledges packets: whoever needs an answer by a deadline keeps that deadline on its own clock.
 
-The settings travel as startup options, without a round trip: a pooler in between must let `options` through.
+Its transactions are at the isolation level read committed, on which every statement here relies, whatever the server,
+the role or the URL asks for: the settings travel as startup options behind those of the URL. A pooler in between must
+let `options` through; one look behind the opening shows whether it did, and on which timeline the server is.
 """
 
 from __future__ import annotations
@@ -27,6 +29,18 @@ DEFAULT_SCHEMA = "sublet"
 CONNECT_TIMEOUT_S = 5
 TCP_TIMEOUT_S = 10.0
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
+SILENCE_S = 600.0
+"""A server that is silent for so long in the middle of a request is given up, unless it is asked for other patience."""
+
+ISOLATION = "read committed"
+_ISOLATION = r"-c default_transaction_isolation=read\ committed"
+_RESULTS = ("DateStyle=ISO", "IntervalStyle=postgres", "extra_float_digits=1", "standard_conforming_strings=on")
+"""The form in which results are understood and literals are meant."""
+_LOOK = """
+select current_setting('default_transaction_isolation'), pg_is_in_recovery(),
+       case when not pg_is_in_recovery() then (select system_identifier::text from pg_control_system())
+         || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) end"""
+_LOOK_AT_LEAST = "select current_setting('default_transaction_isolation'), pg_is_in_recovery(), null"
 
 _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
 _URI_PASSWORD = re.compile(r"^(\w[\w+.-]*://[^:/?#@]*):(.*)@", re.DOTALL)
@@ -62,36 +76,53 @@ def connect(
     idle_in_transaction_timeout_s: float | None = IDLE_IN_TRANSACTION_TIMEOUT_S,
     transaction_timeout_s: float | None = None,
     own_search_path: bool = True,
-    silence_s: float | None = None,
-) -> psycopg.Connection[Any]:
+    silence_s: float | None = SILENCE_S,
+) -> BoundedConnection:
     """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
 
     `transaction_timeout_s` is for clients that send a whole transaction at once: if they freeze in the middle of
     sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out. Without
-    `own_search_path` it is the server's default, for statements of users on tables of theirs. `silence_s`: how long a
-    request is waited for while nothing comes, see `BoundedConnection`.
+    `own_search_path` it is the server's default, for statements of users on tables of theirs, as is the form of
+    results. `silence_s`: how long a request is waited for while nothing comes, see `BoundedConnection`; None: for ever.
 
-    Raises `InvalidSetting` for a malformed URL or schema name, `DatabaseUnreachable` for everything that
-    hinders the connection itself. Neither message contains the password.
+    Raises `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
+    `DatabaseUnreachable` for everything that hinders the connection itself, and for a standby, on which nothing can be
+    written. No message contains the password.
     """
     timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
     search_path = schema_name(schema) if own_search_path else None
     conninfo = _conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
     try:
-        connection = _open(conninfo, autocommit, silence_s)
+        connection = BoundedConnection.connect(conninfo, autocommit=True)
+        connection.silence_s = float("inf") if silence_s is None else silence_s
+        _check(connection, url)
         if transaction_timeout_s is not None and connection.info.server_version >= 170000:
             connection.execute(f"set transaction_timeout = {_milliseconds(transaction_timeout_s)}")
+        connection.autocommit = autocommit
     except psycopg.OperationalError as error:
         raise _unreachable(url, error) from None
     return connection
 
 
-def _open(conninfo: str, autocommit: bool, silence_s: float | None) -> psycopg.Connection[Any]:
-    if silence_s is None:
-        return psycopg.connect(conninfo, autocommit=autocommit)
-    bounded = BoundedConnection.connect(conninfo, autocommit=autocommit)
-    bounded.silence_s = silence_s
-    return bounded
+def _check(connection: BoundedConnection, url: str) -> None:
+    """Keep on which timeline the server is; close the connection and raise where it is none to be used."""
+    try:
+        level, is_standby, connection.timeline = connection.execute(_LOOK).fetchall()[0]
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
+        level, is_standby, _ = connection.execute(_LOOK_AT_LEAST).fetchall()[0]
+    if level != ISOLATION or is_standby:
+        connection.close()
+    if is_standby:
+        raise DatabaseUnreachable(
+            f"{redact(url)} is a standby, on which nothing can be written. Give the address of the primary, or all "
+            "addresses as HOST,HOST and target_session_attrs=read-write; or wait until it is promoted."
+        )
+    if level != ISOLATION:
+        raise InvalidSetting(
+            f"a connection to {redact(url)} has the isolation level {level} although {ISOLATION} was asked for, and "
+            "all that is promised rests on that: a pooler in between drops startup options. Let it pass `options` "
+            f"on, or say `alter role ... set default_transaction_isolation to '{ISOLATION}'`."
+        )
 
 
 def redact(url: str) -> str:
@@ -180,8 +211,10 @@ def _conninfo(
     url: str, search_path: str | None, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float
 ) -> str:
     given = _parse(url)
-    settings = [] if search_path is None else [f"-c search_path={search_path}"]
-    settings.append("-c timezone=UTC")
+    settings = [_ISOLATION, "-c timezone=UTC"]
+    if search_path is not None:
+        settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS)]
+        given["client_encoding"] = "UTF8"
     settings += [f"-c {name}={_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
     probe_s = max(1, round(tcp_timeout_s / 4))
     ours: dict[str, Any] = {

@@ -14,12 +14,14 @@ import psycopg
 from psycopg import sql
 
 from protocol.epochs import ConsumedFrontier
-from protocol.errors import GrantLost
+from protocol.errors import GrantLost, UsageError
 from protocol.in_doubt import InDoubt, still_open
 from storage.connect import schema_name
 
 _LOST = "SB001"
 """The SQL state by which the function `advance` says that it moved nothing."""
+_ISOLATION = "SB003"
+"""That by which a table of ours refuses a transaction of another isolation level than read committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def advance(
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
     Raises `GrantLost` unless the stream is held under that grant, its progress is below this one, and its head not. The
-    transaction is then broken, and can only be rolled back.
+    transaction is then broken, and can only be rolled back. `UsageError` where it is not at read committed.
     """
     call = sql.SQL("select {}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb, %s::jsonb)")
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
@@ -70,6 +72,8 @@ def advance(
     except psycopg.Error as error:
         if error.sqlstate == _LOST:
             raise GrantLost(group_id, stream_id, grant_id, position) from error
+        if error.sqlstate == _ISOLATION:
+            raise UsageError(f"{error.diag.message_primary}. {error.diag.message_hint}") from error
         raise
 
 

@@ -54,7 +54,7 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
     """
     schema, target = schema_name(schema), _known(to or head())
-    with connect(url, schema=schema, application_name="sublet migrate") as conn, _alone(conn, schema):
+    with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
         _refuse_encoding(conn)
         _create_schema(conn, schema)
         found, compatible_from = schema_version(conn)
@@ -84,7 +84,7 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     """
     schema = schema_name(schema)
     target = None if to is None else _known(to)
-    with connect(url, schema=schema, application_name="sublet migrate") as conn, _alone(conn, schema):
+    with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
         found, compatible_from = schema_version(conn)
         if found is None:
             return
@@ -177,7 +177,12 @@ def _alembic_attempt(url: str, schema: str, run: Any, revision: str, check: Chec
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: connect(
-            url, schema=schema, application_name="sublet migrate", autocommit=False, lock_timeout_s=TABLE_TIMEOUT_S
+            url,
+            schema=schema,
+            application_name="sublet migrate",
+            autocommit=False,
+            lock_timeout_s=TABLE_TIMEOUT_S,
+            silence_s=None,
         ),
         poolclass=NullPool,
     )

@@ -12,6 +12,11 @@ from psycopg.pq import TransactionStatus
 
 from protocol.errors import UsageError
 
+_STRICT = ("repeatable read", "serializable")
+_LEVEL = (
+    "the transaction is at isolation level {level}, and whether the messages are still this consumer's is judged at "
+    "read committed. Take back what sets another level on this connection, and lock the rows that the block relies on."
+)
 _ENDED = (
     "the block has ended its transaction itself, by {by}: what it has written may be committed or not, and its "
     "messages are not done. Leave commit and rollback to the block's end; to roll back raise another exception."
@@ -22,11 +27,15 @@ _ENDED = (
 def users_transaction(connection: psycopg.Connection[Any], settle: Callable[[], None]) -> Iterator[None]:
     """The block, and then `settle`, in one transaction.
 
-    Raises `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing.
+    Raises `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing,
+    and before the block where something has given the connection another isolation level than read committed.
     """
     mark, settled = secrets.token_hex(8), False
     with connection.transaction():
-        connection.execute("select set_config('sublet.transaction', %s, true)", (mark,))
+        set_up = "select set_config('sublet.transaction', %s, true), current_setting('transaction_isolation')"
+        ((_, level),) = connection.execute(set_up, (mark,)).fetchall()
+        if level in _STRICT:
+            raise UsageError(_LEVEL.format(level=level))
         yield
         _check_same(connection, mark)
         settle()

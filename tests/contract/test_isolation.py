@@ -1,0 +1,154 @@
+"""What is promised where the server, the role or the URL asks for another isolation level than ours: the tests that
+wait for each other's transactions once more, and a user's own transaction at that level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from protocol.errors import UsageError
+from storage import fence
+from storage.checkup import State, examine
+from storage.connect import connect
+from storage.spaces import reshard
+from storage.users_transaction import users_transaction
+from tests.contract.group_world import PostgresWorld, lent
+from tests.contract.test_fence import test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it
+from tests.contract.test_group_postgres import (
+    test_a_group_created_during_a_rollover_misses_no_stream,
+    test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over,
+    test_first_subscribers_at_the_same_time_make_one_group,
+    test_what_a_user_commits_while_a_leader_waits_is_kept,
+)
+from tests.integration.log_kit import block
+from tests.integration.test_epochs import space, test_the_frontier_waits_for_what_its_producer_is_writing
+from tests.integration.test_log import (
+    stream,
+    test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later,
+    test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing,
+)
+
+# Where they are found, and what they are given.
+__all__ = [
+    "space",
+    "stream",
+    "test_a_group_created_during_a_rollover_misses_no_stream",
+    "test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over",
+    "test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later",
+    "test_first_subscribers_at_the_same_time_make_one_group",
+    "test_the_frontier_waits_for_what_its_producer_is_writing",
+    "test_what_a_user_commits_while_a_leader_waits_is_kept",
+    "test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it",
+    "test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing",
+]
+
+pytestmark = pytest.mark.conforms("W9")
+STRICT = ("repeatable read", "serializable")
+
+
+@pytest.fixture(params=[("server", "repeatable read"), ("role", "serializable"), ("url", "repeatable read")], ids=str)
+def database(request: pytest.FixtureRequest, database: str) -> str:
+    """A database that gives every session another level than ours, and results in another form."""
+    where, level = request.param
+    settings = {"default_transaction_isolation": level, "DateStyle": "German", "IntervalStyle": "sql_standard"}
+    settings |= {"client_encoding": "LATIN1", "standard_conforming_strings": "off", "extra_float_digits": "-15"}
+    if where == "url":
+        given = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
+        return f"{database}&options={quote(given)}"
+    with psycopg.connect(database, autocommit=True) as admin:
+        whose = "database {name}" if where == "server" else "role current_user in database {name}"
+        for name, value in settings.items():
+            change = sql.SQL("alter " + whose + " set {setting} to {value}")
+            names = {"name": sql.Identifier(admin.info.dbname), "setting": sql.Identifier(name.lower())}
+            admin.execute(change.format(**names, value=sql.Literal(value)))
+    return database
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 2)
+        yield connection
+
+
+def test_every_connection_of_ours_reads_what_is_committed_and_gets_results_in_one_form(database: str) -> None:
+    with connect(database) as ours:
+        asked = (
+            "select current_setting('transaction_isolation'), now(), interval '1 day', 'ł', 0.1::float8 + 0.2::float8"
+        )
+        level, now, day, letter, number = ours.execute(asked).fetchall()[0]
+    assert (level, day, letter, number) == ("read committed", timedelta(days=1), "ł", 0.1 + 0.2)
+    assert now.tzinfo is not None
+
+
+@pytest.mark.parametrize("level", STRICT)
+def test_progress_in_a_users_transaction_of_another_level_is_refused_by_name(
+    postgres: PostgresWorld, level: str
+) -> None:
+    """Its snapshot would be older than what was granted and appended meanwhile."""
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = lent(postgres, group, postgres.lead(group), stream)
+    with psycopg.connect(postgres.url, autocommit=True) as user:
+        user.execute(f"begin isolation level {level}")
+        user.execute("select 1")
+        postgres.append(stream, 10)
+        with pytest.raises(UsageError, match=f"at isolation level {level}.* read committed"):
+            fence.advance(user, group.group_id, stream, held.grant_id, 4)
+        user.rollback()
+        fence_at = "begin isolation level read committed"
+        user.execute(fence_at)
+        fence.advance(user, group.group_id, stream, held.grant_id, 4)
+        user.execute("commit")
+    assert postgres.connection.execute("select position from lending").fetchone() == (4,)
+
+
+def test_a_block_that_would_run_at_another_level_does_not_begin(database: str) -> None:
+    with connect(database, own_search_path=False) as connection:
+        connection.execute("set session characteristics as transaction isolation level serializable")
+        with (
+            pytest.raises(UsageError, match=r"at isolation level serializable.* read committed"),
+            users_transaction(connection, lambda: None),
+        ):
+            pytest.fail("the block has begun")
+
+
+@pytest.mark.parametrize("level", STRICT)
+def test_programs_that_append_at_another_level_are_refused_by_name(
+    conn: psycopg.Connection[Any], stream: int, level: str
+) -> None:
+    """Those of an older release, which do not set it: what another level would make wrong stores nothing."""
+    from storage.log import Append, Stamp, append
+
+    conn.execute(f"set session characteristics as transaction isolation level {level}")
+    with pytest.raises(psycopg.Error, match=f"at isolation level {level}"):
+        append(conn, [Append(stream, block(b"a"), Stamp("p", 1, 1))])
+    assert conn.execute("select head from stream where stream_id = %s", (stream,)).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("level", STRICT)
+def test_a_message_published_by_sql_at_another_level_comes_once_it_is_committed(
+    conn: psycopg.Connection[Any], level: str
+) -> None:
+    from storage.outbox import NOTHING, Outbox
+
+    outbox = Outbox(conn, lambda _: None)
+    with psycopg.connect(conn.info.dsn, autocommit=True) as user:
+        user.execute(f"begin isolation level {level}")
+        user.execute("select sublet.publish('orders/eu', 'first'::text)")
+        assert outbox.move() == NOTHING
+        user.execute("commit")
+    assert outbox.move().messages == 1
+
+
+def test_the_doctor_says_whose_level_is_another(database: str) -> None:
+    with connect(database) as connection:
+        found = {finding.check: finding for finding in examine(connection, 0.0, 1)}["isolation"]
+    assert found.state is State.OK
+    assert "options" in database or "is used by nothing of sublet's" in found.found
