@@ -182,6 +182,16 @@ def _from_before_the_group(history: History) -> None:
     history.groups[0] = replace(LOOPS, since=(2.0, 2.1))
 
 
+def _back(**facts: object) -> Callable[[History], None]:
+    """The next line of the child's lendings is of an earlier place, grant or term."""
+
+    def breaking(history: History) -> None:
+        history.lendings[LOOPS.name].append(line(CHILD, "release", 12, 2, 50))
+        history.lendings[LOOPS.name].append(replace(line(CHILD, "grant", 13, 2, 51), **facts))  # type: ignore[arg-type]
+
+    return breaking
+
+
 def _reset(history: History) -> None:
     """To offset 1 of the parent and 0 of the child, which are worked on again."""
     at = {"reason": "reset to the earliest; was at 2"}
@@ -232,6 +242,9 @@ BROKEN: list[tuple[Callable[[History], None], set[Kind]]] = [
     (_under_a_grant_of_nobody, {Kind.PHANTOM}),
     (_another_message_than_is_stored, {Kind.PHANTOM}),
     (_after_a_committed_one, {Kind.REPEATED}),
+    (_back(position=1), {Kind.BACK}),
+    (_back(grant_id=11), {Kind.BACK}),
+    (_back(term=0), {Kind.BACK}),
     (_twice_in_effect, {Kind.DOUBLE}),
     (_without_effect, {Kind.MISSING}),
     (_effect_of_a_refused_call, {Kind.RESURRECTED}),

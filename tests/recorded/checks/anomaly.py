@@ -20,6 +20,7 @@ class Kind(StrEnum):
     CROSSED = "two holders"
     REPEATED = "unexplained repeat"
     BEFORE = "from before the start"  # of the group, or where a reset let it go on
+    BACK = "progress that went back"  # or a grant id, or a term
     DOUBLE = "double effect"
     MISSING = "missing effect"
     FORKED = "forked effects"  # a transaction did not see the one before it
