@@ -1,0 +1,96 @@
+"""`python -m tests.recorded --minutes 10 --seed 7`: a run under kills, its check, and a report.
+
+Exit code 1 if a promise was broken, or the groups did not come to rest. `--check DIRECTORY` reads the records of a run
+that was kept."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.kit import server_directory
+from tests.recorded.checks import Anomaly, check
+from tests.recorded.checks.story import story
+from tests.recorded.history import History, Outcome, read
+from tests.recorded.plan import DEEDS, HABITS, ORDERS, draw
+from tests.recorded.stage import Stage
+
+SHOWN = 5
+"""Anomalies of a kind that are told with their stories."""
+
+
+def main() -> int:
+    """Run, check, report."""
+    parser = argparse.ArgumentParser(prog="python -m tests.recorded", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long things befall it (default: 10)")
+    parser.add_argument("--seed", type=int, help="of the plan (default: by the clock)")
+    parser.add_argument("--speed", type=float, default=2.0, help="by which all times are divided (default: 2)")
+    parser.add_argument("--deed-every", type=float, default=4.0, help="seconds between two, about (default: 4)")
+    parser.add_argument("--order-every", type=float, default=6.0, help="seconds between two, about (default: 6)")
+    parser.add_argument("--without", nargs="*", default=[], choices=[*DEEDS, *ORDERS, *HABITS], help="leave these out")
+    parser.add_argument("--keep", type=Path, help="where the records are kept; else only if it fails")
+    parser.add_argument("--check", type=Path, metavar="DIRECTORY", help="only check the records of a run")
+    options = parser.parse_args()
+    if options.check:
+        return _report(read(options.check / "records"))
+    seed = int(time.time()) if options.seed is None else options.seed
+    plan = draw(seed, options.minutes * 60, options.deed_every, options.order_every, options.without)
+    given = "" if options.seed is not None else f" --seed {seed}"
+    _say(f"again: python -m tests.recorded {' '.join(sys.argv[1:])}{given}\n{plan}\n--- it begins")
+    directory = options.keep or server_directory()
+    directory.mkdir(exist_ok=True)
+    stage = Stage(directory, plan, options.speed, _say)
+    code, begun = 0, time.monotonic()
+    try:
+        stage.run()
+    except AssertionError as error:
+        _say(f"--- the groups did not come to rest: {error}")
+        code = 1
+    befell = ", ".join(f"{what} {count}" for what, count in sorted(stage.befell.items()))
+    _say(f"--- {time.monotonic() - begun:.0f} s: {befell}")
+    code = _report(read(stage.records)) or code
+    if code == 0 and options.keep is None:
+        shutil.rmtree(directory, ignore_errors=True)
+    else:
+        _say(f"the records are in {directory}: python -m tests.recorded --check {directory}")
+    return code
+
+
+def _report(history: History) -> int:
+    asked = Counter(message.outcome for message in history.messages.values())
+    _say(
+        f"published {len(history.messages)}: {asked[Outcome.OK]} acknowledged, {asked[Outcome.FAILED]} rolled back, "
+        f"{asked[Outcome.UNKNOWN]} unknown; {len(history.log)} in the log, in "
+        f"{len({stream for stream, *_ in history.log})} streams"
+    )
+    for group in history.groups:
+        calls = history.of_group(group)
+        given = [place for call in calls for place in call.messages]
+        moves = Counter(line.event for line in history.lendings.get(group.name, ()))
+        told = ", ".join(f"{event} {count}" for event, count in sorted(moves.items()))
+        counted = f"{len(calls)} calls, {len(given)} messages given out, {len(set(given))} of them once"
+        _say(f"{group.name}: {counted}; {told}")
+    anomalies = check(history)
+    by_kind: dict[tuple[str, str], list[Anomaly]] = {}
+    for anomaly in anomalies:
+        by_kind.setdefault((anomaly.group, anomaly.kind), []).append(anomaly)
+    for found in by_kind.values():
+        _say(f"\n{found[0].kind}{f' in {found[0].group}' if found[0].group else ''}: {len(found)}")
+        for anomaly in found[:SHOWN]:
+            _say(f"  {anomaly.what}")
+        _say("\n".join(story(history, found[0])))
+    _say("no promise was broken" if not anomalies else f"\n{len(anomalies)} anomalies")
+    return 1 if anomalies else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

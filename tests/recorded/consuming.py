@@ -1,0 +1,274 @@
+"""A process that consumes: `python -m tests.recorded.consuming URL FILE NAME ROLE...`, until SIGTERM, which leaves.
+
+A thread with a session for each ROLE, which is JSON: the subscription, where it starts, whether its work is done in
+transactions, and whether it has a stable name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from borrower.async_session import AsyncSession
+from borrower.batch import Batch
+from borrower.session import Session
+from protocol.errors import DatabaseUnreachable, GrantLost, SubletError, UsageError
+from storage.connect import UnknownOutcome
+from tests.recorded.history import Outcome
+from tests.recorded.record import Record
+
+BATCH_BYTES = 2000
+LONGEST_WORK_S = 0.06
+LONG_WORK_S = 2.0
+AGAIN_S = 0.3
+
+LASTS = 0.01
+"""Share of batches whose work takes long."""
+
+TABLE = """
+create table public.effect (
+  number bigint generated always as identity primary key, consumers text not null, call text not null,
+  stream bigint not null, at bigint not null, message text not null, lane text not null, before bigint)"""
+INDEX = "create index on public.effect (consumers, lane, number)"
+
+_APPEND = """
+insert into public.effect (consumers, call, stream, at, message, lane, before)
+values (%(group)s, %(call)s, %(stream)s, %(offset)s, %(message)s, %(lane)s,
+        (select max(number) from public.effect where consumers = %(group)s and lane = %(lane)s))"""
+
+
+class WorkFailed(Exception):
+    """What a user's function raises by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a thread does. `start`: of its group, if it is the first. `fails`, `breaks`: shares of batches whose work
+    fails, and after which a loop ends."""
+
+    group: str
+    start: str = "earliest"
+    exact: bool = False
+    named: bool = False
+    in_asyncio: bool = False
+    fails: float = 0.01
+    breaks: float = 0.01
+
+    def text(self) -> str:
+        """As an argument."""
+        return json.dumps(asdict(self))
+
+
+class Worker:
+    """One thread: one session after the other."""
+
+    def __init__(self, url: str, record: Record, name: str, role: Role) -> None:
+        self._url, self._record, self._role = url, record, role
+        self._name = f"{name}/{role.group}"
+        self._chance = random.Random(f"{name} {role.group} {time.monotonic()}")
+        self._numbers = itertools.count()
+        self._session: Session | AsyncSession | None = None
+        self._called = ""
+        self._unknown = False
+        self.over = threading.Event()
+
+    def leave(self) -> None:
+        """Finish what is in hand, and end."""
+        self.over.set()
+        if self._session is not None:
+            with contextlib.suppress(SubletError):
+                self._session.drain()
+
+    def run(self) -> None:
+        """Until it has left; a session that ends otherwise is followed by another."""
+        while not self.over.is_set():
+            try:
+                self._consume()
+            except (SubletError, psycopg.Error, WorkFailed) as error:
+                self._record.write("trouble", session=self._called, error=f"{type(error).__name__}: {error}")
+                self.over.wait(AGAIN_S)
+
+    def _consume(self) -> None:
+        role = self._role
+        self._called = f"{self._name}/{next(self._numbers)}/{time.monotonic():.3f}"
+        settings: dict[str, Any] = {
+            "name": self._name if role.named else None,
+            "start": role.start,
+            "batch_bytes": BATCH_BYTES,
+            "auto_ack": not role.exact,
+        }
+        if role.in_asyncio:
+            asyncio.run(self._asynchronous(AsyncSession(role.group, self._url, **settings)))
+        else:
+            with Session(role.group, self._url, **settings) as session:
+                self._opened(session)
+                (self._in_transactions if role.exact else self._in_loops)(session)
+        self._record.write("closed", session=self._called)
+
+    def _opened(self, session: Session | AsyncSession) -> None:
+        self._session = session
+        if self.over.is_set():
+            session.drain()
+        self._record.write("session", session=self._called, group=self._role.group)
+
+    # --- at least once ----------------------------------------------------------------------------------------------
+
+    def _in_loops(self, session: Session) -> None:
+        """Loops over one session: one that ends with an exception is entered again, and a break ends the session."""
+        while not session.closed:
+            try:
+                for batch in session:
+                    with self._call(batch):
+                        self._work()
+                    if self._chance.random() < self._role.breaks:
+                        return
+            except WorkFailed:
+                continue
+
+    async def _asynchronous(self, opening: AsyncSession) -> None:
+        """The same on an event loop."""
+        async with opening as session:
+            self._opened(session)
+            while not session.closed:
+                try:
+                    async for batch in session:
+                        with self._call(batch):
+                            self._work()
+                        if self._chance.random() < self._role.breaks:
+                            return
+                except WorkFailed:
+                    continue
+
+    @contextlib.contextmanager
+    def _call(self, batch: Batch) -> Iterator[None]:
+        call = self._begin(batch)
+        try:
+            yield
+        except WorkFailed:
+            self._end(call, Outcome.FAILED, "its work failed")
+            raise
+        self._end(call, Outcome.OK)
+
+    def _work(self) -> None:
+        lasts_s = self._chance.uniform(0, LONGEST_WORK_S)
+        time.sleep(lasts_s if self._chance.random() > LASTS else LONG_WORK_S)
+        if self._chance.random() < self._role.fails:
+            raise WorkFailed
+
+    # --- exactly once -----------------------------------------------------------------------------------------------
+
+    def _in_transactions(self, session: Session) -> None:
+        while (batch := session.next_batch()) is not None:
+            batches = [batch]
+            while self._chance.random() < 0.3 and (more := session.next_batch(0.05)) is not None:
+                batches.append(more)
+            self._commit(session, {self._begin(each): each for each in batches})
+
+    def _commit(self, session: Session, batches: dict[str, Batch]) -> None:
+        """Work on them together until they are done or somebody else's; `batches` by call. What becomes of a commit
+        that nobody knows of is tried in all the ways that a program might."""
+        while batches and not self._is_committed(session, batches):
+            if self._unknown:
+                self._unknown = False
+                batches = self._another_try(session, batches)
+
+    def _is_committed(self, session: Session, batches: dict[str, Batch]) -> bool:
+        """Try once; what is somebody else's is taken out."""
+        try:
+            with session.transaction(*batches.values()) as connection:
+                for call, batch in batches.items():
+                    self._write(connection, call, batch)
+                self._work()
+        except WorkFailed:
+            return False
+        except GrantLost as lost:
+            for call in [call for call, batch in batches.items() if batch.stream_id == lost.stream_id]:
+                self._end(call, Outcome.FAILED, str(lost))
+                del batches[call]
+            return False
+        except UsageError as refused:
+            for call in batches:
+                self._end(call, Outcome.UNKNOWN, str(refused))
+            raise
+        except (DatabaseUnreachable, UnknownOutcome, psycopg.Error) as error:
+            self._unknown = isinstance(error, UnknownOutcome)
+            if self._unknown:
+                self._record.write("unknown", session=self._called, calls=list(batches), error=str(error))
+            session.wait(AGAIN_S)
+            return False
+        for call in batches:
+            self._end(call, Outcome.OK)
+        return True
+
+    def _another_try(self, session: Session, batches: dict[str, Batch]) -> dict[str, Batch]:
+        """The same, in another order, or with more; fewer, and then the others."""
+        match self._chance.choice(("same", "more", "fewer", "reversed")):
+            case "more" if (more := session.next_batch(AGAIN_S)) is not None:
+                return {**batches, self._begin(more): more}
+            case "fewer" if len(batches) > 1:
+                first = next(iter(batches))
+                self._commit(session, {first: batches.pop(first)})
+                return batches
+            case "reversed":
+                return dict(reversed(batches.items()))
+        return batches
+
+    def _write(self, connection: psycopg.Connection[Any], call: str, batch: Batch) -> None:
+        rows = zip(*(batch.table.column(name).to_pylist() for name in ("offset", "value", "topic", "key")), strict=True)
+        for offset, value, topic, key in rows:
+            lane = topic if key is None else key.decode()
+            facts = {"group": self._role.group, "call": call, "stream": batch.stream_id, "offset": offset}
+            connection.execute(_APPEND, {**facts, "message": value.decode(), "lane": lane})
+
+    # --- what is written down ---------------------------------------------------------------------------------------
+
+    def _begin(self, batch: Batch) -> str:
+        call = f"{self._called}/{next(self._numbers)}"
+        offsets, values = (batch.table.column(name).to_pylist() for name in ("offset", "value"))
+        self._record.write(
+            "begin",
+            call=call,
+            group=self._role.group,
+            session=self._called,
+            stream=batch.stream_id,
+            grant=batch.grant_id,
+            messages=[(offset, value.decode()) for offset, value in zip(offsets, values, strict=True)],
+        )
+        return call
+
+    def _end(self, call: str, outcome: Outcome, why: str = "") -> None:
+        self._record.write("end", call=call, outcome=outcome, why=why)
+
+
+def main(url: str, file: str, name: str, *roles: str) -> None:
+    """Consume until SIGTERM."""
+    record = Record(Path(file))
+    workers = [Worker(url, record, name, Role(**json.loads(role))) for role in roles]
+
+    def leave(*_: object) -> None:
+        for worker in workers:
+            worker.leave()
+
+    signal.signal(signal.SIGTERM, leave)
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

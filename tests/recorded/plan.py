@@ -1,0 +1,208 @@
+"""What happens when in a run, drawn from one seed: what is killed, frozen or stopped, and what an operator does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Kinds: TypeAlias = Mapping[str, tuple[int, Callable[[random.Random, float], Iterator[T]]]]
+"""{name: (weight, how it is drawn)}."""
+
+NODES = ("n1", "n2", "n3")
+WORKERS = ("worker-1", "worker-2", "worker-3")
+PUBLISHERS = ("publisher-1", "publisher-2")
+OPERATOR = "operator"
+
+MOVED = "$share/moved/#"
+"""The group that is paused and reset."""
+
+OWN = "a"
+"""A space that is there from the beginning, beside `default`."""
+
+HABITS = ("work-fails", "loop-breaks")
+"""What consumers do by themselves, now and then."""
+
+QUIET_S = 2.0
+"""At the beginning, so that all have something to lose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """At `at_s` of the run. `lasts_s`: how long it stands still, or until it is started again."""
+
+    at_s: float
+    what: str
+    whom: str = ""
+    lasts_s: float = 0.0
+
+    def __str__(self) -> str:
+        lasts = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
+        return f"{self.at_s:7.1f} s  {self.what} {self.whom}{lasts}"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A command of `sublet` that the operator gives at `at_s`."""
+
+    at_s: float
+    command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.at_s:7.1f} s  sublet {' '.join(self.command)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of a run of `seconds`."""
+
+    seed: int
+    seconds: float
+    deeds: tuple[Deed, ...]
+    orders: tuple[Order, ...]
+    without: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        every: list[Deed | Order] = [*self.deeds, *self.orders]
+        return "\n".join(str(each) for each in sorted(every, key=lambda each: each.at_s))
+
+
+def draw(seed: int, seconds: float, deed_every_s: float, order_every_s: float, without: Collection[str] = ()) -> Plan:
+    """The plan of a seed; `without`: kinds of deeds, orders and habits that are left out, by name."""
+    chance = random.Random(seed)
+    deeds = _drawn(chance, DEEDS, seconds, deed_every_s, without)
+    orders = _drawn(chance, ORDERS, seconds, order_every_s, without)
+    return Plan(seed, seconds, tuple(deeds), tuple(orders), frozenset(without))
+
+
+def _drawn(
+    chance: random.Random, kinds: Kinds[T], seconds: float, every_s: float, without: Collection[str]
+) -> Iterator[T]:
+    at_s = QUIET_S
+    names = [name for name in kinds if name not in without]
+    weights = [kinds[name][0] for name in names]
+    while (at_s := at_s + chance.expovariate(1 / every_s)) < seconds:
+        (name,) = chance.choices(names, weights)
+        yield from kinds[name][1](chance, at_s)
+
+
+# --- what befalls processes -------------------------------------------------------------------------------------------
+
+
+def _kill(whom: tuple[str, ...], least_s: float, most_s: float) -> Callable[[random.Random, float], Iterator[Deed]]:
+    def drawn(chance: random.Random, at_s: float) -> Iterator[Deed]:
+        yield Deed(at_s, "kill", chance.choice(whom), chance.uniform(least_s, most_s))
+
+    return drawn
+
+
+def _stop(chance: random.Random, at_s: float) -> Iterator[Deed]:
+    yield Deed(at_s, "stop", chance.choice((*NODES, *WORKERS)), chance.uniform(0.1, 2))
+
+
+def _freeze(chance: random.Random, at_s: float) -> Iterator[Deed]:
+    yield Deed(at_s, "freeze", chance.choice((*NODES, *WORKERS, *WORKERS, *PUBLISHERS)), chance.uniform(0.5, 8))
+
+
+def _replace(chance: random.Random, at_s: float) -> Iterator[Deed]:
+    """A publisher is frozen, another of its name begins, and it comes back."""
+    yield Deed(at_s, "replace", chance.choice(PUBLISHERS), chance.uniform(0.5, 4))
+
+
+def _postmaster(_chance: random.Random, at_s: float) -> Iterator[Deed]:
+    yield Deed(at_s, "kill", "postmaster")
+
+
+def _backend(what: str) -> Callable[[random.Random, float], Iterator[Deed]]:
+    def drawn(chance: random.Random, at_s: float) -> Iterator[Deed]:
+        lasts_s = chance.uniform(0.3, 4) if what == "freeze" else 0.0
+        yield Deed(at_s, what, f"backend {chance.random():.3f}", lasts_s)
+
+    return drawn
+
+
+DEEDS: Kinds[Deed] = {
+    "kill-node": (10, _kill(NODES, 0.1, 5)),
+    "kill-worker": (14, _kill(WORKERS, 0.1, 5)),
+    "kill-publisher": (9, _kill(PUBLISHERS, 0.1, 2)),
+    "kill-operator": (3, _kill((OPERATOR,), 0.1, 2)),
+    "stop": (8, _stop),
+    "freeze": (14, _freeze),
+    "replace": (4, _replace),
+    "kill-postmaster": (2, _postmaster),
+    "kill-backend": (2, _backend("kill")),
+    "terminate-backend": (14, _backend("terminate")),
+    "freeze-backend": (8, _backend("freeze")),
+}
+
+
+# --- what an operator does --------------------------------------------------------------------------------------------
+
+_PASSING = ("b", "c")
+"""Spaces that come and go."""
+
+_SPACES = ("default", "default", OWN, OWN, *_PASSING)
+
+
+def _rollover(chance: random.Random, at_s: float) -> Iterator[Order]:
+    yield Order(at_s, ("spaces", "rollover", chance.choice(_SPACES)))
+
+
+def _empty(chance: random.Random, at_s: float) -> Iterator[Order]:
+    """So soon after each other that hardly anything comes between."""
+    space = chance.choice(_SPACES)
+    for _ in range(chance.randint(2, 3)):
+        yield Order(at_s, ("spaces", "rollover", space))
+
+
+def _reshard(chance: random.Random, at_s: float) -> Iterator[Order]:
+    yield Order(at_s, ("spaces", "reshard", chance.choice(_SPACES), str(chance.randint(1, 4))))
+
+
+def _space(chance: random.Random, at_s: float) -> Iterator[Order]:
+    space = chance.choice(_PASSING)
+    create = ("spaces", "create", space, f"{space}/#", "--shards", str(chance.randint(1, 3)), "--retention", "30d")
+    yield Order(at_s, create)
+    yield Order(at_s + chance.uniform(2, 20), ("spaces", "drop", space, "--keep", "--yes"))
+
+
+def _pause(chance: random.Random, at_s: float) -> Iterator[Order]:
+    yield Order(at_s, ("groups", "pause", MOVED))
+    yield Order(at_s + chance.uniform(0.5, 5), ("groups", "resume", MOVED))
+
+
+def _reset(chance: random.Random, at_s: float) -> Iterator[Order]:
+    places = (
+        ("--to-earliest",),
+        ("--to-latest",),
+        ("--to-current",),
+        ("--shift-by", str(chance.randint(-50, 20))),
+        ("--by-duration", f"{chance.randint(1, 30)}s"),
+    )
+    how = ("--force",) if chance.random() < 0.3 else ("--timeout", "20s")
+    yield Order(at_s, ("groups", "reset", MOVED, *chance.choice(places), *how, "--yes"))
+
+
+def _step_down(chance: random.Random, at_s: float) -> Iterator[Order]:
+    yield Order(at_s, ("nodes", "step-down", chance.choice(NODES), "--wait", "0"))
+
+
+def _drain(chance: random.Random, at_s: float) -> Iterator[Order]:
+    node = chance.choice(NODES)
+    yield Order(at_s, ("nodes", "drain", node, "--wait", "0"))
+    yield Order(at_s + chance.uniform(1, 8), ("nodes", "drain", node, "--undo", "--wait", "0"))
+
+
+ORDERS: Kinds[Order] = {
+    "rollover": (8, _rollover),
+    "empty-generations": (6, _empty),
+    "reshard": (5, _reshard),
+    "spaces": (4, _space),
+    "pause": (2, _pause),
+    "reset": (4, _reset),
+    "step-down": (3, _step_down),
+    "drain": (2, _drain),
+}
