@@ -64,10 +64,15 @@ class LeaderSettings:
     standby behind, that is to find it."""
 
     @property
+    def promise_s(self) -> float:
+        """For how long after it has answered a ping no leader gives what its sender has to others by force."""
+        return min(self.eviction_s, self.reclaim_grace_s, self.revoke_deadline_s)
+
+    @property
     def good_for_s(self) -> float:
-        """For how long after it was sent an answered ping lets a borrower begin user calls: ended before any leader
-        gives its streams to others by force, though their clocks run apart by a seventh."""
-        return 0.85 * min(self.eviction_s, self.reclaim_grace_s, self.revoke_deadline_s)
+        """For how long after it was sent an answered ping lets a borrower begin user calls: that ends before the
+        leaders' promise does, though their clocks run apart by a seventh."""
+        return 0.85 * self.promise_s
 
     def check(self) -> LeaderSettings:
         """Itself, or `InvalidSetting` naming the values, the rule they break and the remedy."""

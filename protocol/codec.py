@@ -255,6 +255,7 @@ def _ping_response(message: PingResponse) -> Any:
             )
             for one in message.epochs
         ),
+        without=(pb.StreamGrant(stream_id=stream, grant_id=grant) for stream, grant in message.without),
     )
 
 
@@ -307,7 +308,9 @@ def _read_ping_response(wire: Any) -> PingResponse:
         for one in wire.epochs
     )
     times = _time("sent_at", wire.sent_at), _time("good_for_s", wire.good_for_s)
-    return PingResponse(*_borrower_and_term(wire), *times, epochs)
+    _check_number("without", len(wire.without), MAX_STREAMS)
+    without = tuple((_natural("stream_id", one.stream_id), _natural("grant_id", one.grant_id)) for one in wire.without)
+    return PingResponse(*_borrower_and_term(wire), *times, epochs, without)
 
 
 def _read_grant(wire: Any) -> Grant:

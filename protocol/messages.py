@@ -170,6 +170,7 @@ class PingResponse:
 
     `good_for_s`: for so long after the ping was sent nobody else gets what the borrower has, leader or no leader.
     `epochs`: how far an atomic group has come. When that moves on, the answer to the last ping is said again.
+    `without`: (stream, grant id) of what is taken from the borrower by force: of these the answer says nothing.
     """
 
     borrower_id: str
@@ -177,6 +178,7 @@ class PingResponse:
     sent_at: float
     good_for_s: float
     epochs: tuple[GroupFrontier, ...] = ()
+    without: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,18 +346,28 @@ class LeaderConnectResponse(_message.Message):
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., group_id: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PingResponse(_message.Message):
-    __slots__ = ("borrower_id", "term", "sent_at", "good_for_s", "epochs")
+    __slots__ = ("borrower_id", "term", "sent_at", "good_for_s", "epochs", "without")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
     GOOD_FOR_S_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     sent_at: float
     good_for_s: float
     epochs: _containers.RepeatedCompositeFieldContainer[GroupFrontier]
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ..., good_for_s: _Optional[float] = ..., epochs: _Optional[_Iterable[_Union[GroupFrontier, _Mapping]]] = ...) -> None: ...
+    without: _containers.RepeatedCompositeFieldContainer[StreamGrant]
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ..., good_for_s: _Optional[float] = ..., epochs: _Optional[_Iterable[_Union[GroupFrontier, _Mapping]]] = ..., without: _Optional[_Iterable[_Union[StreamGrant, _Mapping]]] = ...) -> None: ...
+
+class StreamGrant(_message.Message):
+    __slots__ = ("stream_id", "grant_id")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    grant_id: int
+    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ...) -> None: ...
 
 class GroupFrontier(_message.Message):
     __slots__ = ("space", "consumed", "lower", "space_id")

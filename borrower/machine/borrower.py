@@ -114,6 +114,7 @@ class Borrower:
         self.node: str | None = None
         self.streams = Streams(inherited.streams)
         self.trusted_until = float("-inf")
+        self._without: frozenset[tuple[int, int]] = frozenset()
         self._leave_by = inherited.leave_by
         self._predecessor = inherited.predecessor
         self._final_by: float | None = None
@@ -164,10 +165,10 @@ class Borrower:
 
         Not once goodbye is said: whoever hears that may give the stream to another.
         """
-        if self.status is Status.UNSUBSCRIBING and self._final_by is None:
+        if self.status is Status.DESTROYED or (self.status is Status.UNSUBSCRIBING and self._final_by is None):
             return False
         stream = self.streams.under(stream_id, grant_id)
-        return stream is not None and now < (self.trusted_until if stream.confirmed else stream.inherited_until)
+        return stream is not None and now < stream.good_until(self.trusted_until)
 
     def _classify(self, event: Event) -> tuple[Kind | None, object]:
         if not isinstance(event, FromLeader):
@@ -281,6 +282,10 @@ class Borrower:
         # What counts is when the ping was sent: the leader may have answered long before the reply got here.
         sent_at = min(message.sent_at, now)
         self._lost_at = max(self._lost_at, sent_at + self.settings.ping_timeout_s)
+        self._without = frozenset(message.without)
+        for stream in self.streams:
+            if (stream.stream_id, stream.grant_id) in self._without:
+                stream.ends_at = min(stream.ends_at, self.trusted_until)
         self.trusted_until = max(self.trusted_until, sent_at + message.good_for_s)
         if message.epochs:
             self._out.tells.append(Announced(message.epochs))
@@ -301,6 +306,8 @@ class Borrower:
 
     def _end(self, message: object, now: float) -> None:
         assert isinstance(message, Invalidate)
+        if message.reason is EndReason.FENCED:  # whoever hears it need not wait until our right to begin calls is over
+            self._send(Disconnect(self.borrower_id, message.term, ()))
         self._destroy(message.reason, message.detail)
 
     # --- streams ----------------------------------------------------------------------------------------------------
@@ -320,6 +327,8 @@ class Borrower:
         if held is not None:
             self._forget(held.stream_id, held.grant_id, RevokedReason.LOST)
         stream = self.streams.add(grant, now)
+        if (grant.stream_id, grant.grant_id) in self._without:
+            stream.ends_at = float("-inf")
         self._out.tells.append(Install(grant))
         self._update(now, (stream,))
 

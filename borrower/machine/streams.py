@@ -14,7 +14,8 @@ from protocol.messages import Grant, Held, StreamProgress
 @dataclass(slots=True)
 class Stream:
     """One stream under one grant. `confirmed`: this borrower's own leader has granted it, not only a predecessor's, on
-    whose word it may be worked on until `inherited_until`."""
+    whose word it may be worked on until `inherited_until`. `ends_at`: the leader takes it by force, and no later answer
+    to a ping is about it."""
 
     stream_id: int
     grant_id: int
@@ -22,6 +23,7 @@ class Stream:
     status: StreamStatus = StreamStatus.GRANTED
     confirmed: bool = True
     inherited_until: float = float("-inf")
+    ends_at: float = float("inf")
     final: bool = False
     saved: int = -1
     sent_at: float | None = None
@@ -57,6 +59,10 @@ class Stream:
         if consumed is None:
             return True
         return self.saved_consumed is not None and self.saved_consumed.later(consumed) == self.saved_consumed
+
+    def good_until(self, trusted_until: float) -> float:
+        """Until when user calls may begin on it, if its leader's word is good until then."""
+        return min(trusted_until, self.ends_at) if self.confirmed else self.inherited_until
 
     def progress(self) -> StreamProgress:
         """What to report."""
@@ -135,7 +141,7 @@ class Streams:
                 s.position,
                 s.status,
                 confirmed=False,
-                inherited_until=trusted_until if s.confirmed else s.inherited_until,
+                inherited_until=s.good_until(trusted_until),
                 final=s.final,
                 size=s.size,
                 lag=s.lag,

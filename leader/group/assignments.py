@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from leader.group.balance import Balance
 from leader.group.members import Member, Members
-from leader.group.slots import Assignment, Holder, Slot, Slots
+from leader.group.slots import Assignment, Holder, Seizure, Slot, Slots
 from leader.group.table import TABLE, Kind, Status
 from leader.settings import LeaderSettings
 from protocol.messages import Grant as GrantMessage
@@ -52,6 +52,7 @@ class Assignments:
         self._slots, self._members, self._send = slots, members, send
         self._balance = Balance(slots, members, group.options.strategy, settings)
         self._waiting: set[int] = set()
+        self._seizing: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
 
@@ -79,6 +80,15 @@ class Assignments:
         slot.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
         member.streams.add(stream_id)
 
+    def confirm(self, agent: str, borrower_id: str, stream_id: int, grant_id: int) -> None:
+        """The borrower does not have the stream under that grant."""
+        slot, member = self._slots.get(stream_id), self._members.get(borrower_id)
+        if member is not None:
+            member.taken.discard((stream_id, grant_id))
+        last = slot.last if slot is not None and slot.assignment is None else None
+        if slot is not None and last is not None and (last.agent, last.borrower_id) == (agent, borrower_id):
+            slot.promised_until = float("-inf")
+
     def take_over(self, slot: Slot, member: Member, held: Held, now: float) -> None:
         """Another borrower of the same agent goes on under the same grant; a revoke under way goes on as well."""
         before = slot.assignment
@@ -104,26 +114,68 @@ class Assignments:
             if member is not None:
                 member.streams.discard(assignment.stream_id)
 
-    def seize(self, slot: Slot, reason: str, keep_s: float | None = None) -> None:
+    def seize(self, slot: Slot, reason: str, now: float, keep_s: float | None = None) -> None:
         """End the grant without its holder's word, also one that nobody has reclaimed. One that was never written is
-        ended when its answer comes, and one whose end is being written already is left to that.
+        ended when its answer comes, and one whose end is being written already is left to that. Nothing is written
+        before what the holder was promised is over: until then it is in force, for the next leader too.
 
         `keep_s`: how long to keep the stream for its holder's session (None: as the group wants it).
         """
         row, assignment = slot.lending, slot.assignment
-        unclaimed = row.status is LendingStatus.HELD and slot.quiet
+        unclaimed = row.status is LendingStatus.HELD and slot.quiet and slot.seizure is None
+        borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
+        slot.promised_until = self._promised_until(slot)
         self.detach(slot)
         if unclaimed or (assignment is not None and assignment.grant_id and not assignment.final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
-            self._slots.write(Seize(row.stream_id, grant_id, reason, self._keep_s(slot) if keep_s is None else keep_s))
+            entry = Seize(row.stream_id, grant_id, reason, self._keep_s(slot) if keep_s is None else keep_s)
+            if slot.promised_until <= now:
+                self._slots.write(entry)
+                return
+            self._slots.write(Mark(row.stream_id, grant_id, "revoke", reason))
+            slot.seizure = Seizure(entry, slot.promised_until, borrower_id, agent)
+            self._seizing.add(row.stream_id)
 
-    def put_out(self, member: Member, reason: str, keep_s: float | None = None) -> None:
+    def put_out(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
         """Forget the borrower, and end every grant of its without its word."""
         for stream_id in tuple(member.streams):
             slot = self._slots.get(stream_id)
             if slot is not None and slot.assignment is not None:
-                self.seize(slot, reason, keep_s)
+                self.seize(slot, reason, now, keep_s)
         self._members.remove(member.borrower_id)
+
+    def begins_no_more(self, agent: str, borrower_id: str) -> None:
+        """One that was put out says so: what is taken from it need not wait."""
+        for slot in self._to_be_seized():
+            if slot.seizure is not None and (slot.seizure.agent, slot.seizure.borrower_id) == (agent, borrower_id):
+                self._write_in_time(slot, slot.seizure)
+
+    def _to_be_seized(self) -> list[Slot]:
+        found = [slot for stream_id in self._seizing if (slot := self._slots.get(stream_id)) and slot.seizure]
+        self._seizing = {slot.lending.stream_id for slot in found}
+        return found
+
+    def _write_in_time(self, slot: Slot, seizure: Seizure) -> None:
+        slot.seizure = None
+        self._slots.write(seizure.entry)
+
+    def _promised_until(self, slot: Slot) -> float:
+        """Until when its holder may begin calls on it, as far as leaders have told him."""
+        member = self._members.get(slot.assignment.borrower_id) if slot.assignment else None
+        if member is None:
+            return slot.promised_until
+        return max(slot.promised_until, member.promised_at + self._settings.promise_s)
+
+    def promise(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
+        """From now on its streams stay its own for a while; of which that is not said, (stream, grant id)."""
+        member.promised_at = now
+        return self.without(member, now)
+
+    def without(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
+        """What was taken from the borrower by force, or is at a deadline that is nearer than a promise lasts."""
+        lent = (slot.assignment for stream_id in member.streams if (slot := self._slots.get(stream_id)))
+        ending = {(a.stream_id, a.grant_id) for a in lent if a and now >= a.deadline - self._settings.promise_s}
+        return tuple(sorted(member.taken | ending))
 
     # --- what comes in ----------------------------------------------------------------------------------------------
 
@@ -171,7 +223,7 @@ class Assignments:
         if not applied:
             slot.retry_at = now + self._settings.resend_s
         if assignment is None or assignment.borrower_id != entry.borrower_id:
-            if applied and assignment is None:  # else a successor has reclaimed it meanwhile
+            if applied and assignment is None and slot.seizure is None:  # else a successor has reclaimed it meanwhile
                 self._slots.write(_give_back(slot, entry, self._keep_s(slot)))
             return
         if not applied:
@@ -199,6 +251,8 @@ class Assignments:
     def end_answered(self, slot: Slot, entry: Release | Seize, applied: bool, now: float) -> None:
         """The grant is over, with its last word or without it; or it was over before."""
         assignment = slot.assignment
+        if applied:
+            slot.promised_until = float("-inf")
         if assignment is not None and assignment.grant_id == entry.grant_id:
             self.happen(assignment, Kind.ENDED if applied else Kind.LOST, now)
 
@@ -206,6 +260,9 @@ class Assignments:
 
     def resend(self, now: float) -> None:
         """Say again what was not answered, and end at its deadline what was to be taken back by force."""
+        for waiting in self._to_be_seized():
+            if waiting.seizure is not None and now >= waiting.seizure.at:
+                self._write_in_time(waiting, waiting.seizure)
         for stream_id in tuple(self._waiting):
             slot = self._slots.get(stream_id)
             assignment = slot.assignment if slot else None
@@ -309,6 +366,8 @@ class Assignments:
             member = self._members.get(assignment.borrower_id)
             if member is not None and not member.departing:
                 self._members.farewells[assignment.stream_id, assignment.grant_id] = assignment
+                if assignment.broken_off:
+                    member.taken.add((assignment.stream_id, assignment.grant_id))
         self._say_revoked(assignment, now)
 
     def _say_revoked(self, assignment: Assignment, now: float) -> None:
@@ -317,6 +376,11 @@ class Assignments:
         self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked))
 
     def _tell_lost(self, assignment: Assignment, now: float, position: int) -> None:
+        slot, member = self._slots.get(assignment.stream_id), self._members.get(assignment.borrower_id)
+        if slot is not None and slot.assignment is assignment and not assignment.final_queued:
+            slot.promised_until = self._promised_until(slot)
+            if member is not None:
+                member.taken.add((assignment.stream_id, assignment.grant_id))
         self._forget(assignment, now, position)
         if not self._is_ending(assignment):
             self._say_revoked(assignment, now)

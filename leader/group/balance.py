@@ -89,8 +89,9 @@ class Balance:
             load = slot.meter.load()
             if load is not None:
                 view.load[stream_id] = load
-            if slot.quiet and slot.retry_at > now:
-                view.again_at = min(view.again_at, slot.retry_at)
+            barred_until = max(slot.retry_at, slot.promised_until)
+            if slot.quiet and barred_until > now:
+                view.again_at = min(view.again_at, barred_until)
             if assignment is not None and assignment.status is not Status.REVOKING:
                 view.held[stream_id] = assignment.borrower_id
                 if assignment.status is Status.GRANTED and assignment.since <= ripe:

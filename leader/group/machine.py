@@ -80,7 +80,7 @@ class GroupLeader:
     def __init__(self, group: Group, term: int, rows: Iterable[Lending], settings: LeaderSettings, now: float) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.slots = Slots(rows, now)
+        self.slots = Slots(rows, now, settings)
         self.schedule = Schedule(settings, now)
         self.epochs: tuple[GroupFrontier, ...] = ()
         self.orders = group.orders
@@ -152,6 +152,8 @@ class GroupLeader:
                 if self._known(agent, message.borrower_id, message.term, now):
                     found = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
                     self._assignments.happen(found, Kind.REVOKE_FINISHED, now)
+                    self._assignments.confirm(agent, message.borrower_id, message.stream_id, message.grant_id)
+                    self.schedule.stream_freed(now)
                     self._bid_farewell(message.borrower_id, now)
             case Disconnect():
                 self._take_leave(agent, message, now)
@@ -178,7 +180,7 @@ class GroupLeader:
             detail = f"weight is {wanted.weight}: it must be a finite number above 0"
             self._send(agent, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, detail))
             return
-        if not self._names.admit(agent, wanted, self.term):
+        if not self._names.admit(agent, wanted, self.term, now):
             return
         member = self._member(agent, wanted.borrower_id)
         if member is None and (self.members.get(wanted.borrower_id) or self.members.is_past(wanted.borrower_id)):
@@ -195,6 +197,7 @@ class GroupLeader:
             member = Member(
                 w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=epoch, number=number
             )
+            member.promised_at = now if w.reclaim else member.promised_at
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
             self.schedule.membership_changed(now)
@@ -239,7 +242,12 @@ class GroupLeader:
             member = self.members.get(borrower_id)
             assert member is not None
             member.pinged_at = sent_at
-            self._send(agent, PingResponse(borrower_id, self.term, sent_at, self.settings.good_for_s, self.epochs))
+            self._say_pinged(member, sent_at, self._assignments.promise(member, now))
+
+    def _say_pinged(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
+        good_for_s = self.settings.good_for_s
+        answer = PingResponse(member.borrower_id, self.term, sent_at, good_for_s, self.epochs, without)
+        self._send(member.agent, answer)
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
         found = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
@@ -253,6 +261,7 @@ class GroupLeader:
         self._assignments.happen(found, kind, now, progress.position)
 
     def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:
+        self._assignments.begins_no_more(agent, goodbye.borrower_id)
         member = self._member(agent, goodbye.borrower_id)
         if member is None or goodbye.term not in (0, self.term):
             settled = not goodbye.streams or self.members.has_departed(goodbye.borrower_id)
@@ -287,7 +296,7 @@ class GroupLeader:
         for row in result.renewed:
             self._take_row(row, now)
         if result.epochs not in ((), self.epochs):
-            self._announce(result.epochs)
+            self._announce(result.epochs, now)
         if result.orders not in (None, self.orders):
             self._obey(result.orders, now)
 
@@ -306,13 +315,12 @@ class GroupLeader:
         why = str(Pause(self.orders.paused or ""))
         self._assignments.revoke(stream_ids, why, now, now + self.settings.revoke_deadline_s)
 
-    def _announce(self, epochs: tuple[GroupFrontier, ...]) -> None:
+    def _announce(self, epochs: tuple[GroupFrontier, ...], now: float) -> None:
         """Consumers hear of it at once, in the answer to their last ping, which is said again."""
         self.epochs = epochs
         for member in self.members:
             if member.pinged_at is not None:
-                answer = PingResponse(member.borrower_id, self.term, member.pinged_at, self.settings.good_for_s, epochs)
-                self._send(member.agent, answer)
+                self._say_pinged(member, member.pinged_at, self._assignments.without(member, now))
 
     def _take_answer(self, slot: Slot, answer: EntryResult, now: float) -> None:
         applied = answer.verdict is Verdict.APPLIED
@@ -356,7 +364,7 @@ class GroupLeader:
 
     def _pass_time(self, now: float) -> None:
         if self.schedule.take_grace_end(now):
-            self._end_grace()
+            self._end_grace(now)
         if not self.schedule.take_sweep(now):
             return
         for member in self.members:
@@ -368,15 +376,15 @@ class GroupLeader:
         if self.schedule.idle_too_long(idle, now):
             self._out.stop = "idle"
 
-    def _end_grace(self) -> None:
+    def _end_grace(self, now: float) -> None:
         """Nobody came back for these."""
         for slot in self.slots:
             if slot.lending.status is LendingStatus.HELD and slot.quiet:
-                self._assignments.seize(slot, "not reclaimed")
+                self._assignments.seize(slot, "not reclaimed", now)
 
     def _evict(self, member: Member, now: float) -> None:
         why = "evicted: unheard of"
-        self._assignments.put_out(member, why)
+        self._assignments.put_out(member, why, now)
         self._send(member.agent, Invalidate(member.borrower_id, self.term, EndReason.RETRY, why))
         self._note(EVICT, member.borrower_id, member.agent, member.session, why)
         self.schedule.membership_changed(now)

@@ -12,7 +12,9 @@ from leader.group.slots import Assignment
 class Member:
     """A connected borrower. `leaving`: wants nothing new. `departing`: has said its last word, its rows are being
     written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for people.
-    `number`: counts the borrowers of its agent. `pinged_at`: by its own clock, when it sent its last ping."""
+    `number`: counts the borrowers of its agent. `pinged_at`: by its own clock, when it sent its last ping.
+    `promised_at`: when it was last told, by this leader or one before, that its streams stay its own. `taken`: (stream,
+    grant id) of what was taken from it by force and it has not confirmed: of these it is told nothing of the kind."""
 
     borrower_id: str
     agent: str
@@ -24,7 +26,9 @@ class Member:
     session_epoch: int = 0
     number: int = 0
     pinged_at: float | None = None
+    promised_at: float = float("-inf")
     streams: set[int] = field(default_factory=set)
+    taken: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def told(self) -> dict[str, str | None]:

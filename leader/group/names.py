@@ -36,7 +36,7 @@ class Names:
         # Long enough for the newer process to be given what the older is deprived of.
         self._keep_s = max(group.options.session_expiry_s, settings.eviction_s)
 
-    def admit(self, agent: str, wanted: LeaderWanted, term: int) -> bool:
+    def admit(self, agent: str, wanted: LeaderWanted, term: int, now: float) -> bool:
         """Turn a process away whose name has a newer bearer; end the older bearers of its own name."""
         if wanted.session is None or not wanted.session_epoch:
             return True
@@ -45,7 +45,7 @@ class Names:
             self._end(agent, wanted.borrower_id, 0, wanted.session)
             return False
         if wanted.session_epoch > newest:
-            self._fence(wanted.session, wanted.session_epoch, term)
+            self._fence(wanted.session, wanted.session_epoch, term, now)
         self._remember(wanted.session, wanted.session_epoch)
         return True
 
@@ -61,12 +61,13 @@ class Names:
         held = [slot.lending.session_epoch or 0 for slot in self._slots.of_session(session)]
         return max([self._let_in.get(session, 0), bearer.session_epoch if bearer else 0, *held])
 
-    def _fence(self, session: str, epoch: int, term: int) -> None:
+    def _fence(self, session: str, epoch: int, term: int, now: float) -> None:
         why = "fenced by a newer process of its session"
         for slot in self._slots.of_session(session):
             row = slot.lending
             if row.status is LendingStatus.HELD and 0 < (row.session_epoch or 0) < epoch:
-                self._assignments.seize(slot, why, self._keep_s)
+                self._assignments.seize(slot, why, now, self._keep_s)
         for older in self._members.bearing(session, epoch):
-            self._assignments.put_out(older, why, self._keep_s)
+            self._assignments.put_out(older, why, now, self._keep_s)
+            self._members.replace(older.borrower_id, now)
             self._end(older.agent, older.borrower_id, term, session)

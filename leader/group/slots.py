@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from leader.group.meter import Meter
 from leader.group.table import Status
+from leader.settings import LeaderSettings
 from protocol.epochs import ConsumedFrontier
 from protocol.in_doubt import InDoubt
 from protocol.messages import RevokedReason
@@ -49,12 +50,22 @@ class Holder:
     session: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Seizure:
+    """The end of a grant without its holder's word, to be written when the right that he was promised is over."""
+
+    entry: Seize
+    at: float
+    borrower_id: str | None
+    agent: str | None
+
+
 @dataclass(slots=True)
 class Slot:
     """One stream: its row as last seen, who has it, and the entries that wait for their turn.
 
     `kept_until`: until then the free or reserved row is kept for its session. `last`: who had it last, as far as this
-    leader knows.
+    leader knows. `promised_until`: until then somebody else may begin calls on it, who was promised so.
     """
 
     lending: Lending
@@ -65,6 +76,8 @@ class Slot:
     in_flight: Entry | None = None
     queue: list[Entry] = field(default_factory=list)
     retry_at: float = 0.0
+    promised_until: float = float("-inf")
+    seizure: Seizure | None = None
 
     @property
     def quiet(self) -> bool:
@@ -74,18 +87,25 @@ class Slot:
     @property
     def is_ending(self) -> bool:
         """The end of its grant is being written, or is to be."""
-        return any(isinstance(entry, Release | Seize) for entry in (self.in_flight, *self.queue))
+        ends = any(isinstance(entry, Release | Seize) for entry in (self.in_flight, *self.queue))
+        return ends or self.seizure is not None
 
 
 class Slots:
     """All unfinished streams of a group by id."""
 
-    def __init__(self, rows: Iterable[Lending], now: float) -> None:
+    def __init__(self, rows: Iterable[Lending], now: float, settings: LeaderSettings) -> None:
         self._slots: dict[int, Slot] = {}
         self._by_session: dict[str, set[int]] = {}
         self._ready: set[int] = set()
         for row in rows:
-            self.note(row, now)
+            slot = self.note(row, now)
+            if slot is None:
+                continue
+            if row.status is LendingStatus.HELD:  # the leader before may have answered its ping till now
+                slot.promised_until = now + settings.promise_s
+            elif row.session is None and row.kept_s < 0:  # or till its lease was over, had the reset not ended that
+                slot.promised_until = now + row.kept_s + settings.lease_s + settings.promise_s
 
     def stuck(self) -> int:
         """How many have a holder who cannot read on."""
@@ -115,6 +135,8 @@ class Slots:
 
         Reserved ones are among them: they are one session's to have.
         """
+        if slot.promised_until > now:
+            return False
         row = slot.lending
         held_back = slot.retry_at > now or any(p in self._slots for p in row.parents)
         return row.status in (LendingStatus.FREE, LendingStatus.RESERVED) and slot.quiet and not held_back
@@ -192,7 +214,10 @@ class Slots:
 
     def _see(self, slot: Slot, row: Lending, now: float) -> None:
         """The row as it was read just now."""
-        before, slot.lending = slot.lending.session, row
+        before = slot.lending.session
+        if row.grant_id != slot.lending.grant_id:
+            slot.seizure = None
+        slot.lending = row
         slot.kept_until = now + row.kept_s if row.kept_s > 0 else 0.0
         if before is not None and before != row.session:
             self._by_session.get(before, set()).discard(row.stream_id)

@@ -96,6 +96,7 @@ class Lending:
 
     `head` and `closed` are the stream's at that instant. `parents` are stream ids; the children wait for them.
     `kept_s`: for how long the row, which is free or reserved, is still kept for `session`; not, if it is not above 0.
+    Below 0 and without a session: so long ago a reset took it from its holder.
     `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`: what a holder planned last.
     """
 

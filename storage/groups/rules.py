@@ -56,9 +56,9 @@ MICROSECONDS = 1_000_000
 class Row:
     """A lending row as the table has it. `losses` counts forced ends at `lost_position`.
 
-    `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one, `consumed` only
-    where the group is atomic. `in_doubt` is what a holder planned last: it stays when it is done, so that a holder who
-    cannot know that it is can be told.
+    `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one, or, without a
+    session, since a reset took it from its holder; `consumed` only where the group is atomic. `in_doubt` is what a
+    holder planned last: it stays when it is done, so that a holder who cannot know that it is can be told.
     """
 
     group_id: int
@@ -267,6 +267,8 @@ def reset(row: Row, stream: StreamFacts, position: int, reason: str, now_us: int
     after = replace(_ended(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
     if until is not None:
         until = max(until, position)
+    if held and status is LendingStatus.FREE:
+        after = replace(after, held_until_us=now_us)
     return Ruling(Verdict.APPLIED, after, _event("reset", replace(row, position=position), reason, until))
 
 

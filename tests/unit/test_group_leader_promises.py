@@ -1,0 +1,188 @@
+"""Whoever was told that a stream stays its own may begin calls on it for a while: nobody else is lent it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+
+from borrower.machine.borrower import Borrower, Wants
+from borrower.machine.events import FromLeader, Outcome, Tick
+from borrower.settings import BorrowerSettings
+from protocol.messages import (
+    Disconnect,
+    EndReason,
+    Grant,
+    Invalidate,
+    LeaderConnectResponse,
+    PingResponse,
+    ProgressSaved,
+    Revoke,
+    Revoked,
+    StreamProgress,
+    UpdateProgress,
+)
+from storage.groups.model import GroupOptions, LendingStatus, Start
+from storage.groups.rules import StreamFacts, reset
+from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench
+
+NODE, OTHER = "n:1", "b/1"
+STEP_S = 0.25
+PINGS = (LeaderConnectResponse, PingResponse, ProgressSaved)
+EVERYTHING = (*PINGS, Grant, Revoke, Revoked, Invalidate)
+
+
+class Talk:
+    """A leader and the product's own borrower, which hears no more than it is let; another waits for its turn."""
+
+    def __init__(self) -> None:
+        self.bench = Bench(1, options=GroupOptions(Start.EARLIEST))
+        wants = Wants(AGENT, str(SUBSCRIPTION), session="worker", session_epoch=1)
+        self.holder = Borrower(BORROWER, wants, BorrowerSettings())
+        self.hears: tuple[type, ...] = EVERYTHING
+        self._say(self.holder.begin(self.bench.now))
+        self.pass_time(3.0)
+        self.grant_id = self.bench.grant_id()
+        assert self.may_begin()
+
+    def may_begin(self) -> bool:
+        return self.holder.may_go_on(1, self.grant_id, self.bench.now)
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.bench.tick(STEP_S)
+            self.bench.settle()
+            self._exchange()
+            self._say(self.holder.decide(Tick(), self.bench.now))
+
+    def _say(self, outcome: Outcome) -> None:
+        for send in outcome.sends:
+            self.bench.hear(send.message, AGENT)
+        self.bench.settle()
+        self._exchange()
+
+    def _exchange(self) -> None:
+        sent, self.bench.sent = self.bench.sent, []
+        for agent, message in sent:
+            if agent == AGENT and isinstance(message, self.hears):
+                self._say(self.holder.decide(FromLeader(NODE, message), self.bench.now))
+
+    def is_lent_anew(self) -> float:
+        """How long that takes, be it to the same; then, and ever after, nothing may begin under the grant before."""
+        began = self.bench.now
+        while not self.look():
+            self.pass_time(STEP_S)
+            self.bench.join(OTHER)
+            assert self.bench.now < began + 60, "it never moves"
+        took_s = self.bench.now - began
+        for _ in range(80):
+            self.bench.join(OTHER)
+            self.pass_time(STEP_S)
+            self.look()
+        return took_s
+
+    def look(self) -> bool:
+        """Whether it is lent anew; then nothing may begin."""
+        is_lent = 1 in self.bench.holders() and self.bench.grant_id() > self.grant_id
+        assert not (is_lent and self.may_begin()), f"at {self.bench.now} two may begin calls"
+        return is_lent
+
+
+def operator(talk: Talk) -> None:
+    talk.bench.join(OTHER)
+    talk.bench.revoke(1)
+
+
+def takeover(talk: Talk) -> None:
+    talk.bench.join(OTHER, session="worker", session_epoch=2)
+
+
+def takeover_under_a_new_leader(talk: Talk) -> None:
+    talk.bench.lead()
+    talk.bench.join(OTHER, session="worker", session_epoch=2)
+
+
+def taken_by_the_database(talk: Talk) -> None:
+    """Retention has taken messages, say: the holder's next progress is refused."""
+    talk.bench.join(OTHER)
+    talk.bench.change_row(
+        grant_id=talk.grant_id + 1, status=LendingStatus.FREE, borrower_id=None, agent=None, session=None
+    )
+    talk.bench.hear(UpdateProgress(BORROWER, talk.bench.term, (StreamProgress(1, talk.grant_id, 1),)), AGENT)
+    talk.bench.settle()
+
+
+def forced_reset(talk: Talk) -> None:
+    """It changes the rows and ends the lease, which the leader before trusts, and answers pings, as long as it may."""
+    bench, row, term = talk.bench, talk.bench.row(), talk.bench.term
+    facts = StreamFacts(1, 1, 0, 9, HEAD, closed=False, gone=False, parents=())
+    after = reset(row, facts, 0, "reset", EPOCH_US + round(bench.now * 1_000_000)).row
+    bench.change_row(**{field.name: getattr(after, field.name) for field in fields(after)})
+    bench.now += 0.01
+    bench.lead()
+    for _ in range(round((bench.settings.lease_s - bench.settings.margin_s) / STEP_S)):
+        if PingResponse in talk.hears:
+            answer = PingResponse(BORROWER, term, bench.now, bench.settings.good_for_s)
+            talk.holder.decide(FromLeader(NODE, answer), bench.now)
+        bench.join(OTHER)
+        bench.tick(STEP_S)
+        bench.settle()
+        talk.look()
+
+
+def new_leader(talk: Talk) -> None:
+    talk.bench.lead()
+    talk.bench.join(OTHER)
+
+
+@pytest.mark.conforms("E34")
+@pytest.mark.parametrize("hears", [PINGS, ()], ids=["pings", "silent"])
+@pytest.mark.parametrize(
+    "force",
+    [operator, takeover, takeover_under_a_new_leader, taken_by_the_database, forced_reset, new_leader],
+)
+def test_who_hears_of_no_revoke_may_begin_nothing_once_another_is_lent_the_stream(
+    force: Callable[[Talk], None], hears: tuple[type, ...]
+) -> None:
+    talk = Talk()
+    talk.hears = hears
+    force(talk)
+    deadline_s = talk.bench.settings.revoke_deadline_s
+    assert talk.is_lent_anew() <= deadline_s + 2, "and it moves within a stated bound"
+
+
+@pytest.mark.conforms("E34", "E30")
+def test_a_fenced_process_that_answers_is_not_waited_for() -> None:
+    talk = Talk()
+    takeover(talk)
+    assert talk.is_lent_anew() <= 2
+
+
+@pytest.mark.conforms("E34")
+def test_what_is_taken_by_force_costs_its_holder_no_other_stream() -> None:
+    bench = Bench(2)
+    bench.joined()
+    bench.confirm()
+    bench.revoke(1)
+    grants = {stream: bench.grant_id(stream) for stream in (1, 2)}
+    borrower = Borrower(BORROWER, Wants(AGENT, str(SUBSCRIPTION)), BorrowerSettings())
+    borrower.begin(0.0)
+    borrower.decide(FromLeader(NODE, LeaderConnectResponse(BORROWER, bench.term, 1)), 0.0)
+    for stream, grant_id in grants.items():
+        borrower.decide(FromLeader(NODE, Grant(BORROWER, bench.term, stream, grant_id, 0, 1, 0, 9, "#")), 0.0)
+    for answered_at in (1.0, 20.5, 29.0):
+        answer = PingResponse(BORROWER, bench.term, answered_at, 8.5, without=((1, grants[1]),) * (answered_at > 20))
+        borrower.decide(FromLeader(NODE, answer), answered_at)
+        assert borrower.may_start(2, grants[2], answered_at)
+        assert borrower.may_go_on(1, grants[1], answered_at) == (answered_at < 9.5)
+
+
+@pytest.mark.conforms("E34")
+def test_who_was_fenced_says_that_it_begins_no_more() -> None:
+    talk = Talk()
+    talk.hears = ()
+    end = Invalidate(BORROWER, talk.bench.term, EndReason.FENCED)
+    outcome = talk.holder.decide(FromLeader(NODE, end), talk.bench.now)
+    assert [send.message for send in outcome.sends] == [Disconnect(BORROWER, talk.bench.term, ())]
+    assert not talk.may_begin()
