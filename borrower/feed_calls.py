@@ -16,7 +16,7 @@ import grpc
 from protocol import errors, sublet_pb2_grpc
 from protocol import sublet_pb2 as pb
 from protocol.address import split_address
-from protocol.errors import InvalidSetting, ProtocolMismatch, SubletError, Unavailable, UsageError
+from protocol.errors import InvalidSetting, PoisonBlock, ProtocolMismatch, SubletError, Unavailable, UsageError
 from protocol.feed import ERROR, RETRY_AFTER
 from protocol.session.client import CHANNEL_OPTIONS, shortened
 
@@ -190,7 +190,7 @@ def translated(address: str, error: Any) -> Exception:
     beside = dict(error.trailing_metadata() or ())
     named = getattr(errors, beside.get(ERROR, ""), None)
     if isinstance(named, type) and issubclass(named, SubletError):
-        return _made(named, error.details())
+        return named.told(error.details()) if issubclass(named, PoisonBlock) else _made(named, error.details())
     if RETRY_AFTER in beside:
         return Again(address, details, min(float(beside[RETRY_AFTER]), 60_000.0) / 1000)
     if code in _FINAL:

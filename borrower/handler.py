@@ -19,6 +19,7 @@ from borrower.lent import Lent
 from borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
 from borrower.whole import WholeLent
 from protocol.epochs import GroupFrontier
+from protocol.errors import PoisonBlock
 from protocol.messages import Grant, RevokedReason
 from protocol.words import Filter
 from storage.whole_epochs import Marks, WholeEpochs
@@ -81,6 +82,16 @@ class Handler:
             is_news = str(problem) not in self.troubles()
             if lent.trouble.met(problem, now):
                 self.moved(lent)
+            return is_news
+
+    def poisoned(self, lent: Lent, problem: PoisonBlock) -> bool:
+        """What comes next in the stream cannot be decoded: it is handed back when all before that is done. Whether this
+        is news."""
+        with self._lock:
+            is_news, lent.unreadable, lent.again_at = lent.poison is None, True, None
+            lent.poison = problem
+            if isinstance(lent, WholeLent):
+                lent.cut_short()
             return is_news
 
     def read_again(self, lent: Lent) -> bool:
@@ -173,7 +184,7 @@ class Handler:
         """It is not being read any more."""
         with self._lock:
             lent.reading = False
-            if lent.stopping and lent.is_settled and not lent.over:
+            if lent.is_ending and lent.is_settled and not lent.over:
                 self._report(lent.progress())
 
     def skipped(self, lent: Lent, ticket: int) -> None:
@@ -204,7 +215,7 @@ class Handler:
         """Nothing outstanding will be acknowledged any more."""
         with self._lock:
             for lent in self._lent.values():
-                awaited, lent.given_up = lent.stopping and not lent.is_settled, True
+                awaited, lent.given_up = lent.is_ending and not lent.is_settled, True
                 if awaited:
                     self._report(lent.progress())
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from borrower.machine.events import Progressed
-from borrower.trouble import Trouble
+from borrower.trouble import Trouble, plain
+from protocol.errors import PoisonBlock
 from protocol.words import Filter
 
 
@@ -17,8 +18,9 @@ class Lent:
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
     what was taken last. `given_up`: nobody will acknowledge what is outstanding any more.
     `reading`: what follows is being read, and may be taken. `unreadable`: what comes next cannot be had, its messages
-    are gone, or not to be had now: then it is tried `again_at`, and `trouble` knows what was said of it. `size`: bytes
-    given out so far. `most_bytes`: no more than this is worth reading at once.
+    are gone, or not to be had now: then it is tried `again_at`, and `trouble` knows what was said of it. `poison`: it
+    cannot be decoded, and the stream is handed back once all before it is done. `size`: bytes given out so far.
+    `most_bytes`: no more than this is worth reading at once.
     """
 
     stream_id: int
@@ -37,6 +39,7 @@ class Lent:
     unreadable: bool = False
     again_at: float | None = None
     trouble: Trouble = field(default_factory=Trouble)
+    poison: PoisonBlock | None = None
     size: int = 0
     ticket: int = 0
     most_bytes: int | None = None
@@ -84,10 +87,21 @@ class Lent:
         """Nothing will be acknowledged any more."""
         return self.given_up or not (self.outstanding or self.reading)
 
+    @property
+    def is_ending(self) -> bool:
+        """Nothing more will be read: it was told to stop, or cannot be read on."""
+        return self.stopping or self.poison is not None
+
     def progress(self) -> Progressed:
-        """What to report; final once it was told to stop and nothing is outstanding but what was given up."""
-        final, position = self.stopping and self.is_settled, self.acknowledged
+        """What to report; final once nothing more will be read and nothing is outstanding but what was given up."""
+        final, position = self.is_ending and self.is_settled, self.acknowledged
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.read if final and self.outstanding else 0
-        trouble = self.trouble.told
-        return Progressed(self.stream_id, self.grant_id, position, final, self.size, lag, until, trouble=trouble)
+        said = Progressed(self.stream_id, self.grant_id, position, final, self.size, lag, until)
+        return self.with_trouble(said)
+
+    def with_trouble(self, said: Progressed) -> Progressed:
+        """The same with what hinders the reading. Who gives up what was given out says nothing of what lies behind."""
+        if self.poison is None or not said.final or self.outstanding:
+            return replace(said, trouble=self.trouble.told)
+        return replace(said, trouble=plain(str(self.poison)), poison=self.poison.offsets[1])

@@ -69,7 +69,7 @@ class NodeReader:
 
         None while no node answers, and where what came is discarded: it is not the direct successor, or taking it is
         not `allowed` any more, which is asked when it has come. Raises `Gone`, `BeyondHead`, `PayloadUnavailable`,
-        `PayloadDamaged`, and `ValueTooLarge` for a message that no node can send.
+        `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
         """
         wanted = Wanted(lent.stream_id, lent.read, lent.filter, lent.generation_id, self._batch_bytes)
         page = self._attempt("Read", encode_wanted(wanted), lambda wire: _page(wanted, wire))

@@ -48,8 +48,8 @@ class Reader:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
 
         None while the database is away, and where what came is discarded: it is not the direct successor, or taking it
-        is not `allowed` any more, which is asked when it has come. Raises `Gone`, and `PayloadUnavailable` and
-        `PayloadDamaged` of what lies outside of Postgres.
+        is not `allowed` any more, which is asked when it has come. Raises `Gone`, `PoisonBlock`, and
+        `PayloadUnavailable` of what lies outside of Postgres.
         """
         page = self.ask(
             lambda connection: message_log.since(

@@ -40,9 +40,9 @@ from protocol.epochs import GroupFrontier
 from protocol.errors import (
     BeyondHead,
     Gone,
-    PayloadDamaged,
     PayloadUnavailable,
     PayloadUnreadable,
+    PoisonBlock,
     SubscriptionEnded,
     UsageError,
 )
@@ -60,7 +60,7 @@ OnEpoch = Callable[[GroupFrontier], None]
 """Is told how far an atomic group has come in a space: once where it is at first, then whenever it has moved on."""
 
 AGAIN_S = 10.0
-"""After which a stream whose next payload was damaged or unreadable is read again: somebody may have put it right."""
+"""After which a stream whose next payload was unreadable is read again: somebody may have put it right."""
 
 PLACE_AGAIN_S = 1.0
 """After which a stream is read again where the place of its next payload was away."""
@@ -86,8 +86,9 @@ class Session:
     Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`, through nodes `Unavailable`
     and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not lend to it any more. A stream
     whose next messages retention has taken ends nothing: a warning says which, its leader takes it back and blocks it
-    (or skips what is gone, if the group was created so), and all others go on. So they do where the next payload of a
-    stream lies outside of Postgres and cannot be had: that stream is kept, and tried again.
+    (or skips what is gone, if the group was created so), and all others go on. So they do where the next block of a
+    stream cannot be decoded: that stream is handed back, and blocked or goes on behind the block, as its group was
+    created; and where its payload lies outside of Postgres and cannot be had now: it is kept, and tried again.
     """
 
     def __init__(
@@ -454,7 +455,11 @@ class Session:
         that may be put right is tried again."""
         try:
             found = read()
-        except (PayloadDamaged, PayloadUnreadable) as problem:
+        except PoisonBlock as problem:
+            if self._handler.poisoned(lent, problem):
+                log.warning("%s: %s All other streams go on.", self.subscription, problem)
+            return None
+        except PayloadUnreadable as problem:
             self._try_later(lent, problem, AGAIN_S)
             return None
         except PayloadUnavailable as problem:

@@ -38,7 +38,7 @@ class Trouble:
         lasts_s = LASTING_S if kind is PayloadUnavailable else 0.0
         if kind is self._kind or now < max(self.since + lasts_s, self._told_at + AGAIN_S):
             return False
-        self.told, self._kind, self._told_at = _plain(self.said), kind, now
+        self.told, self._kind, self._told_at = plain(self.said), kind, now
         return True
 
     def over(self) -> bool:
@@ -61,6 +61,6 @@ def parcels(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamProgress,
         yield tuple(parcel)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """As it may travel, whatever a store's library has to say."""
     return "".join(each if each.isprintable() else " " for each in text)[:MAX_TROUBLE]

@@ -178,20 +178,13 @@ class WholeLent(Lent):
 
     def progress(self) -> Progressed:
         """See `Lent.progress`."""
-        final, place = self.stopping and self.is_settled, self._place
+        final, place = self.is_ending and self.is_settled, self._place
         lag = None if self.head is None else max(self.head - place.position, 0)
         until = max((made.furthest for made in self._made), default=0) if final else 0
-        return Progressed(
-            self.stream_id,
-            self.grant_id,
-            place.position,
-            final,
-            self.size,
-            lag,
-            until,
-            consumed=place.consumed,
-            trouble=self.trouble.told,
+        said = Progressed(
+            self.stream_id, self.grant_id, place.position, final, self.size, lag, until, consumed=place.consumed
         )
+        return self.with_trouble(said)
 
     def _begin_run(self) -> None:
         assert self.step is not None

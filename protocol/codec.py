@@ -136,6 +136,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             consumed=_consumed(one.consumed),
             in_doubt=_in_doubt(one.in_doubt),
             trouble=one.trouble or None,
+            poison=one.poison,
         )
         for one in streams
     ]
@@ -194,7 +195,7 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
     _check_number("streams", len(streams), MAX_STREAMS)
     return tuple(
         StreamProgress(
-            **_naturals(one, "stream_id", "grant_id", "position", "size", "until"),
+            **_naturals(one, "stream_id", "grant_id", "position", "size", "until", "poison"),
             final=one.final,
             lag=_natural("lag", one.lag) if one.HasField("lag") else None,
             consumed=_read_consumed(one),

@@ -5,6 +5,7 @@ Each message names the value, the rule it breaks and the remedy. `exit_code` is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -164,8 +165,29 @@ class PayloadUnreadable(PayloadUnavailable):
     """Messages lie outside of Postgres, in an object that cannot be read, while others at its place can."""
 
 
-class PayloadDamaged(SubletError):
-    """Messages lie outside of Postgres, and what is found there is not what was put there, or nothing is."""
+class PoisonBlock(SubletError):
+    """A block that cannot be decoded, wherever it lies: nothing of it is given to anybody.
+
+    `offsets`: where it begins, and before which offset it ends. `why`: what is wrong with it, and what helps. `before`:
+    what is said before that.
+    """
+
+    _TOLD = re.compile(r"stream (\d+): the block that begins at offset (\d+) and ends before offset (\d+) (.*)", re.S)
+
+    def __init__(self, stream_id: int, offsets: tuple[int, int], why: str, before: str = "") -> None:
+        self.stream_id, self.offsets, self.why = stream_id, offsets, why
+        where = f"stream {stream_id}: the block that begins at offset {offsets[0]} and ends before offset {offsets[1]}"
+        super().__init__(f"{before}{where} {why}")
+
+    @classmethod
+    def told(cls, text: str) -> SubletError:
+        """The error whose text somebody else has told."""
+        found = cls._TOLD.fullmatch(text)
+        return cls(int(found[1]), (int(found[2]), int(found[3])), found[4]) if found else SubletError(text)
+
+
+class PayloadDamaged(PoisonBlock):
+    """A block lies outside of Postgres, and what is found there is not what was put there, or nothing is."""
 
 
 class DataDirectoryUnusable(UsageError):

@@ -61,7 +61,8 @@ class StreamProgress:
     has not looked yet. `until`: with the last word, what lies in [position, until) was given out and is given up, and
     may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`:
     what is planned; it may be begun when `ProgressSaved` says that it is written down. `trouble`: why what follows
-    cannot be read for now, for people; empty: it can be, as far as is known.
+    cannot be read for now, for people; empty: it can be, as far as is known. `poison`: with the last word, what follows
+    cannot be decoded, up to before that offset, and `trouble` says why; 0: nothing of the kind.
     """
 
     stream_id: int
@@ -74,6 +75,7 @@ class StreamProgress:
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
     trouble: str = ""
+    poison: int = 0
 
 
 MAX_TROUBLE = 2000

@@ -224,7 +224,7 @@ class Held(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
 class StreamProgress(_message.Message):
-    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "until", "consumed", "in_doubt", "trouble")
+    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "until", "consumed", "in_doubt", "trouble", "poison")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +235,7 @@ class StreamProgress(_message.Message):
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
     IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    POISON_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     grant_id: int
     position: int
@@ -245,7 +246,8 @@ class StreamProgress(_message.Message):
     consumed: ConsumedFrontier
     in_doubt: InDoubt
     trouble: str
-    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., until: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., trouble: _Optional[str] = ...) -> None: ...
+    poison: int
+    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., until: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., trouble: _Optional[str] = ..., poison: _Optional[int] = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
     __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "start", "predecessor", "session_epoch", "number")

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.epochs import Epoch, LowerFrontier, UpperFrontier
-from protocol.errors import InvalidSetting
+from protocol.errors import InvalidSetting, PoisonBlock, SchemaMismatch
 from protocol.words import Filter
 from storage import layout
+from storage.envelope import envelope
 from storage.layout import BLOCK_SCHEMA
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
@@ -33,6 +35,12 @@ MIN_COMPRESSED = 64
 """Messages below which compression makes a block larger, measured."""
 
 COMPRESSIONS = ("none", "lz4", "zstd")
+
+MAX_DECODED_BYTES = 1 << 30
+"""What a payload may come to when it is decompressed, or a column of runs when it is expanded: as much as a row of
+Postgres can hold, since a block was encoded from a batch in memory."""
+
+Stored: TypeAlias = bytes | memoryview | pa.Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +87,68 @@ def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Bu
     return layout.codec(0, flags), plain
 
 
-def decode(codec: int, payload: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
-    """Read a payload back into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory."""
-    flags = layout.flags_of(codec)
-    return layout.restore(flags, pa.ipc.read_record_batch(pa.py_buffer(payload), layout.schema(flags)))
+def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
+    """Read a payload back into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory.
+
+    It is bytes that somebody wrote who may append, and what they claim can end the process where it is believed: all of
+    it is looked at before anything is made of it. Raises `PoisonBlock`, which names the block of that row.
+    """
+    return restored(codec, [checked(codec, payload, stream_id, end_offset, count)])
 
 
-def decode_together(codec: int, payloads: Sequence[bytes]) -> pa.RecordBatch:
-    """Several payloads that lie alike as one batch: less work than to decode one by one and to copy them together."""
+def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
+    """The batch as it is stored, for `restored`. Raises as `decode` does."""
+    try:
+        return _checked(layout.schema(layout.flags_of(codec)), pa.py_buffer(payload), count)
+    except pa.ArrowMemoryError:  # which says nothing of the block
+        raise
+    except (pa.ArrowException, SchemaMismatch, OSError, EOFError, ValueError) as error:
+        cause = " ".join(str(error).split()).rstrip(".")
+        remedy = (
+            "Nothing of it is skipped: put its payload back from a backup, or go past it; a group does so with `sublet "
+            f"groups reset GROUP --stream {stream_id} --to-offset {end_offset}`, whoever reads without one begins there"
+        )
+        why = f"cannot be decoded: {cause}. {remedy}."
+        raise PoisonBlock(stream_id, (end_offset - count, end_offset), why) from None
+
+
+def restored(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches that are stored alike as one: less work than to restore one by one and to copy them together."""
     flags = layout.flags_of(codec)
-    found = [pa.ipc.read_record_batch(pa.py_buffer(payload), layout.schema(flags)) for payload in payloads]
-    (together,) = pa.Table.from_batches(found).combine_chunks().to_batches()
+    if len(batches) == 1:
+        return layout.restore(flags, batches[0])
+    (together,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     return layout.restore(flags, together)
+
+
+def _checked(schema: pa.Schema, payload: pa.Buffer, count: int) -> pa.RecordBatch:
+    """Validated before runs are expanded, compared or filtered. Raises what Arrow raises, or `ValueError`."""
+    message = pa.ipc.read_message(payload)
+    found = envelope(message)
+    if found.count != count:
+        raise ValueError(f"it has {found.count} messages, and its row says {count}")
+    if found.decoded_bytes > MAX_DECODED_BYTES:
+        raise ValueError(f"it decompresses to {found.decoded_bytes} bytes, and the limit is {MAX_DECODED_BYTES}")
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate(full=True)
+    for field, column in zip(schema, batch.columns, strict=True):
+        runs = isinstance(column, pa.RunEndEncodedArray)
+        if runs:
+            _check_runs(field.name, column)
+        if not field.nullable and (column.values if runs else column).null_count:
+            raise ValueError(f"its column {field.name} has nulls")
+    return batch
+
+
+def _check_runs(name: str, column: pa.RunEndEncodedArray) -> None:
+    """How large they become: a few bytes can be repeated very often."""
+    longest = column.values.nbytes
+    if longest * len(column) > MAX_DECODED_BYTES and column.type.value_type in (pa.string(), pa.binary()):
+        ends = pc.cast(column.run_ends, pa.int64())
+        lengths = pc.subtract(ends, pa.concat_arrays([pa.array([0], pa.int64()), ends[:-1]]))
+        size = pc.sum(pc.multiply(lengths, pc.cast(pc.binary_length(column.values), pa.int64()))).as_py() or 0
+        if size > MAX_DECODED_BYTES:
+            raise ValueError(f"its column {name} expands to {size} bytes, and the limit is {MAX_DECODED_BYTES}")
 
 
 def deliver(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:

@@ -255,12 +255,15 @@ def _unled(connection: Connection) -> Finding:
 
 def _blocked(connection: Connection) -> Finding:
     rows = connection.execute(
-        f"select {_SUBSCRIPTION}, l.stream_id from lending l join consumer_group g using (group_id)"
+        f"select {_SUBSCRIPTION}, l.stream_id, (select h.reason from lending_history h where h.group_id = l.group_id"
+        " and h.stream_id = l.stream_id and h.event = 'block' order by h.history_id desc limit 1)"
+        " from lending l join consumer_group g using (group_id)"
         " where l.status = 'blocked' and g.deleted_at is null order by 1, 2"
     ).fetchall()
     if rows:
-        name, stream_id = rows[0]
-        said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream in rows])}"
+        name, stream_id, why = rows[0]
+        said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream, _ in rows])}"
+        said += "" if why is None else f"; the first because of this: {why.rstrip(' .')}"
         again = f"sublet groups reset {quote(name)} --stream {stream_id} --to-current"
         hint = f"sublet groups why {quote(name)} says why, {again} tries once more."
         return Finding("streams", State.ERROR, said, hint)

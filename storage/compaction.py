@@ -8,13 +8,15 @@ of epochs and frontiers are not merged: a replay must see frontiers where they m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 
+from protocol.errors import PoisonBlock
 from storage.block import decode, pack
 from storage.turnover import Guard
 
@@ -71,7 +73,8 @@ def compact_stream(
 ) -> int:
     """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; blocks saved.
 
-    One transaction per run, on an autocommit connection. A run that somebody else merged meanwhile is left alone.
+    One transaction per run, on an autocommit connection. A run that somebody else merged meanwhile is left alone. So is
+    a block that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged.
     """
     found = conn.execute(
         "select s.generation_id, p.compression from stream s join space p using (space_id)"
@@ -81,11 +84,14 @@ def compact_stream(
     if found is None:
         return 0
     generation_id, compression = found
-    saved, after = 0, -1
+    saved, after, poison = 0, -1, list[PoisonBlock]()
+    merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
     while rows := _scan(conn, generation_id, stream_id, after, older_than_s):
         for run in _runs(rows, block_messages, block_bytes):
-            saved += _merge(conn, generation_id, stream_id, run, compression, guard)
+            saved += _merge_but(poison, run, merge)
         after = rows[-1].end_offset
+    if poison:
+        raise poison[0]
     return saved
 
 
@@ -129,13 +135,23 @@ def _joins(run: list[_Row], row: _Row, block_messages: int, block_bytes: int) ->
     )
 
 
+def _merge_but(poison: list[PoisonBlock], run: list[_Row], merge: Callable[[list[_Row]], int]) -> int:
+    """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted."""
+    try:
+        return merge(run)
+    except PoisonBlock as found:
+        poison.append(found)
+        place = [row.end_offset for row in run].index(found.offsets[1])
+    return sum(_merge_but(poison, part, merge) for part in (run[:place], run[place + 1 :]) if len(part) > 1)
+
+
 def _merge(
     conn: psycopg.Connection[Any],
     generation_id: int,
     stream_id: int,
-    run: list[_Row],
     compression: str,
     guard: Guard | None,
+    run: list[_Row],
 ) -> int:
     """Replace the run by one block with the same end; appended when the last of them was, so that no time skips any."""
     ends = [row.end_offset for row in run]
@@ -145,7 +161,8 @@ def _merge(
         rows = conn.execute(_LOCKED, (generation_id, stream_id, ends), binary=True).fetchall()
         if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
             return 0
-        whole = pa.Table.from_batches([decode(row[2], row[3]) for row in rows]).combine_chunks().to_batches()[0]
+        read = [decode(row[2], row[3], stream_id, row[0], row[1]) for row in rows]
+        whole = pa.Table.from_batches(read).combine_chunks().to_batches()[0]
         block = pack(whole, compression)
         conn.execute(
             "delete from block where generation_id = %s and stream_id = %s and end_offset = any(%s)",

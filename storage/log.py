@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
-from protocol.errors import BeyondHead, Gone, NotFound, PayloadDamaged, ProducerFenced, Unavailable
+from protocol.errors import BeyondHead, Gone, NotFound, PayloadDamaged, PoisonBlock, ProducerFenced, Unavailable
 from protocol.words import Filter
-from storage.block import Epochs, Packed, decode, decode_together, deliver, from_offset, matching
+from storage.block import Epochs, Packed, checked, deliver, from_offset, matching, restored
 from storage.connect import UnknownOutcome
 from storage.epoch_selection import LeftOut, without
 from storage.layout import has_one_epoch
@@ -211,7 +211,7 @@ def since(
     nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
     fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `Gone` if the offset
     is older than retention, `BeyondHead` after the end, `NotFound`; `PayloadUnavailable`, `PayloadUnreadable` and
-    `PayloadDamaged` of the first block only, as a page ends before the next that cannot be had.
+    `PoisonBlock` of the first block only, as a page ends before the next that cannot be had.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id)
@@ -235,6 +235,7 @@ def since(
         head, closed, blocks = find()
     if not blocks:
         return Page((), offset, offset, head, closed)
+    blocks = _decoded(stream_id, blocks)
     takes_all = filter == ALL and left_out is None and wanted is None
     parts = _few_together(blocks, few) if takes_all else [[block] for block in blocks]
     read = (_batch(stream_id, offset, filter, left_out, wanted, part) for part in parts)
@@ -410,6 +411,22 @@ def _found(
     return head, closed, fetched(generation_id, stream_id, blocks)
 
 
+def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The blocks with their batches as they are stored in place of the payloads, up to before the first that cannot be
+    decoded. Raises `PoisonBlock` where that is the very first."""
+    found: list[tuple[Any, ...]] = []
+    for row in blocks:
+        end_offset, count, codec, _, payload = row[:5]
+        try:
+            batch = None if payload is None else checked(codec, payload, stream_id, end_offset, count)
+        except PoisonBlock:
+            if not found:
+                raise
+            break
+        found.append((*row[:4], batch))
+    return found
+
+
 def _is_for_postgres(filter: Filter) -> bool:
     return filter != ALL and len(filter.regex) <= LONGEST_PATTERN
 
@@ -443,12 +460,11 @@ def _batch(
     blocks: Sequence[tuple[Any, ...]],
 ) -> pa.RecordBatch | None:
     """The wanted messages of a block, or of several that lie alike; None if there are none."""
-    end_offset, count, codec, topics, payload = blocks[0][:5]
-    if payload is None:
+    end_offset, count, codec, topics, stored = blocks[0][:5]
+    if stored is None:
         return None
     first = end_offset - count
-    stored = decode(codec, payload) if len(blocks) == 1 else decode_together(codec, [row[4] for row in blocks])
-    whole = deliver(stored, stream_id, first)
+    whole = deliver(restored(codec, [row[4] for row in blocks]), stream_id, first)
     found = matching(from_offset(whole, first, offset), filter, topics)
     if left_out is not None:
         found = without(found, left_out)

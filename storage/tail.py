@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from protocol.errors import BeyondHead, Gone, PayloadDamaged, PayloadUnavailable, SubletError
+from protocol.errors import BeyondHead, Gone, PayloadUnavailable, PoisonBlock, SubletError
 from protocol.words import Bookmark, Filter
 from storage import log
 from storage.catalogue import filled
@@ -124,12 +124,12 @@ class Reading:
 
     def check(self) -> None:
         """To be called when it is nobody's turn. Raises what hinders a stream whose payloads could not be had, if there
-        is one: `PayloadDamaged`, `PayloadUnavailable`. All such streams may be read again then."""
+        is one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
         troubles = [place.trouble for place in self._places.values() if place.trouble is not None]
         for place in self._places.values():
             place.trouble = None
         if troubles:
-            raise next((each for each in troubles if isinstance(each, PayloadDamaged)), troubles[0])
+            raise next((each for each in troubles if isinstance(each, PoisonBlock)), troubles[0])
 
     def read(
         self,
@@ -156,7 +156,7 @@ class Reading:
             place.position = place.head if gone.oldest is None else gone.oldest
             place.done = place.closed and gone.oldest is None
             return Step(place.stream_id, start, place.position, gone=gone)
-        except (PayloadDamaged, PayloadUnavailable) as trouble:
+        except (PoisonBlock, PayloadUnavailable) as trouble:
             place.trouble = trouble
             return Step(place.stream_id, start, start)
         page = page if until is None else page.before(until)
@@ -221,7 +221,7 @@ class Tail:
     def pages(self) -> Iterator[pa.Table]:
         """Everything unread that is there now, stream by stream, a page of each in turn; then it ends.
 
-        Raises `PayloadUnavailable` and `PayloadDamaged` of streams that could not be read on, after all others were.
+        Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
         reading = self._reading
         reading.note(log.heads(self.conn, reading.watched))

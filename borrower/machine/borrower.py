@@ -375,7 +375,7 @@ class Borrower:
         stream.position, stream.final = event.position, stream.final or event.final
         stream.size, stream.lag, stream.until = event.size, event.lag, event.until
         stream.consumed, stream.in_doubt = event.consumed or stream.consumed, event.in_doubt or stream.in_doubt
-        stream.trouble = event.trouble
+        stream.trouble, stream.poison = event.trouble, event.poison
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:

@@ -32,7 +32,7 @@ class Progressed:
 
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `until` says what is
     given up, `consumed` what is consumed in whole epochs, `in_doubt` what is planned (None: no more than was),
-    `trouble` why it cannot be read on for now.
+    `trouble` why it cannot be read on for now, `poison`, with the last word, that it cannot be up to before there.
     """
 
     stream_id: int
@@ -45,6 +45,7 @@ class Progressed:
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
     trouble: str = ""
+    poison: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Stream:
     saved_doubt: InDoubt | None = None
     trouble: str = ""
     sent_trouble: str = ""
+    poison: int = 0
 
     @property
     def settled(self) -> bool:
@@ -77,11 +78,13 @@ class Stream:
             self.consumed,
             self.in_doubt,
             self.trouble,
+            self.poison,
         )
 
     def last_word(self) -> StreamProgress:
-        """What to say on leaving, of all streams in one message: that they could not be read on matters no more."""
-        return replace(self.progress(), trouble="")
+        """What to say on leaving, of all streams in one message: that they could not be read on matters no more, as
+        whoever is lent them next will see for himself."""
+        return replace(self.progress(), trouble="", poison=0)
 
 
 class Streams:
@@ -149,6 +152,7 @@ class Streams:
                 consumed=s.consumed,
                 in_doubt=s.in_doubt,
                 trouble=s.trouble,
+                poison=s.poison,
             )
             for s in self._held.values()
         )

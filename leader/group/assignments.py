@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from leader.group.balance import Balance
 from leader.group.members import Member, Members
@@ -27,6 +28,7 @@ from storage.groups.model import (
     Group,
     LendingStatus,
     Mark,
+    OnPoison,
     Reclaim,
     Release,
     Seize,
@@ -416,7 +418,9 @@ class Assignments:
             left = "left in the middle of a batch" if assignment.until > position else "its borrower left"
             why = assignment.reason or (left if goes else "handed back by its borrower")
             a = assignment
-            self._slots.write(Release(a.stream_id, a.grant_id, position, why, kept_s, a.until, a.consumed))
+            skips = self._group.options.on_poison is OnPoison.SKIP
+            final = Release(a.stream_id, a.grant_id, position, why, kept_s, a.until, a.consumed)
+            self._slots.write(replace(final, poison=a.poison, skips=skips))
 
     def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:

@@ -256,6 +256,8 @@ class GroupLeader:
             slot.meter.note(progress.grant_id, progress.size, progress.lag, now)
             if not progress.final:
                 self._assignments.note_trouble(found, progress.trouble)
+            elif progress.poison and not found.final_queued:
+                found.poison, found.reason = progress.poison, progress.trouble
         kind = Kind.FINAL if progress.final else Kind.PROGRESS
         found.until, found.consumed, found.in_doubt = progress.until, progress.consumed, progress.in_doubt
         self._assignments.happen(found, kind, now, progress.position)

@@ -21,7 +21,7 @@ BUSY_RETRY_S = 0.1
 class Assignment:
     """A stream lent, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason` says why it is
     to end, once that is decided; `until`: up to where it was given out and given up, as its holder's last word said;
-    `trouble`: why its holder cannot read on, if it cannot."""
+    `trouble`: why its holder cannot read on, if it cannot; `poison`: up to before which offset nobody can."""
 
     stream_id: int
     borrower_id: str
@@ -37,6 +37,7 @@ class Assignment:
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
     trouble: str = ""
+    poison: int = 0
     broken_off: bool = False
     revoked: RevokedReason = RevokedReason.LOST
 

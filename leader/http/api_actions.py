@@ -6,6 +6,8 @@ The functions take the body; `Admin` lets nobody here who has no token.
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import StrEnum
+from typing import TypeVar
 
 from leader.allocation.find import find_strategy
 from leader.http import told as of
@@ -16,11 +18,13 @@ from protocol.words import Start
 from storage.connect import connect
 from storage.groups import births, instructions, live_reset, resets
 from storage.groups.as_json import options_as_json
-from storage.groups.options import GroupOptions, WhenGone
+from storage.groups.options import GroupOptions, OnPoison, WhenGone
 from storage.groups.orders import Order, Pause, Resume, Weigh
 from storage.groups.overview import describe
 from storage.node_orders import LedGroup, step_down
 from storage.nodes import live_nodes
+
+_E = TypeVar("_E", bound=StrEnum)
 
 LONGEST_WAIT_S = 5.0
 """For members to hand over before a reset: a request must have its answer in time."""
@@ -34,11 +38,12 @@ class GroupActions:
 
     def create(self, told: Told) -> Response:
         """As `sublet groups create`: {"subscription"} and options, named as in the answer."""
-        of.only(told, "subscription", "start", "when_gone", "strategy", "session_expiry_s", "atomic")
+        of.only(told, "subscription", "start", "when_gone", "strategy", "session_expiry_s", "atomic", "on_poison")
         wanted, strategy = of.subscription(told), of.text(told, "strategy", "even")
         find_strategy(strategy)
         start, expiry_s = Start.parse(of.text(told, "start", "latest")), of.number(told, "session_expiry_s", 0)
-        options = GroupOptions(start, _when_gone(told), strategy, expiry_s, of.truth(told, "atomic"))
+        when_gone, on_poison = _one_of(told, "when_gone", WhenGone.FAIL), _one_of(told, "on_poison", OnPoison.BLOCK)
+        options = GroupOptions(start, when_gone, strategy, expiry_s, of.truth(told, "atomic"), on_poison)
         group, is_new = instructions.declare(self._url, wanted, options)
         named = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
         return as_json({**named, **options_as_json(group.options)})
@@ -104,9 +109,9 @@ class GroupActions:
         return as_json({**named, "paused": group.orders.paused, "weights": dict(group.orders.weights)})
 
 
-def _when_gone(told: Told) -> WhenGone:
-    found = of.text(told, "when_gone", WhenGone.FAIL)
+def _one_of(told: Told, name: str, default: _E) -> _E:
+    found = of.text(told, name, default)
     try:
-        return WhenGone(found)
+        return type(default)(found)
     except ValueError:
-        raise UsageError(f"'when_gone' is {found!r:.40}: it is one of {', '.join(WhenGone)}.") from None
+        raise UsageError(f"{name!r} is {found!r:.40}: it is one of {', '.join(type(default))}.") from None

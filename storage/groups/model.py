@@ -11,6 +11,7 @@ from protocol.words import Start as Start
 from protocol.words import Subscription
 from storage.groups.options import DEFAULTS
 from storage.groups.options import GroupOptions as GroupOptions
+from storage.groups.options import OnPoison as OnPoison
 from storage.groups.options import WhenGone as WhenGone
 from storage.groups.orders import NO_ORDERS
 from storage.groups.orders import Orders as Orders
@@ -49,7 +50,7 @@ class LendingStatus(StrEnum):
     HELD = "held"  # lent under grant_id to borrower_id of agent
     RESERVED = "reserved"  # an in-doubt range waits for the session that may have committed it
     FINISHED = "finished"  # the stream is closed and consumed to its head
-    BLOCKED = "blocked"  # not lent until an operator decides: position beyond the head, gone, or lost too often
+    BLOCKED = "blocked"  # not lent until an operator decides: position beyond the head, gone, poison, or lost too often
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,8 @@ class Release:
     With `keep_s` above 0 a row that is free afterwards is kept for so long for its holder's session, if it has a name.
     Where something is in doubt the row is reserved for that session afterwards.
     With `until` behind the position, what lies between them was given out and given up: it may be seen twice.
+    With `poison` what follows cannot be decoded, up to before that offset: the row is blocked, or, with `skips`, goes
+    on there, and what lies between is counted as lost.
     """
 
     stream_id: int
@@ -187,6 +190,8 @@ class Release:
     keep_s: float = 0.0
     until: int = 0
     consumed: ConsumedFrontier | None = None
+    poison: int = 0
+    skips: bool = False
 
 
 @dataclass(frozen=True, slots=True)

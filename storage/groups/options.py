@@ -22,6 +22,13 @@ class WhenGone(StrEnum):
     SKIP = "skip"  # the stream is finished without them, and they are counted as lost
 
 
+class OnPoison(StrEnum):
+    """What a group does about a block that cannot be decoded, or whose payload is not what was put outside."""
+
+    BLOCK = "block"  # the stream is blocked before it until somebody decides
+    SKIP = "skip"  # the stream goes on behind it, and its messages are counted as lost
+
+
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     """What a group is created with, once for its life. Raises `UsageError` for what can never work.
@@ -35,6 +42,7 @@ class GroupOptions:
     strategy: str = "even"
     session_expiry_s: float = 0.0
     atomic: bool = False
+    on_poison: OnPoison = OnPoison.BLOCK
 
     def __post_init__(self) -> None:
         if not self.strategy.strip() or not self.strategy.isprintable() or len(self.strategy) > 255:
@@ -47,6 +55,11 @@ class GroupOptions:
                 "an atomic group cannot skip messages that are gone: it would give their epochs out in part. Leave one "
                 "of the two out."
             )
+        if self.atomic and self.on_poison is OnPoison.SKIP:
+            raise UsageError(
+                "an atomic group cannot skip messages that cannot be decoded: it would give their epochs out in part. "
+                "Leave one of the two out."
+            )
         if not (isfinite(self.session_expiry_s) and 0 <= self.session_expiry_s <= MAX_KEPT_S):
             raise UsageError(
                 f"session expiry {self.session_expiry_s}: it is a number of seconds from 0 (sessions are not waited "
@@ -58,7 +71,8 @@ class GroupOptions:
         """From the columns of the table consumer_group; what they do not name has its default."""
         when_gone, strategy = options.get("when_gone", WhenGone.FAIL), options.get("strategy", "even")
         expiry_s, atomic = options.get("session_expiry_s", 0.0), options.get("atomic", False)
-        return cls(Start.parse(start), WhenGone(when_gone), strategy, expiry_s, atomic)
+        on_poison = OnPoison(options.get("on_poison", OnPoison.BLOCK))
+        return cls(Start.parse(start), WhenGone(when_gone), strategy, expiry_s, atomic, on_poison)
 
     def to_store(self) -> dict[str, Any]:
         """All but the start, which has a column of its own, as an object of JSON."""
@@ -67,6 +81,7 @@ class GroupOptions:
             "strategy": self.strategy,
             "session_expiry_s": self.session_expiry_s,
             "atomic": self.atomic,
+            "on_poison": self.on_poison.value,
         }
 
 

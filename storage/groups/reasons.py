@@ -16,8 +16,8 @@ from storage.groups.standing import GroupState, Reason, StreamState
 QUIET_S = 10.0
 """A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
 
-# What holders say of a block that cannot be had (`storage.payloads.outside`). A place that is away has none, and loses
-# nothing.
+# What holders say of a block that cannot be had, or be decoded (`protocol.errors.PoisonBlock`). A place that is away
+# has none, and loses nothing.
 _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
 
 
@@ -54,6 +54,10 @@ def _reset(group: GroupState, stream: StreamState, how: str) -> str:
     return f"sublet groups reset {_quoted(group)} --stream {stream.stream_id} {how}"
 
 
+def _whole(group: GroupState) -> str:
+    return f"sublet groups reset {_quoted(group)}"
+
+
 def _blocked(group: GroupState, stream: StreamState) -> str:
     why = stream.blocked_because or "no reason is recorded"
     return f"it is blocked: {_dropped(stream) if _went_with_its_space(stream) else why}"
@@ -81,8 +85,11 @@ def _go_on_without_space(group: GroupState) -> str:
 def _unblock(group: GroupState, stream: StreamState) -> str:
     if _went_with_its_space(stream):
         return _go_on_without_space(group)
+    if end := _END_OF_BLOCK.search(stream.blocked_because or ""):
+        again = f"{_whole(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
+        return f"Put it right, and try once more: {again}. {_past(group, stream, end[1])}"
     if group.atomic:
-        return f"Remove the cause. Then reset the group as a whole: sublet groups reset {_quoted(group)} --to-earliest"
+        return f"Remove the cause. Then reset the group as a whole: {_whole(group)} --to-earliest"
     if stream.gone and stream.position < stream.head:
         return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
     again = _reset(group, stream, "--to-current")
@@ -152,11 +159,13 @@ def _unreadable(group: GroupState, stream: StreamState) -> str:
 def _make_readable(group: GroupState, stream: StreamState) -> str:
     again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
     end = _END_OF_BLOCK.search(stream.unreadable_because or "")
-    if end is None:
-        return again
-    if group.atomic:
-        return f"{again} To go past what is lost for good: sublet groups reset {_quoted(group)} --to-epoch EPOCH"
-    return f"{again} To go past what is lost for good: {_reset(group, stream, f'--to-offset {end[1]}')}"
+    return again if end is None else f"{again} {_past(group, stream, end[1])}"
+
+
+def _past(group: GroupState, stream: StreamState, end: str) -> str:
+    """The block ends before that offset."""
+    how = f"{_whole(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
+    return f"To go past what is lost for good: {how}"
 
 
 def _reserved(group: GroupState, stream: StreamState) -> str:

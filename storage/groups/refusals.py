@@ -57,6 +57,7 @@ def _spelled(options: GroupOptions) -> dict[str, str]:
     return {
         "start": str(options.start),
         "policy when messages are gone": options.when_gone.value,
+        "policy at a block that cannot be decoded": options.on_poison.value,
         "strategy": options.strategy,
         "session expiry": f"{float(options.session_expiry_s)} s",
         "delivery": "atomic, in whole epochs" if options.atomic else "message by message",

@@ -12,6 +12,7 @@ The rules, in one place:
 - one whose grant ends while something is in doubt is reserved: until its time is over only that session is granted it;
 - a position past the stream's head blocks the row: nobody guesses;
 - so does one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted;
+- so does a block that its holder cannot decode, with the same choice;
 - a closed stream consumed to its head is finished, and never granted again;
 - in a group that is atomic what is consumed in whole epochs moves on together with the position;
 - a deleted group has no rows, and history says of each that was held that its grant is over.
@@ -360,6 +361,8 @@ def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruli
         return _block(row, _beyond(_reach(entry), stream), now_us, _twice(row, stream))
     position = max(row.position, entry.position)
     row = _consuming(row, entry.consumed)
+    if entry.poison > position:
+        return _poisoned(entry, replace(row, position=position), stream, now_us)
     if _consumed(position, stream):
         return _finish(row, position, entry.reason, now_us)
     after = _freed(row, position, now_us, entry.keep_s)
@@ -382,6 +385,22 @@ def _seize(entry: Seize, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
         why = f"{entry.reason}; lost {losses} times at offset {row.position}"
         return replace(_block(counted, why, now_us, _twice(row, stream)), verdict=Verdict.APPLIED)
     return _given_up("seize", row, after, entry.reason, _twice(row, stream))
+
+
+def _poisoned(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
+    """Its holder has done all that lies before a block that nobody can decode."""
+    if not entry.skips:
+        until = min(entry.until, stream.head)
+        twice = until if until > row.position else None
+        return replace(_block(row, entry.reason, now_us, twice), verdict=Verdict.APPLIED)
+    lost = entry.poison - row.position
+    why = f"{entry.reason} Skipped: [{row.position}, {entry.poison}), {lost} messages"
+    counted = replace(row, lost_messages=row.lost_messages + lost)
+    if _consumed(entry.poison, stream):
+        after = _ended(counted, LendingStatus.FINISHED, entry.poison, now_us)
+    else:
+        after = _freed(counted, entry.poison, now_us, entry.keep_s)
+    return Ruling(Verdict.APPLIED, after, _event("skip", row, why))
 
 
 def _only_waits(row: Row, stream: StreamFacts) -> bool:
@@ -463,6 +482,8 @@ def _consuming(row: Row, consumed: ConsumedFrontier | None) -> Row:
 def _reach(entry: Reclaim | Advance | Release) -> int:
     """The furthest offset that it speaks of."""
     furthest = entry.position if entry.consumed is None else max(entry.position, entry.consumed.upto)
+    if isinstance(entry, Release):
+        return max(furthest, entry.poison)
     doubt = entry.in_doubt if isinstance(entry, Advance) else None
     return furthest if doubt is None else max(furthest, doubt.end)
 

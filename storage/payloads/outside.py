@@ -88,7 +88,11 @@ def _fetch_one(generation_id: int, stream_id: int, place: Place, named: tuple[Ro
         why = f"it cannot be read: {refused.__cause__}"
         if refused.is_for_good:
             raise _damaged(stream_id, row, why) from None
-        raise PayloadUnreadable(_told(stream_id, row, why, _LOOK)) from None
+        begin = row[0] - row[1]
+        raise PayloadUnreadable(
+            f"stream {stream_id}: the block that begins at offset {begin} and ends before offset {row[0]} lies at "
+            f"{row[5][0]!r}, and {why}. {_LOOK}."
+        ) from None
     if memoryview(payload).nbytes != size:
         raise _damaged(stream_id, row, f"it should have {size} bytes and has {_sized(payload, size)}")
     if digest(payload) != name.digest:
@@ -97,15 +101,7 @@ def _fetch_one(generation_id: int, stream_id: int, place: Place, named: tuple[Ro
 
 
 def _damaged(stream_id: int, row: Row, why: str) -> PayloadDamaged:
-    return PayloadDamaged(_told(stream_id, row, why, _PUT_BACK))
-
-
-def _told(stream_id: int, row: Row, why: str, remedy: str) -> str:
-    end, begin = row[0], row[0] - row[1]
-    return (
-        f"stream {stream_id}: the payload of the block that begins at offset {begin} and ends before offset {end} lies "
-        f"at {row[5][0]!r}, and {why}. {remedy}."
-    )
+    return PayloadDamaged(stream_id, (row[0] - row[1], row[0]), f"lies at {row[5][0]!r}, and {why}. {_PUT_BACK}.")
 
 
 def _sized(payload: Payload, size: int) -> str:

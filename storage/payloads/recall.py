@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import psycopg
 
-from protocol.errors import SubletError
+from protocol.errors import PoisonBlock, SubletError
 from storage.payloads import objects
 from storage.payloads.objects import Owner
 from storage.payloads.outside import payloads
@@ -88,6 +88,7 @@ def _bring(conn: Connection, owner: Owner, rows: list[tuple[Any, ...]], left: _L
 
 def _told(brought: int, left: int, first: Exception) -> Exception:
     """What hindered the first, which names it, and how much else there is."""
-    if not isinstance(first, SubletError):
-        return first
-    return type(first)(f"{brought} payloads are back in Postgres, and {left} are not. The first: {first}")
+    before = f"{brought} payloads are back in Postgres, and {left} are not. The first: "
+    if isinstance(first, PoisonBlock):
+        return type(first)(first.stream_id, first.offsets, first.why, before)
+    return type(first)(f"{before}{first}") if isinstance(first, SubletError) else first

@@ -10,6 +10,7 @@ lies behind it: each pass goes through all that follows it again, and tries it a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import time
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import psycopg
 
-from protocol.errors import LostLeadership, PayloadUnavailable
+from protocol.errors import LostLeadership, PayloadUnavailable, PoisonBlock
 from storage import compaction
 from storage.log import consecutive
 from storage.payloads import objects
@@ -187,7 +188,8 @@ class _Mover:
     def _begin(self, stream: _Stream) -> None:
         """Once: it takes as long as it takes."""
         if stream.closed:  # few large objects rather than many small ones
-            compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
+            with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
+                compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
         stream.done = 0
 
     def _prepare(self) -> bool:

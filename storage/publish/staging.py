@@ -14,6 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import psycopg
@@ -55,7 +56,7 @@ select stream_id, state from stream
  order by stream_id for no key update"""
 
 _CLOSED = """
-select codec, payload from staged_block
+select codec, payload, stream_id, count from staged_block
  where sink = %(sink)s and batch = %(batch)s and attempt = %(attempt)s and stream_id = any(%(streams)s)
  order by ordinal"""
 
@@ -219,9 +220,9 @@ def _again(conn: psycopg.Connection[Any], write: Write, attempt: uuid.UUID, clos
 
 
 def _decoded(first: Any, others: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    yield decode(*first)
-    for row in others:
-        yield decode(*row)
+    """Staged blocks have no offsets yet: each is named as if its stream began with it."""
+    for codec, payload, stream_id, count in chain([first], others):
+        yield decode(codec, payload, stream_id, count, count)
 
 
 class _Stager:

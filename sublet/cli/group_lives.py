@@ -8,7 +8,7 @@ import typer
 
 from protocol.epochs import lower_of_json, shown
 from protocol.words import Start, Subscription
-from storage.groups.options import GroupOptions, WhenGone
+from storage.groups.options import GroupOptions, OnPoison, WhenGone
 from sublet.cli import values
 from sublet.cli.command import Cli
 from sublet.cli.group_names import named
@@ -53,6 +53,13 @@ def create(
             help="Its consumers are given whole epochs only: none is seen in part, and each is announced once.",
         ),
     ] = False,
+    on_poison: Annotated[
+        OnPoison,
+        typer.Option(
+            help="What becomes of a stream at a block that cannot be decoded, or whose payload outside of Postgres is "
+            "damaged: it is blocked until somebody decides, or goes on behind it and counts its messages as lost."
+        ),
+    ] = OnPoison.BLOCK,
 ) -> None:
     """Create a group before it has consumers.
 
@@ -72,7 +79,8 @@ def create(
     from storage.groups.overview import describe
 
     wanted = Subscription.parse(subscription)
-    options = GroupOptions(Start.parse(start), when_gone, strategy, values.fine_seconds(session_expiry), atomic)
+    expiry_s = values.fine_seconds(session_expiry)
+    options = GroupOptions(Start.parse(start), when_gone, strategy, expiry_s, atomic, on_poison)
     find_strategy(strategy)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         group, is_new = declare(database.url, wanted, options)

@@ -185,6 +185,8 @@ def _options(overview: Overview) -> str:
     options = overview.group.options
     waits = f"streams are kept {options.session_expiry_s:g} s for a named session"
     told = [f"start {options.start}", f"when gone {options.when_gone}", f"strategy {options.strategy}"]
+    if options.on_poison != "block":
+        told.append(f"on poison {options.on_poison}")
     if options.atomic:
         told.append("atomic")
     return ", ".join([*told, waits] if options.session_expiry_s else told)

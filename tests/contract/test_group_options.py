@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.errors import Conflict, UsageError
@@ -13,7 +15,9 @@ from storage.groups.model import (
     GroupOptions,
     Lending,
     LendingStatus,
+    OnPoison,
     Orders,
+    Release,
     Seize,
     Start,
     Verdict,
@@ -58,6 +62,7 @@ def lost_messages(world: World, group: Group) -> dict[int, int]:
         (GroupOptions(Start.EARLIEST, WhenGone.SKIP, "load", 60.5), "its start is offset:5, not earliest"),
         (GroupOptions(Start.offset(5), WhenGone.FAIL, "load", 60.5), "its policy .* is skip, not fail"),
         (GroupOptions(Start.offset(5), WhenGone.SKIP, "even", 60.5), "its strategy is load, not even"),
+        (replace(OTHERS, on_poison=OnPoison.SKIP), "that cannot be decoded is block, not skip"),
         (GroupOptions(Start.offset(5), WhenGone.SKIP, "load", 60.0), "its session expiry is 60.5 s, not 60.0 s"),
     ],
 )
@@ -85,6 +90,8 @@ def test_a_group_that_a_subscriber_creates_has_its_start_and_the_defaults(world:
 def test_an_atomic_group_does_not_skip_what_is_gone() -> None:
     with pytest.raises(UsageError, match="cannot skip"):
         GroupOptions(atomic=True, when_gone=WhenGone.SKIP)
+    with pytest.raises(UsageError, match="cannot skip messages that cannot be decoded"):
+        GroupOptions(atomic=True, on_poison=OnPoison.SKIP)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +235,52 @@ def test_a_second_life_has_options_and_positions_of_its_own(world: World) -> Non
     row = world.row(second, world.lead(second), stream)
     assert (row.status, row.position, row.grant_id, row.session) == (FREE, 0, 0, None)
     assert world.write(first, term, Advance(stream, held.grant_id, 8)).deposed
+
+
+# --- blocks that cannot be decoded ----------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize(
+    ("skips", "found", "lost"),
+    [(False, (Verdict.APPLIED, BLOCKED, 4), 0), (True, (Verdict.APPLIED, FREE, 6), 2)],
+)
+def test_at_a_block_that_cannot_be_decoded_a_row_is_blocked_or_goes_on_behind_it(
+    world: World, skips: bool, found: object, lost: int
+) -> None:
+    (stream,) = world.add_space()
+    world.append(stream, 8)
+    group = world.group(start=Start.EARLIEST)
+    term = world.lead(group)
+    held = lent(world, group, term, stream)
+    poison = Release(stream, held.grant_id, 4, "it is garbage.", poison=6, skips=skips)
+    assert outcome(world.apply(group, term, replace(poison, grant_id=held.grant_id + 1))) == (
+        Verdict.REFUSED, LendingStatus.HELD, 0,
+    )  # fmt: skip
+    result = world.apply(group, term, poison)
+    assert outcome(result) == found
+    assert result.lending is not None
+    assert result.lending.grant_id > held.grant_id
+    line = world.store.history(group.group_id)[-1]
+    said = "it is garbage. Skipped: [4, 6), 2 messages" if skips else "it is garbage."
+    assert (line.event, line.position, line.reason, line.until) == ("skip" if skips else "block", 4, said, None)
+    assert lost_messages(world, group) == {stream: lost}
+
+
+@pytest.mark.conforms("W10")
+def test_a_closed_stream_whose_last_block_is_skipped_is_finished_and_none_is_skipped_beyond_the_head(
+    world: World,
+) -> None:
+    closed, other = world.add_space(shards=2)
+    world.append(closed, 8)
+    group = world.group(start=Start.EARLIEST)
+    term = world.lead(group)
+    grants = [lent(world, group, term, each).grant_id for each in (closed, other)]
+    world.rollover(1)
+    last = Release(closed, grants[0], 6, "garbage", poison=8, skips=True)
+    assert outcome(world.apply(group, term, last)) == (Verdict.APPLIED, FINISHED, 8)
+    beyond = Release(other, grants[1], 0, "garbage", poison=1, skips=True)
+    assert outcome(world.apply(group, term, beyond)) == (Verdict.REFUSED, BLOCKED, 0)
 
 
 # --- orders -------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
     first = done(shell.run(*command, "--json"))
     assert first == {
         "subscription": QUEUE, "group_id": 1, "created": True, "start": "offset:3", "when_gone": "skip",
-        "strategy": "even", "session_expiry_s": 60.0, "atomic": False,
+        "strategy": "even", "session_expiry_s": 60.0, "atomic": False, "on_poison": "block",
     }  # fmt: skip
     assert done(shell.run(*command, "--json")) == {**first, "created": False}
     again = shell.run(*command)

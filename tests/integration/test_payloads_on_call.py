@@ -24,6 +24,7 @@ from storage.groups.postgres import PostgresGroups
 from storage.groups.standing import Reason
 from storage.history import forget_history, read_history
 from storage.payloads import probe
+from storage.payloads.stores import LocalBackend
 from storage.spaces import alter_space, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
@@ -79,7 +80,37 @@ def troubles(conn: psycopg.Connection[Any]) -> list[str]:
 
 
 @pytest.mark.conforms("A7")
-def test_a_stream_whose_payload_is_damaged_is_named_until_it_is_read_on_whoever_leads(
+@pytest.mark.conforms("W10")
+def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_put_right(
+    database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld
+) -> None:
+    space = a_space(conn, world)
+    stream = a_closed_stream(conn, BLOCKS)
+    move(conn, space)
+    (third,) = [name for name in world.names() if f"/{stream}-6-" in name]
+    kept = world.read(third)
+    world.write(third, b"something else")
+    node = fleet.node("n1")
+    with Session(GROUP, database, start="earliest", settings=BorrowerSettings().scaled(SPEED)) as session:
+
+        def consume(until: Any) -> Any:
+            return eventually(lambda: session.next_batch(0.05) is None and until(), WAIT_S, node.output)
+
+        consume(lambda: session._agent.group_id(session._handle) and reason(conn, stream) is Reason.BLOCKED)
+        (answer,) = idle.why(conn, SUBSCRIPTION, stream)[1]
+        assert third in answer.ruling.because
+        assert str(answer.ruling.remedy).endswith(f": sublet groups reset '{GROUP}' --stream {stream} --to-offset 6")
+        assert line_of(conn, stream).position == 4
+        world.write(third, kept)
+        with a_shell(SUBLET_DATABASE_URL=database) as shell:
+            assert f"--stream {stream} --to-current" in str(answer.ruling.remedy)
+            assert shell.run("groups", "reset", GROUP, "--stream", str(stream), "--to-current", "--yes").code == 0
+        consume(lambda: reason(conn, stream) is Reason.FINISHED)
+        assert line_of(conn, stream).lost_messages == 0
+
+
+@pytest.mark.conforms("A7")
+def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoever_leads(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("borrower.session.AGAIN_S", 0.2)
@@ -87,8 +118,14 @@ def test_a_stream_whose_payload_is_damaged_is_named_until_it_is_read_on_whoever_
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
     (third,) = [name for name in world.names() if f"/{stream}-6-" in name]
-    kept = world.read(third)
-    world.write(third, b"something else")
+    act, sector = LocalBackend.read, {"is bad": True}
+
+    def read_of_disk(self: LocalBackend, name: str, most: int) -> Any:
+        if name == third and sector["is bad"]:
+            raise OSError(5, "Input/output error")
+        return act(self, name, most)
+
+    monkeypatch.setattr(LocalBackend, "read", read_of_disk)
     first = fleet.node("n1")
     with Session(GROUP, database, start="earliest", settings=BorrowerSettings().scaled(SPEED)) as session:
 
@@ -125,7 +162,7 @@ def test_a_stream_whose_payload_is_damaged_is_named_until_it_is_read_on_whoever_
         assert again is not None
         assert again > 0.5, "since it began, not since there is another leader"
 
-        world.write(third, kept)
+        sector["is bad"] = False
         consume(lambda: reason(conn, stream) is Reason.FINISHED)
         assert troubles(conn) == ["unreadable", "unreadable", "readable"]
         assert reading(conn).state is State.OK

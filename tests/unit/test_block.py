@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 
-from protocol.errors import InvalidSetting, SchemaMismatch
+from protocol.errors import InvalidSetting, PoisonBlock
 from protocol.words import Filter
 from storage.block import (
     DELIVERED_SCHEMA,
@@ -50,7 +53,7 @@ FULL = batch(
 )
 def test_what_is_encoded_comes_back(compression: str, given: pa.RecordBatch) -> None:
     codec, payload = encode(given, compression)
-    found = decode(codec, payload.to_pybytes())
+    found = decode(codec, payload.to_pybytes(), 1, given.num_rows, given.num_rows)
     found.validate(full=True)
     assert found.equals(given)
 
@@ -65,7 +68,7 @@ def test_decoding_copies_no_value() -> None:
     codec, payload = encode(batch(["a"] * 500, value=[b"x" * 100] * 500))
     stored = payload.to_pybytes()
     start = pa.py_buffer(stored).address
-    data = decode(codec, stored).column("value").buffers()[2]
+    data = decode(codec, stored, 1, 500, 500).column("value").buffers()[2]
     assert start <= data.address < start + len(stored)
 
 
@@ -77,8 +80,8 @@ def test_a_small_block_is_not_compressed_and_a_large_one_is() -> None:
 
 @pytest.mark.parametrize("codec", [0, 0x403, 0x203, 0x100, 0x400])
 def test_an_unknown_codec_is_an_error_that_names_it(codec: int) -> None:
-    with pytest.raises(SchemaMismatch, match=f"codec {codec}"):
-        decode(codec, b"")
+    with pytest.raises(PoisonBlock, match=f"codec {codec}"):
+        decode(codec, b"", 1, 1, 1)
 
 
 def test_an_unknown_compression_is_refused() -> None:
@@ -113,3 +116,63 @@ def test_a_packed_block_knows_the_span_of_its_timestamps() -> None:
     assert (block.count, block.topics) == (3, ["a", "b"])
     assert block.first_timestamp.timestamp() == 3
     assert block.last_timestamp.timestamp() == 5
+
+
+def _offsets_elsewhere(payload: bytes, given: pa.RecordBatch) -> bytes:
+    """Its envelope is right, and an offset of its values points anywhere: to read it would end the process."""
+    offsets = given.column("value").buffers()[1].to_pybytes()
+    return payload.replace(offsets, offsets[:4] + struct.pack("<i", 1 << 30) + offsets[8:])
+
+
+def _run_ends_elsewhere(payload: bytes, given: pa.RecordBatch) -> bytes:
+    before, count, behind = payload.rpartition(struct.pack("<i", given.num_rows) + b"\0" * 4)
+    return before + struct.pack("<i", 7) + count[4:] + behind
+
+
+SAME = batch(["a"] * 300, value=[b"x" * 10] * 300)
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda payload, _: b"", "End of Arrow stream"),
+        (lambda payload, _: b"nothing of Arrow's at all", "cannot be decoded"),
+        (lambda payload, _: payload[: len(payload) // 2], "Expected"),
+        (lambda payload, _: bytes(len(payload)), "cannot be decoded"),
+        (lambda payload, _: BLOCK_SCHEMA.serialize().to_pybytes(), "'schema', and not a record batch"),
+        (lambda payload, _: encode(SAME.slice(0, 299))[1].to_pybytes(), "299 messages, and its row says 300"),
+        (_offsets_elsewhere, "cannot be decoded"),
+        (_run_ends_elsewhere, "run end"),
+        (lambda payload, given: payload.replace(b"x" * 10, b"\xff" * 10, 1), None),
+        (lambda payload, given: payload.replace(b"a\0\0\0", b"\xff\0\0\0", 1), "UTF8|UTF-8"),
+    ],
+)
+def test_what_cannot_be_decoded_is_named_by_its_stream_and_offsets(
+    damage: Callable[[bytes, pa.RecordBatch], bytes], said: str | None
+) -> None:
+    codec, payload = encode(SAME)
+    bad = damage(payload.to_pybytes(), SAME)
+    assert bad != payload.to_pybytes(), "it was damaged"
+    if said is None:
+        assert decode(codec, bad, 7, 1300, 300).num_rows == 300
+        return
+    with pytest.raises(PoisonBlock, match=said) as poison:
+        decode(codec, bad, 7, 1300, 300)
+    assert (poison.value.stream_id, poison.value.offsets) == (7, (1000, 1300))
+    assert "stream 7: the block that begins at offset 1000 and ends before offset 1300 cannot be decoded" in str(
+        poison.value
+    )
+    told = PoisonBlock.told(str(poison.value))
+    assert (str(told), told.__dict__) == (str(poison.value), poison.value.__dict__), "a node tells it on"
+
+
+@pytest.mark.conforms("W10")
+def test_what_grows_beyond_the_limit_is_refused_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, zeros = batch(["a" * 100] * 300), batch([f"t{n}" for n in range(300)], value=[bytes(1000)] * 300)
+    monkeypatch.setattr("storage.block.MAX_DECODED_BYTES", 20_000)
+    for given, said in ((runs, "column topic expands to 30000"), (zeros, "decompresses to 3")):
+        codec, payload = encode(given, "zstd")
+        assert payload.size < 20_000
+        with pytest.raises(PoisonBlock, match=said):
+            decode(codec, payload, 1, 300, 300)

@@ -45,7 +45,11 @@ def gathered(streams: int, sizes: list[int], each: int) -> tuple[list[Append], l
 
 def numbers(blocks: list[Append], stream_id: int) -> list[int]:
     mine = [block.block for block in blocks if block.stream_id == stream_id]
-    return [int(value[:8]) for one in mine for value in decode(one.codec, one.payload).column("value").to_pylist()]
+    return [
+        int(value[:8])
+        for one in mine
+        for value in decode(one.codec, one.payload, 1, one.count, one.count).column("value").to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("streams", [1, 5, 64])

@@ -11,6 +11,7 @@ from borrower.batch import Batch
 from borrower.handler import Handler
 from borrower.lent import Lent
 from borrower.machine.events import Install, Progressed, Remove, Stop
+from protocol.errors import PoisonBlock
 from protocol.messages import Grant, RevokedReason
 
 FROM = 10
@@ -52,6 +53,27 @@ def test_the_last_word_waits_for_all_that_is_outstanding() -> None:
     assert play.last() == (second, False)
     play.handler.acknowledged(play.lent, second)
     assert play.last() == (FROM + 7, True)
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize("given_up", [False, True])
+def test_at_a_bad_block_the_last_word_waits_for_what_lies_ahead_of_it_and_is_not_of_it_where_that_is_given_up(
+    given_up: bool,
+) -> None:
+    play = Play()
+    first = play.give(3)
+    poison = PoisonBlock(7, (FROM + 3, FROM + 5), "is garbage.")
+    assert [play.handler.poisoned(play.lent, poison) for _ in range(2)] == [True, False]
+    play.handler.not_read(play.lent)
+    assert (play.reports, play.lent.may_have_more) == ([], False)
+    if given_up:
+        play.handler.give_up()
+        said, position = ("", 0), FROM
+    else:
+        play.handler.acknowledged(play.lent, first)
+        said, position = (str(poison), FROM + 5), FROM + 3
+    last = play.reports[-1]
+    assert (last.position, last.final, last.trouble, last.poison) == (position, True, *said)
 
 
 @pytest.mark.conforms("P5", "X4")

@@ -136,12 +136,12 @@ def test_each_reason_has_its_words_and_says_what_helps(
 
 
 @pytest.mark.conforms("A7")
-def test_the_way_past_a_damaged_block_can_be_pasted() -> None:
-    said = (
-        "stream 12: the payload of the block that begins at offset 4 and ends before offset 9 lies at 'offset 7', and"
-    )
-    remedy = ruled(LED, replace(HELD, unreadable_because=said)).remedy or ""
-    assert remedy.endswith(f": sublet groups reset {QUOTED} --stream 12 --to-offset 9")
+@pytest.mark.parametrize("atomic", [False, True])
+def test_the_way_past_a_damaged_block_can_be_pasted(atomic: bool) -> None:
+    said = "stream 12: the block that begins at offset 4 and ends before offset 9 lies at 'offset 7', and"
+    past = f": sublet groups reset {QUOTED} " + ("--to-epoch EPOCH" if atomic else "--stream 12 --to-offset 9")
+    for stream in (replace(HELD, unreadable_because=said), replace(FREE, status="blocked", blocked_because=said)):
+        assert (ruled(replace(LED, atomic=atomic), stream).remedy or "").endswith(past)
 
 
 def test_the_table_has_each_reason_once() -> None:

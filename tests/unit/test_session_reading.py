@@ -17,7 +17,7 @@ from borrower.lent import Lent
 from borrower.machine.agent import Closed
 from borrower.machine.events import Install, Progressed, Stop
 from borrower.session import Session
-from protocol.errors import BeyondHead, Gone, PayloadDamaged, PayloadUnavailable, PayloadUnreadable
+from protocol.errors import BeyondHead, Gone, PayloadDamaged, PayloadUnavailable, PayloadUnreadable, PoisonBlock
 from protocol.messages import EndReason, Grant
 from storage.log import Page
 
@@ -118,13 +118,12 @@ def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is
     assert next(said for said in agent.reports if said.final) == Progressed(STREAM, 1, 3, True, 0, 997)
 
 
-@pytest.mark.parametrize("kind", [PayloadDamaged, PayloadUnreadable])
 def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_others_go_on(
-    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, now = reader_of(session), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    reader.gone = {STREAM: kind("its payload is damaged.")}
+    reader.gone = {STREAM: PayloadUnreadable("its payload is damaged.")}
 
     def pass_time(number: int) -> None:
         now[0] = float(number)
@@ -140,6 +139,27 @@ def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_other
     said = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
     assert len(said) == 1
     assert "All other streams go on" in said[0]
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize("kind", [PoisonBlock, PayloadDamaged])
+def test_a_stream_with_a_block_that_cannot_be_decoded_is_handed_back_once_and_all_others_go_on(
+    session: Session, caplog: pytest.LogCaptureFixture, kind: type[PoisonBlock]
+) -> None:
+    reader, agent = reader_of(session), agent_of(session)
+    poison = kind(STREAM, (3, 5), "cannot be decoded: garbage.")
+
+    def go_on(number: int) -> None:
+        reader.gone = {STREAM: poison} if number > 6 else {}
+        if number == 30:
+            session.drain()
+
+    reader.before_page = go_on
+    assert session.next_batch() is None
+    assert (reader.read[6], STREAM in reader.read[7:]) == (STREAM, False)
+    (said,) = [each for each in agent.reports if each.final and each.stream_id == STREAM]
+    assert (said.position, said.trouble, said.poison) == (3, str(poison), 5)
+    assert [record.getMessage().count(str(poison)) for record in caplog.records] == [1]
 
 
 def test_each_outage_of_a_place_is_said_once_however_many_streams_wait_and_so_is_its_end(

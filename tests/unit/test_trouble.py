@@ -10,19 +10,24 @@ from borrower.handler import Handler
 from borrower.machine.events import Install, Progressed, Tick, Unsubscribe
 from borrower.trouble import AGAIN_S, LASTING_S, MOST_TOLD_BYTES, Trouble
 from protocol.codec import MalformedMessage, decode_to_leader, encode_to_leader
-from protocol.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
-from protocol.messages import MAX_TROUBLE, Disconnect, Grant, Held, StreamProgress, UpdateProgress
-from storage.groups.model import READABLE, UNREADABLE
+from protocol.errors import PayloadUnavailable, PayloadUnreadable
+from protocol.messages import MAX_TROUBLE, Disconnect, Grant, Held, RevokeFinished, StreamProgress, UpdateProgress
+from storage.groups.model import READABLE, UNREADABLE, GroupOptions, OnPoison, Start
 from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected
 
-AWAY, DAMAGED, UNREAD = PayloadUnavailable("away."), PayloadDamaged("damaged."), PayloadUnreadable("an I/O error.")
+
+class Archived(PayloadUnreadable):
+    """Another kind of trouble with an object."""
+
+
+AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), PayloadUnreadable("an I/O error.")
 
 
 # --- what a session tells --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("problem", [DAMAGED, UNREAD])
+@pytest.mark.parametrize("problem", [ARCHIVED, UNREAD])
 def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> None:
     trouble = Trouble()
     assert [trouble.met(problem, now) for now in (0.0, 10.0, 20.0)] == [True, False, False]
@@ -34,7 +39,7 @@ def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> No
 def test_what_comes_and_goes_is_told_now_and_then() -> None:
     trouble, told = Trouble(), 0
     for turn in range(60):
-        told += trouble.met((UNREAD, DAMAGED, AWAY)[turn % 3], 10.0 * turn)
+        told += trouble.met((UNREAD, ARCHIVED, AWAY)[turn % 3], 10.0 * turn)
         trouble.over()
     assert told == 600 / AGAIN_S
 
@@ -52,14 +57,14 @@ def test_other_words_for_the_same_trouble_are_no_news_and_another_trouble_is() -
     assert trouble.met(PayloadUnreadable("request 1 failed"), 0.0)
     assert not trouble.met(PayloadUnreadable("request 2 failed"), 10.0)
     assert (trouble.said, trouble.told) == ("request 2 failed", "request 1 failed")
-    assert not trouble.met(DAMAGED, 20.0)
-    assert trouble.met(DAMAGED, AGAIN_S)
-    assert trouble.told == "damaged."
+    assert not trouble.met(ARCHIVED, 20.0)
+    assert trouble.met(ARCHIVED, AGAIN_S)
+    assert trouble.told == "archived."
 
 
 def test_whatever_a_library_says_can_be_told() -> None:
     trouble = Trouble()
-    trouble.met(PayloadDamaged("\0\udcff\n" + "x" * 5000), 0.0)
+    trouble.met(Archived("\0\udcff\n" + "x" * 5000), 0.0)
     told = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, trouble=trouble.told),))
     assert decode_to_leader(encode_to_leader(told)) == told
     assert told.streams[0].trouble == "   " + "x" * (MAX_TROUBLE - 3)
@@ -80,9 +85,9 @@ def test_a_handler_reports_the_beginning_and_the_end() -> None:
     (lent,) = [handler.next_to_read(lambda _: True)]
     assert lent is not None
     assert not handler.read_again(lent)
-    assert [handler.try_later(lent, DAMAGED, now, 10.0) for now in (0.0, 10.0)] == [True, False]
+    assert [handler.try_later(lent, ARCHIVED, now, 10.0) for now in (0.0, 10.0)] == [True, False]
     assert handler.read_again(lent)
-    assert [(each.position, each.trouble) for each in reports] == [(4, "damaged."), (4, "")]
+    assert [(each.position, each.trouble) for each in reports] == [(4, "archived."), (4, "")]
 
 
 # --- what a borrower passes on ---------------------------------------------------------------------------------------
@@ -173,6 +178,28 @@ def test_the_last_word_is_of_no_trouble() -> None:
     bench.confirm()
     say(bench, "damaged", final=True)
     assert written(bench) == []
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize(
+    ("on_poison", "row", "event"),
+    [(OnPoison.BLOCK, ("blocked", 3, 0), "block"), (OnPoison.SKIP, ("held", 6, 3), "skip")],
+)
+def test_a_leader_blocks_at_a_bad_block_or_goes_on_behind_it(
+    on_poison: OnPoison, row: tuple[str, int, int], event: str
+) -> None:
+    bench = Bench(options=GroupOptions(Start.EARLIEST, on_poison=on_poison))
+    bench.joined()
+    bench.confirm()
+    told = StreamProgress(1, bench.grant_id(), 3, True, trouble="garbage.", poison=6)
+    bench.hear(UpdateProgress(BORROWER, bench.term, (told,)), AGENT)
+    bench.settle()
+    bench.hear(RevokeFinished(BORROWER, bench.term, 1, told.grant_id), AGENT)
+    bench.pass_time(2.0, BORROWER)
+    found = bench.row()
+    assert (found.status, found.position, found.lost_messages) == row
+    (line,) = [line for line in bench.store.history(bench.group.group_id) if line.event == event]
+    assert (line.position, line.reason.partition(" ")[0]) == (3, "garbage.")
 
 
 def test_a_stream_that_is_lent_anew_begins_without_trouble() -> None:

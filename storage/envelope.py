@@ -1,0 +1,83 @@
+"""What an Arrow record batch message says of itself, read from its flatbuffer before anything is made of its body.
+
+pyarrow shows none of it, and it matters before decoding: a few compressed bytes can stand for gigabytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+_HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
+"""Where the fields stand in the tables `Message` and `RecordBatch` of Arrow's Message.fbs."""
+
+_UNCOMPRESSED = -1
+"""In place of the length of a buffer of a compressed batch that is stored as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """`count`: of messages. `decoded_bytes`: of all buffers, once decompressed."""
+
+    count: int
+    decoded_bytes: int
+    compressed: bool
+
+
+def envelope(message: pa.ipc.Message) -> Envelope:
+    """What the message says. Raises `ValueError` where it is no record batch, or contradicts itself."""
+    if message.type != "record batch":
+        raise ValueError(f"Arrow's {message.type!r}, and not a record batch")
+    try:
+        return _read(message.metadata.to_pybytes(), memoryview(message.body or b""))
+    except struct.error as error:
+        raise ValueError(f"its header cannot be read: {error}") from None
+
+
+def _read(metadata: bytes, body: memoryview) -> Envelope:
+    header = _field(metadata, _offset(metadata, 0), _HEADER)
+    if header is None:
+        raise ValueError("a record batch without a header")
+    table = _offset(metadata, header)
+    length = _field(metadata, table, _LENGTH)
+    count = 0 if length is None else struct.unpack_from("<q", metadata, length)[0]
+    compressed = _field(metadata, table, _COMPRESSION) is not None
+    buffers = _field(metadata, table, _BUFFERS)
+    spans = [] if buffers is None else _spans(metadata, _offset(metadata, buffers), len(body))
+    if not compressed:
+        return Envelope(count, sum(size for _, size in spans), compressed)
+    return Envelope(count, sum(_decoded(body, start, size) for start, size in spans if size), compressed)
+
+
+def _spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
+    """(start, size) of each buffer in the body."""
+    (count,) = struct.unpack_from("<I", metadata, vector)
+    numbers = struct.unpack_from(f"<{2 * count}q", metadata, vector + 4)
+    spans = list(zip(numbers[::2], numbers[1::2], strict=True))
+    for start, size in spans:
+        if start < 0 or size < 0 or start + size > body:
+            raise ValueError(f"a buffer of {size} bytes at {start}, in a body of {body}")
+    return spans
+
+
+def _decoded(body: memoryview, start: int, size: int) -> int:
+    (length,) = struct.unpack_from("<q", body, start)
+    if length < _UNCOMPRESSED:
+        raise ValueError(f"a buffer that decompresses to {length} bytes")
+    return size - 8 if length == _UNCOMPRESSED else int(length)
+
+
+def _offset(data: bytes, at: int) -> int:
+    """Where the flatbuffer's offset at that place leads."""
+    return int(at + struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: bytes, table: int, index: int) -> int | None:
+    """Where a field of a flatbuffer's table stands; None if it is absent."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    if vtable < 0 or 6 + 2 * index > struct.unpack_from("<H", data, vtable)[0]:
+        return None
+    offset = struct.unpack_from("<H", data, vtable + 4 + 2 * index)[0]
+    return table + offset if offset else None

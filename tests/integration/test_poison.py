@@ -1,0 +1,204 @@
+"""A block that cannot be decoded is named, and kept or skipped as its group wants it; the streams beside it go on."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from borrower.feed import Feed
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.errors import PoisonBlock
+from protocol.messages import PROTOCOL_VERSION
+from protocol.words import Filter, Start, Subscription
+from storage.block import pack
+from storage.checkup import examine
+from storage.compaction import compact_stream
+from storage.connect import connect
+from storage.epoch_tail import EpochReading
+from storage.groups import idle
+from storage.groups.instructions import declare
+from storage.groups.model import GroupOptions, OnPoison
+from storage.history import read_history
+from storage.log import Append, append, since
+from storage.spaces import create_space
+from storage.tail import Tail
+from tests.integration.cli_kit import a_shell
+from tests.integration.feed_kit import address_of, serving
+from tests.integration.log_kit import batch, read
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+WAIT_S = 60.0
+GROUP = "$share/g/eu/#"
+SUBSCRIPTION = Subscription.parse(GROUP)
+BAD = 6
+"""The damaged block of a stream has the offsets 4 and 5; there are 8."""
+
+
+def garbage(payload: bytes) -> bytes:
+    return b"?" * len(payload)
+
+
+def truncated(payload: bytes) -> bytes:
+    return payload[: len(payload) - 40]
+
+
+def another(payload: bytes) -> bytes:
+    other: bytes = pack(batch([b"a", b"b", b"c"], "eu")).payload.to_pybytes()
+    return other
+
+
+def offsets_elsewhere(payload: bytes) -> bytes:
+    """The values' offsets point far behind them: whoever reads there without having looked dies by a signal."""
+    before, first, behind = payload.rpartition(struct.pack("<3i", 0, 7, 14))
+    assert first
+    return before + struct.pack("<3i", 0, 1 << 30, 1 << 30) + behind
+
+
+DAMAGES: list[Callable[[bytes], bytes]] = [garbage, truncated, another, offsets_elsewhere]
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        create_space(connection, "eu", "eu/#", shards=len(DAMAGES) + 1)
+        yield connection
+
+
+@pytest.fixture
+def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(database, tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def streams(conn: psycopg.Connection[Any]) -> list[int]:
+    """A stream for each damage, in its third block of four, and one that is well."""
+    found = [
+        row[0]
+        for row in conn.execute("select stream_id from stream join space using (space_id) where name = 'eu' order by 1")
+    ]
+    for stream in found:
+        for first in range(0, 8, 2):
+            values = [b"%04d-%02d" % (stream, first + place) for place in range(2)]
+            append(conn, [Append(stream, pack(batch(values, "eu")))])
+    where = "where stream_id = %s and end_offset = %s"
+    for stream, damage in zip(found, DAMAGES, strict=False):
+        ((payload,),) = conn.execute(f"select payload from block {where}", (stream, BAD)).fetchall()
+        conn.execute(f"update block set payload = %s {where}", (damage(payload), stream, BAD))
+    return found
+
+
+def values_of(streams: list[int], offsets: range) -> list[bytes]:
+    return [b"%04d-%02d" % (stream, offset) for stream in streams for offset in offsets]
+
+
+def take(session: Session, seen: list[bytes], until: Callable[[], bool], node: Any) -> None:
+    def look() -> bool:
+        if (found := session.next_batch(0.05)) is not None:
+            seen.extend(found.table.column("value").to_pylist())
+        return found is None and until()
+
+    eventually(look, WAIT_S, node.output)
+
+
+def statuses(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, int]]:
+    rows = conn.execute("select stream_id, status, position, lost_messages from lending where position > 0").fetchall()
+    return {stream: (status, position, lost) for stream, status, position, lost in rows}
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize("through_nodes", [False, True])
+def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_others_go_on(
+    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int], through_nodes: bool
+) -> None:
+    node, bad = fleet.node("n1"), streams[:-1]
+    way: dict[str, Any] = {"nodes": [address_of(node)], "through_nodes": True} if through_nodes else {"url": database}
+    settings, seen = BorrowerSettings().scaled(SPEED), list[bytes]()
+    blocked = dict.fromkeys(bad, ("blocked", 4, 0))
+    for life in range(2):
+        with Session(GROUP, start="earliest", settings=settings, **way) as session:
+            take(session, seen, lambda: statuses(conn) == {**blocked, streams[-1]: ("held", 8, 0)}, node)
+        assert sorted(seen) == sorted(values_of(bad, range(4)) + values_of(streams[-1:], range(8))), f"{life=}"
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        answers = [each for each in idle.why(conn, SUBSCRIPTION)[1] if each.line.stream_id in bad]
+        (finding,) = [each for each in examine(conn, 0.0, PROTOCOL_VERSION) if each.check == "streams"]
+        assert f"stream {bad[0]}: the block that begins at offset 4" in finding.found
+        for answer in answers:
+            stream = answer.line.stream_id
+            told = f"stream {stream}: the block that begins at offset 4 and ends before offset 6 cannot be decoded: "
+            assert told in answer.ruling.because
+            assert told in shell.run("groups", "describe", GROUP).out
+            way_past = f"sublet groups reset '{GROUP}' --stream {stream} --to-offset 6"
+            assert str(answer.ruling.remedy).endswith(way_past)
+            assert shell.run("groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes").code == 0
+    with Session(GROUP, settings=settings, **way) as session:
+        take(session, seen, lambda: set(statuses(conn).values()) == {("held", 8, 0)}, node)
+    assert sorted(seen) == sorted(set(values_of(streams, range(8))) - set(values_of(bad, range(4, 6))))
+
+
+@pytest.mark.conforms("W10")
+def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
+    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int]
+) -> None:
+    node, bad, seen = fleet.node("n1"), streams[:-1], list[bytes]()
+    group, _ = declare(database, SUBSCRIPTION, GroupOptions(Start.EARLIEST, on_poison=OnPoison.SKIP))
+    with Session(GROUP, database, settings=BorrowerSettings().scaled(SPEED)) as session:
+        lost = {stream: ("held", 8, 2 if stream in bad else 0) for stream in streams}
+        take(session, seen, lambda: statuses(conn) == lost, node)
+    assert sorted(seen) == sorted(set(values_of(streams, range(8))) - set(values_of(bad, range(4, 6))))
+    skips = [line for line in read_history(conn, group.group_id).lines if line.event == "skip"]
+    assert sorted((line.stream_id, line.position) for line in skips) == [(stream, 4) for stream in bad]
+    assert all("Skipped: [4, 6), 2 messages" in line.reason for line in skips)
+
+
+@pytest.mark.conforms("W10")
+def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
+    database: str, conn: psycopg.Connection[Any], streams: list[int]
+) -> None:
+    whole = sorted(values_of(streams[:-1], range(4)) + values_of(streams[-1:], range(8)))
+    for stream in streams[:-1]:
+        assert since(conn, stream, 0).position == 4, "what lies before it"
+        with pytest.raises(PoisonBlock, match=f"stream {stream}: .*offset 4 .*offset 6 ") as poison:
+            since(conn, stream, 5)
+        assert (poison.value.stream_id, poison.value.offsets) == (stream, (4, 6))
+        assert since(conn, stream, 6).position == 8
+
+    def drained(tables: Iterator[pa.Table]) -> list[bytes]:
+        seen = list[bytes]()
+        with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 "):
+            seen.extend(value for table in tables for value in table.column("value").to_pylist())
+        return sorted(seen)
+
+    filter = Filter.parse("eu/#")
+    assert drained(Tail(conn, filter, "earliest").pages()) == whole
+    reading = EpochReading(conn, filter, "earliest")
+    assert drained(said.table for said in reading.messages(conn) if hasattr(said, "table")) == whole
+    with serving(database) as server, Feed([server.address]) as feed:
+        assert drained(feed.history("eu/#", "earliest")) == whole
+
+
+@pytest.mark.conforms("W10")
+def test_compaction_leaves_it_as_it_is_says_so_and_merges_all_others(
+    conn: psycopg.Connection[Any], streams: list[int]
+) -> None:
+    before = dict(conn.execute("select stream_id, payload from block where end_offset = %s", (BAD,)).fetchall())
+    for stream in streams[:-1]:
+        ahead, behind = since(conn, stream, 0).batches, read(conn, stream, 6)
+        with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 "):
+            compact_stream(conn, stream, older_than_s=0)
+        rows = conn.execute("select end_offset, count from block where stream_id = %s order by 1", (stream,)).fetchall()
+        assert rows == [(4, 4), (6, 2), (8, 2)]
+        assert pa.Table.from_batches(since(conn, stream, 0).batches) == pa.Table.from_batches(ahead)
+        assert read(conn, stream, 6) == behind
+    assert compact_stream(conn, streams[-1], older_than_s=0) == 3
+    after = dict(conn.execute("select stream_id, payload from block where end_offset = %s", (BAD,)).fetchall())
+    assert after == {stream: before[stream] for stream in streams[:-1]}
