@@ -40,6 +40,14 @@ class Publishing:
                 if self._random.random() < 0.6:
                     self._streams.retire(1)
 
+    def created(self, space_id: int) -> None:
+        """There is a new space."""
+        self._of[space_id] = Publishers(self._simulation, space_id, self.epochs)
+
+    def dropped(self, space_id: int) -> None:
+        """A space is no more, and nobody publishes into it."""
+        self._of.pop(space_id).end(for_good=True)
+
     def any_space(self) -> int:
         """The id of one."""
         return self._random.choice(list(self._of))

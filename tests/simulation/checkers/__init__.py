@@ -16,7 +16,7 @@ from borrower.machine.events import Progressed
 from borrower.plans import Begun
 from leader.node_events import NodeOutcome
 from protocol.epochs import GroupFrontier
-from storage.groups.model import Claim, Group, GroupResult, GroupWrites
+from storage.groups.model import Claim, Grant, Group, GroupResult, GroupWrites, Verdict
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
 from tests.simulation.checkers.epochs import Epochs
@@ -73,6 +73,9 @@ class Checkers:
         for writes, result in zip(batch, results, strict=True):
             for answer in result.results:
                 self.names.answered(writes.group_id, answer)
+                if isinstance(answer.entry, Grant) and answer.verdict is Verdict.APPLIED:
+                    at = writes.group_id, answer.entry.stream_id
+                    self.deliveries.order.check_grant(f"{at} is lent", at)
         self.record.read_on()
         for result in results:
             self.epochs.committed(result)

@@ -74,7 +74,6 @@ class Authority:
             raise Violation(f"{key}: position went back to {row.position} by {answer.entry}")
         self._positions[key] = row.position
         if isinstance(answer.entry, Grant):
-            self._parents_first(key)
             if answer.verdict is Verdict.APPLIED:
                 self._granted(key, row)
         elif answer.verdict is Verdict.APPLIED and not isinstance(answer.entry, Unreserve):
@@ -95,14 +94,6 @@ class Authority:
         reported = self._reported.get((*key, entry.grant_id), 0)
         if entry.position > reported:
             raise Violation(f"{key}: {entry} was applied, but under that grant nobody is further than {reported}")
-
-    def _parents_first(self, key: Key) -> None:
-        """A leader does not even ask to lend a stream before all its parents are finished."""
-        rows = self._simulation.store.rows(key[0])
-        for parent in self._simulation.streams.streams[key[1]].parents:
-            row = rows.get(parent)
-            if row is not None and row.status is not LendingStatus.FINISHED:
-                raise Violation(f"{key} is to be lent before its parent: {row}")
 
     def _granted(self, key: Key, row: Lending) -> None:
         """Grant ids only grow; a stream that somebody else had before has moved."""

@@ -10,7 +10,9 @@ from borrower.plans import Begun
 from storage.groups.model import LendingStatus
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation
+from tests.simulation.checkers.order import Order
 from tests.simulation.checkers.record import Record
+from tests.simulation.journal import Key as Named
 from tests.simulation.process import MOST_DRIFT
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class Deliveries:
         self._taken: set[tuple[int, int, int]] = set()
         self._seen: dict[Key, dict[int, Call]] = {}
         self._done: dict[Key, int] = {}
+        self.order = Order(simulation, lives, self._is_over)
         trust_s = simulation.trust_s / (1 - MOST_DRIFT)
         self._ended_s, self._deleted_s = trust_s, simulation.lease_s + trust_s
 
@@ -63,9 +66,14 @@ class Deliveries:
             return self._epochs.is_consumed((group_id, stream_id))
         return self.consumed(group_id, stream_id) >= self._simulation.streams.streams[stream_id].head
 
+    def _is_over(self, key: Key, named: Named, last: int) -> bool:
+        if self._lives[key[0]].group.options.atomic:
+            return self._epochs.is_over(key, named, last)
+        return self.consumed(*key) > last
+
     def call_started(self, agent: str, work: Work, offsets: Sequence[int]) -> bool:
-        """A grant has one holder; a call begins only while the row says so; parents come first; no message is left
-        out. False: it counts for nothing."""
+        """A grant has one holder; a call begins only while the row says so; the order of each key is kept; no
+        message is left out. False: it counts for nothing."""
         key = work.group_id, work.stream_id
         call = Call(*key, work.grant_id, agent, offsets)
         holder = self._holder.setdefault((*key, call.grant_id), agent)
@@ -75,10 +83,7 @@ class Deliveries:
             self.unaware += 1
             return False
         self._check_row(call)
-        for parent in self._simulation.streams.streams[call.stream_id].parents:
-            wanted = self._lives[call.group_id].start(parent) is not None
-            if wanted and not self.is_consumed(call.group_id, parent):
-                raise Violation(f"{call} begins before its parent {parent} is consumed")
+        self.order.check_call(f"{call} begins", key, offsets)
         if self._lives[call.group_id].group.options.atomic:
             self._epochs.call_started(key, offsets)
         elif offsets[0] > self.consumed(*key):
@@ -111,6 +116,7 @@ class Deliveries:
         if doubt is not None and planned.is_of(doubt) and row.session == query:
             if begun.position > self.consumed(*key):
                 raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
+            self.order.check_call(f"{call} is stored", key, call.offsets)
             self._note(key, call)
         else:
             self.unaware += 1

@@ -14,6 +14,7 @@ from tests.simulation.checkers.announcements import Announcements
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record
 from tests.simulation.checkers.wanted import Wanted
+from tests.simulation.journal import Key as Named
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -65,6 +66,11 @@ class Epochs:
     def is_consumed(self, key: Key) -> bool:
         """All that the group wants of a stream was in calls that ended, or was skipped."""
         return next(self._wanted.missing(key), None) is None
+
+    def is_over(self, key: Key, named: Named, last: int) -> bool:
+        """Nothing more of that key is to come up to that offset."""
+        keys = self._simulation.journal.keys[key[1]]
+        return not any(offset <= last and keys[offset] == named for offset, _ in self._wanted.missing(key))
 
     # --- rows and what is said of them ------------------------------------------------------------------------------
 
