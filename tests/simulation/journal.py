@@ -52,6 +52,15 @@ class Journal:
             keys.append(key)
         self.appended[stream_id].append((len(keys), at_us))
 
+    def since(self, stream_id: int, at_us: int) -> int:
+        """The offset of the first message that was appended then or later; the head, if there is none."""
+        begin = 0
+        for end, when in self.appended[stream_id]:
+            if when >= at_us:
+                return begin
+            begin = end
+        return begin
+
     def _may_have(self, stream_id: int) -> list[Key]:
         """The keys that publishers would write into that stream now."""
         stream, spaces = self._streams.streams[stream_id], self._streams.live_spaces()

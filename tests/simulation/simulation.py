@@ -15,6 +15,7 @@ from tests.simulation.groups import Groups
 from tests.simulation.journal import Journal
 from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
+from tests.simulation.operators import Operators
 from tests.simulation.process import MOST_DRIFT
 from tests.simulation.publishing import Publishing
 from tests.simulation.queries import Checkpoint, Queries
@@ -57,6 +58,7 @@ class Simulation:
         self.troubles = Troubles(self)
         self.queries = Queries(self)
         self.turnover = Turnover(self)
+        self.operators = Operators(self)
         self._named = self.world.chance(0.5)
 
     # --- what the others ask ----------------------------------------------------------------------------------------
@@ -115,6 +117,7 @@ class Simulation:
         self.troubles.begin(SAFETY_S)
         self.queries.begin(SAFETY_S)
         self.turnover.begin(SAFETY_S)
+        self.operators.begin(SAFETY_S)
         for node in self.nodes:
             node.start()
         for _ in range(self.world.random.randint(1, 4)):
@@ -153,6 +156,7 @@ class Simulation:
         while self.world.now < end:
             self.world.run_until(self.world.now + 5.0)
             self._fill()
+            self.operators.mend()
             try:
                 self.checkers.check_rest()
             except Violation as wrong:

@@ -41,7 +41,8 @@ class Turnover:
 
     def _roll_again(self, space_id: int, times: int) -> None:
         """At once, or before somebody publishes again."""
-        if len(self._streams.streams) < _MOST_STREAMS and space_id not in self._streams.dropped:
+        over = self._world.now >= self._until or space_id in self._streams.dropped
+        if len(self._streams.streams) < _MOST_STREAMS and not over:
             self._world.say("operator", f"rolls space {space_id} over, and {times - 1} times more")
             self._streams.rollover(space_id, self._random.choice((None, None, 1, 2, 3, 5)))
             if times > 1 and self._random.random() < 0.7:

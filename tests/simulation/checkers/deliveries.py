@@ -46,6 +46,7 @@ class Deliveries:
         self._taken: set[tuple[int, int, int]] = set()
         self._seen: dict[Key, dict[int, Call]] = {}
         self._done: dict[Key, int] = {}
+        self._reset: dict[Key, int] = {}
         self.order = Order(simulation, lives, self._is_over)
         trust_s = simulation.trust_s / (1 - MOST_DRIFT)
         self._ended_s, self._deleted_s = trust_s, simulation.lease_s + trust_s
@@ -53,6 +54,13 @@ class Deliveries:
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
         """Somebody ended this grant by hand."""
         self._taken.add((group_id, stream_id, grant_id))
+
+    def was_reset(self, key: Key, position: int, grant_id: int) -> None:
+        """An operator wants what follows again, and what comes before no more. Grants up to that one are over."""
+        self._done.pop(key, None)
+        self._record.skipped.pop(key, None)
+        self._reset[key] = grant_id
+        self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < position}
 
     def consumed(self, group_id: int, stream_id: int) -> int:
         """Everything before this offset, from the group's start on, was in a call that ended, or was skipped."""
@@ -95,6 +103,8 @@ class Deliveries:
     def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
         """Its user is done with these."""
         key = work.group_id, work.stream_id
+        if work.grant_id < self._reset.get(key, 0):
+            return  # it began before an operator set the stream to another position
         if self._lives[work.group_id].group.options.atomic:
             self._epochs.call_finished(key, offsets)
         else:
@@ -106,7 +116,7 @@ class Deliveries:
         too, as was announced."""
         planned = begun.planned
         key = group_id, planned.stream_id
-        if self._lives[group_id].deleted_at is not None:
+        if self._lives[group_id].deleted_at is not None or planned.grant_id < self._reset.get(key, 0):
             return
         call = Call(*key, planned.grant_id, query, range(begun.position, planned.end))
         row = self._simulation.store.rows(group_id)[planned.stream_id]
@@ -153,7 +163,7 @@ class Deliveries:
         ended_at = self._record.unheard.get(grant)
         if ended_at is None:
             return grant in self._taken
-        if now > ended_at + self._ended_s:
+        if now > ended_at + (self._deleted_s if grant in self._record.by_reset else self._ended_s):
             raise Violation(f"{call} begins, but its grant is over since {ended_at:.3f}")
         return True
 

@@ -36,14 +36,26 @@ class Epochs:
         self._said: dict[Key, set[Place]] = defaultdict(set)
         self._rows: dict[Key, Place] = {}
 
-    def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
-        """A group that is atomic begins."""
+    def opened(self, group: Group, rows: Mapping[int, Row], before: Group | None = None) -> None:
+        """A group that is atomic begins; `before`: where that one was."""
         self.groups += 1
-        self._wanted.opened(group, rows)
-        self.announcements.opened(group, rows)
+        if before is None:
+            self._wanted.opened(group, rows)
+            self.announcements.opened(group, rows)
+        else:
+            self._wanted.imported(group, before)
+            self.announcements.imported(group, before)
         for row in rows.values():
             if row.consumed is not None:
                 self._said[group.group_id, row.stream_id].add((row.position, row.consumed))
+
+    def was_reset(self, group: Group, rows: Mapping[int, Row]) -> None:
+        """It begins anew, at other positions."""
+        self._wanted.forget(group.group_id)
+        for at in [key for key in (*self._said, *self._rows) if key[0] == group.group_id]:
+            self._said.pop(at, None)
+            self._rows.pop(at, None)
+        self.opened(group, rows)
 
     # --- calls ------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,11 @@ class Names:
         """From now on the stream is that session's own; a grant that never reached it is nobody's loss."""
         self._installed.add((work.group_id, work.stream_id, work.grant_id))
 
+    def was_reset(self, key: Key) -> None:
+        """An operator has set the stream to another position: it is kept for nobody."""
+        self._holders.pop(key, None)
+        self._kept.pop(key, None)
+
     def answered(self, group_id: int, answer: EntryResult) -> None:
         """An entry was written."""
         key = group_id, answer.entry.stream_id
