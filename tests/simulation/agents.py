@@ -60,6 +60,7 @@ class SimulatedAgent(Process):
         self.machine = Agent(agent_id, settings)
         self.weight = simulation.world.random.choice((1.0, 1.0, 1.0, 2.0, 0.5))
         self.alive = True
+        self.slow_until = 0.0
         self.wishes: dict[int, Wish] = {}
         self.sessions: dict[int, Session] = {}
         self.epochs: dict[Subscription, list[int]] = {}

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _RUNS = 0.5
 _EVERY_S = 9.0
 _LOOK_S = 0.2
-_KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "retire")
+_MOST_AGENTS = 6
+_KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire")
 _TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
 _WHOLE = ("earliest", "latest", "offset", "time")
 _LENT = (LendingStatus.HELD, LendingStatus.RESERVED)
@@ -74,6 +75,8 @@ class Operators:
                 self._simulation.groups.move(group, self._random.choice((0.0, 0.0, self._random.uniform(0.0, 10.0))))
             case "silence":
                 self._revoke_in_silence(group)
+            case "twin":
+                self._start_twin()
             case "retire":
                 self._retire()
 
@@ -203,21 +206,41 @@ class Operators:
     # --- holders and messages that are gone -------------------------------------------------------------------------
 
     def _revoke_in_silence(self, group: Group) -> None:
-        """A stream is taken back by force, and about when that is due its holder hears of nobody."""
+        """A stream is taken back by force from a holder who takes his time, and about when that is due hears of
+        nobody."""
         rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
         if not rows:
             return
         row = self._random.choice(sorted(rows, key=lambda row: row.stream_id))
         ways = self._random.choice((BOTH_WAYS, ("back",)))
         self._say(f"wants stream {row.stream_id} of group {group.group_id} back")
-        for node in self._simulation.nodes:
-            node.revoke(group.group_id, (row.stream_id,))
+        holder = self._simulation.agents[row.agent or ""]
+        slow_s = self._random.choice((0.0, 2.0, 6.0))
+        holder.slow_until = self._world.now + slow_s + 14.0
+
+        def revoke() -> None:
+            for node in self._simulation.nodes:
+                node.revoke(group.group_id, (row.stream_id,))
+
+        self._world.after(slow_s, revoke)
 
         def fall_silent() -> None:
             for node in self._simulation.nodes:
-                self._simulation.network.part(row.agent or "", node.address, ways, 15.0)
+                self._simulation.network.part(holder.name, node.address, ways, 15.0)
 
-        self._world.after(self._random.choice((0.0, self._random.uniform(0.0, 9.0))), fall_silent)
+        due_s = self._simulation.revoke_deadline_s
+        later_s = self._random.choice((0.0, self._random.uniform(0.0, due_s), due_s - 0.2))
+        self._world.after(slow_s + later_s, fall_silent)
+
+    def _start_twin(self) -> None:
+        """A process is started anew under its name while the one before hears of nobody, and is at work."""
+        named = [one for one in self._simulation.living() if one.session is not None and one.checkpoint is None]
+        if named and len(self._simulation.living()) < _MOST_AGENTS:
+            before, ways = self._random.choice(named), self._random.choice((BOTH_WAYS, ("back",)))
+            for node in self._simulation.nodes:
+                self._simulation.network.part(before.name, node.address, ways, 12.0)
+            later_s = self._random.uniform(0.0, 2.0)
+            self._world.after(later_s, partial(self._simulation.join, before))
 
     def _retire(self) -> None:
         """Retention takes what a group that waits for nobody has not read. `$queue` groups are waited for; so are

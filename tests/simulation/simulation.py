@@ -43,6 +43,7 @@ class Simulation:
         self._epochs = self._made = 0
         leader = replace(LeaderSettings(), revoke_deadline_s=8.0, idle_stop_s=11.0).check()
         self._borrower = BorrowerSettings().check()
+        self.revoke_deadline_s = leader.revoke_deadline_s
         self.lease_s, self.fence_s, self.trust_s = leader.lease_s, leader.eviction_s, leader.good_for_s
         self._drift = self.world.random.choice((0.0, 0.001, MOST_DRIFT))
         self.streams = MemoryStreams()

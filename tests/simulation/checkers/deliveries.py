@@ -34,8 +34,8 @@ class Call:
 class Deliveries:
     """All calls of all users.
 
-    Some begin that cannot know better: their grant was ended over their heads, by a newer process of their name, by
-    retention, by the deletion of their group, or by an operator's hand. They count for nothing here, and end when
+    Some begin that cannot know better: their grant was ended over their heads, by retention, by the deletion of their
+    group, or by an operator's hand. They count for nothing here, and end when
     trust does.
     """
 

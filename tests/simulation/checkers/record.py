@@ -21,9 +21,8 @@ class Record:
     """Plays history again as it grows: what it says is in force must be what the rows say.
 
     `twice`: (group, stream, grant id) -> the range that its forced end announced. `unheard`: when a grant ended
-    without a word to its holder, by a newer process of its session's name, by retention or by an operator's
-    reset (`by_reset`: nor to its leader). `skipped`: up to where
-    retention took what nobody had read.
+    without a word to its holder, by retention, so that it is nobody's, or by an operator's forced reset (`by_reset`:
+    without a word even to its leader). `skipped`: up to where retention took what nobody had read.
     """
 
     def __init__(self, world: World, store: WatchedGroups, lives: Lives) -> None:
@@ -139,7 +138,7 @@ class Record:
             doubt = self._store.rows(line.group_id)[line.stream_id].in_doubt
             planned_under = {line.grant_id} if doubt is None else {line.grant_id, doubt.grant_id}
             self._reserved.setdefault(key, set()).update(planned_under)
-        if line.event in ("skip", "block") or line.reason.startswith("fenced"):
+        if line.event in ("skip", "block"):
             self.unheard[(*key, line.grant_id)] = self._world.now
         if line.event == "skip":
             self.skipped[key] = self._store.streams.streams[line.stream_id].head
