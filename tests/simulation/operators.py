@@ -115,7 +115,9 @@ class Operators:
         for group in self._simulation.checkers.live_groups():
             rows = self._store.rows(group.group_id).values()
             blocked = tuple(row.stream_id for row in rows if row.status is LendingStatus.BLOCKED)
-            if blocked and not group.options.atomic:
+            if blocked and group.options.atomic:
+                self.reset(group, "earliest")
+            elif blocked:
                 self.reset(group, "latest", blocked)
 
     def reset(self, group: Group, target: str, streams: tuple[int, ...] = ()) -> None:

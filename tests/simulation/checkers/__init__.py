@@ -73,7 +73,6 @@ class Checkers:
             self.authority.was_reset(at, position)
             self.deliveries.was_reset(at, position, rows[stream_id].grant_id)
             self.names.was_reset(at)
-        self.deliveries.order.begin_anew(group.group_id)
         if group.options.atomic:
             self.epochs.was_reset(group, rows)
 
@@ -91,9 +90,9 @@ class Checkers:
         for writes, result in zip(batch, results, strict=True):
             for answer in result.results:
                 self.names.answered(writes.group_id, answer)
-                if isinstance(answer.entry, Grant) and answer.verdict is Verdict.APPLIED:
-                    at = writes.group_id, answer.entry.stream_id
-                    self.deliveries.order.check_grant(f"{at} is lent", at)
+                row = answer.lending
+                if isinstance(answer.entry, Grant) and answer.verdict is Verdict.APPLIED and row is not None:
+                    self.deliveries.order.check_grant((writes.group_id, row.stream_id), row.grant_id)
         self.record.read_on()
         for result in results:
             self.epochs.committed(result)

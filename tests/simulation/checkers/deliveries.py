@@ -58,6 +58,7 @@ class Deliveries:
     def was_reset(self, key: Key, position: int, grant_id: int) -> None:
         """An operator wants what follows again, and what comes before no more. Grants up to that one are over."""
         self._done.pop(key, None)
+        self.order.was_reset(key)
         self._record.skipped.pop(key, None)
         self._reset[key] = grant_id
         self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < position}
@@ -91,7 +92,7 @@ class Deliveries:
             self.unaware += 1
             return False
         self._check_row(call)
-        self.order.check_call(f"{call} begins", key, offsets)
+        self.order.check_call(f"{call} begins", key, call.grant_id, offsets)
         if self._lives[call.group_id].group.options.atomic:
             self._epochs.call_started(key, offsets)
         elif offsets[0] > self.consumed(*key):
@@ -126,7 +127,7 @@ class Deliveries:
         if doubt is not None and planned.is_of(doubt) and row.session == query:
             if begun.position > self.consumed(*key):
                 raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
-            self.order.check_call(f"{call} is stored", key, call.offsets)
+            self.order.check_call(f"{call} is stored", key, call.grant_id, call.offsets)
             self._note(key, call)
         else:
             self.unaware += 1
