@@ -60,6 +60,7 @@ class SimulatedAgent(Process):
         self.machine = Agent(agent_id, settings)
         self.weight = simulation.world.random.choice((1.0, 1.0, 1.0, 2.0, 0.5))
         self.alive = True
+        self.slow_until = 0.0
         self.wishes: dict[int, Wish] = {}
         self.sessions: dict[int, Session] = {}
         self.epochs: dict[Subscription, list[int]] = {}
@@ -181,13 +182,14 @@ class SimulatedAgent(Process):
         self.sessions[told.handle].told(told.tell, wish.group_id if wish is not None else None)
 
     def _closed(self, closed: Closed, wish: Wish | None) -> None:
-        """Over for good. A user whose group was deleted under it mostly asks for the new one."""
+        """Over for good. A user whose group was deleted under it mostly asks for the new one; a query
+        fails."""
         self.world.say(self.name, closed)
         self.simulation.checkers.closed(self, closed, wish, left=closed.handle in self._leaving)
         self.sessions.pop(closed.handle).close()
         self._leaving.pop(closed.handle, None)
         wanted = self.wishes.pop(closed.handle, None)
-        again = closed.reason in (EndReason.DELETED, EndReason.DENIED)
+        again = closed.reason in (EndReason.DELETED, EndReason.DENIED) and self.checkpoint is None
         if wanted is not None and again and self.world.chance(0.8):
             self.world.after(self.world.random.uniform(0.01, 2.0), lambda: self._again(wanted.subscription))
 

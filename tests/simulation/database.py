@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from leader.node_events import NodeEvent, Request
 from leader.requests import execute, failed
+from protocol.epochs import ConsumedFrontier
 from protocol.words import Start, Subscription
-from storage.groups.memory import MemoryGroups
+from storage.groups.copies import Place, Progress
+from storage.groups.memory import MemoryGroups, _Life
 from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import Claim, Group, GroupOptions, GroupResult, GroupWrites, HistoryRecord, NodeRef
+from storage.groups.model import (
+    Claim,
+    Group,
+    GroupOptions,
+    GroupResult,
+    GroupWrites,
+    HistoryRecord,
+    LendingStatus,
+    NodeRef,
+)
 from storage.groups.options import DEFAULTS
+from storage.groups.rules import Row, reset
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
@@ -20,6 +33,7 @@ if TYPE_CHECKING:
 
 NO_ANSWER_S = 0.8
 """After which a statement without an answer is given up: the defaults' timeouts."""
+_LENT = (LendingStatus.HELD, LendingStatus.RESERVED)
 
 
 class WatchedGroups(MemoryGroups):
@@ -70,6 +84,54 @@ class WatchedGroups(MemoryGroups):
         if self.checkers is not None:
             self.checkers.committed(batch, results)
         return results
+
+    # --- what operators do, which the twin has no door for ----------------------------------------------------------
+
+    def reset(self, group_id: int, moves: Mapping[int, int], target: str, force: bool) -> bool:
+        """Set these streams to these positions, and end the term of whoever leads; False where some are lent. As
+        `storage.groups.resets.carry_out`, whose rule for a row it asks."""
+        life, now = self._lives[group_id], self._clock()
+        leader = self._leaderships.get(group_id)
+        lent = [s for s in moves if s in life.rows and life.rows[s].status in _LENT]
+        if lent and not force:
+            return False
+        nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
+        for stream_id, position in moves.items():
+            new = Row(group_id, stream_id, LendingStatus.FREE, 0, consumed=nothing)
+            row = life.rows.get(stream_id, new)
+            ruling = reset(row, self._facts(stream_id), position, f"reset to {target}; was at {row.position}", now)
+            self._keep(ruling, leader.term if leader is not None else 0, now)
+        if life.group.options.atomic:
+            life.group = replace(life.group, options=replace(life.group.options, start=_start_of(target)))
+            life.frontiers.clear()
+            self._begin_epochs(life)
+        if leader is not None:
+            leader.expires_us = 0
+        assert self.checkers is not None
+        if leader is not None:
+            self.checkers.authority.cut_short(group_id, leader.term)
+        self.checkers.was_reset(life.group, self.rows(group_id), moves)
+        return True
+
+    def export(self, group_id: int) -> Progress:
+        """Where the group is, as `storage.groups.copies.take` says it."""
+        life = self._lives[group_id]
+        places = [Place(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
+        frontiers = tuple(life.frontiers.items())
+        return Progress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
+
+    def begin_with(self, before: Group, progress: Progress) -> Group:
+        """A new group that goes on from where that one was, as `storage.groups.copies.begin` makes it."""
+        group = Group(len(self._lives) + 1, before.subscription, before.options)
+        life = _Life(group, progress.after_generation)
+        for place in progress.settled.places:
+            row = Row(group.group_id, place.stream_id, place.status, place.position, consumed=place.consumed)
+            life.rows[place.stream_id] = row
+        life.frontiers = dict(progress.frontiers)
+        self._lives[group.group_id] = life
+        if self.checkers is not None:
+            self.checkers.opened(group, before, progress)
+        return group
 
     def _opened(self, group: Group) -> Group:
         if self.checkers is not None:
@@ -166,3 +228,8 @@ class Way:
             return failed(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)
         answer = execute(request, self._store, ref, lease_s, jitter_s)
         return answer if fate is Fate.ANSWERED else failed(request, unknown=True, jitter_s=jitter_s)
+
+
+def _start_of(target: str) -> Start:
+    """For the epochs of a group that goes on from there, as `resets` has it."""
+    return Start.LATEST if target == "latest" else Start.EARLIEST

@@ -32,6 +32,7 @@ class Groups:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
         self._whims = Random(f"the groups of {simulation.seed}")
+        self._starts = Random(f"where the groups of {simulation.seed} begin")
         count = self._world.random.choice((1, 1, 1, 1, 1, 2, 2, 3))
         self._wanted = {s: Wanted(s, self._options()) for s in map(Subscription.parse, _NAMES[:count])}
         self.retired: set[Subscription] = set()
@@ -74,12 +75,29 @@ class Groups:
         if subscription.kind == "queue" or self._world.chance(0.7):
             self._world.after(delay_s, lambda: self.declare(subscription))
 
+    def move(self, group: Group, delay_s: float) -> None:
+        """An operator exports the group, deletes it, and makes it anew from what he has exported, at once or later."""
+        subscription, options = group.subscription, group.options
+        progress = self._simulation.store.export(group.group_id)
+        self._simulation.store.delete_group(subscription)
+        self._world.say("operator", f"deletes {subscription}, to import {progress}")
+        self.retired.add(subscription)
+        self._wanted[subscription].options = options
+
+        def begin() -> None:
+            if self.live(subscription) is None:
+                begun = self._simulation.store.begin_with(group, progress)
+                self._world.say("operator", f"imports {begun}")
+
+        self._world.after(delay_s, begin)
+
     def _options(self) -> GroupOptions:
         rnd = self._world.random
         start = rnd.choice((Start.EARLIEST, Start.EARLIEST, Start.LATEST))
         atomic = self._whims.random() < 1 / 3
         if atomic and self._whims.random() < 0.4:
             start = Start.LATEST
+        start = self._another_start(start)
         when_gone = rnd.choice((WhenGone.FAIL, WhenGone.SKIP))
         return GroupOptions(
             start=start,
@@ -88,3 +106,10 @@ class Groups:
             session_expiry_s=rnd.choice((0.0, EXPIRY_S)),
             atomic=atomic,
         )
+
+    def _another_start(self, start: Start) -> Start:
+        """Some begin at a time, or at an offset."""
+        kind, since_s = self._starts.random(), self._starts.uniform(0.0, self._simulation.publishing.past_s + 20.0)
+        if kind < 0.2:
+            return Start("time", max(self._world.clock_us() - round(since_s * 1_000_000), 0))
+        return Start("offset", self._starts.randint(0, 20)) if kind < 0.27 else start

@@ -75,6 +75,10 @@ class SimulatedNode(Process):
         """Somebody announced that streams were opened or closed."""
         self._in_this_life(lambda: self.handle(StreamsChanged()))()
 
+    def hear_of_orders(self, group_id: int) -> None:
+        """Somebody announced that an operator wants something else of a group."""
+        self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))()
+
     def hear(self, agent: str, message: ToLeader) -> None:
         """A message has come over the network."""
         self._in_this_life(lambda: self.handle(Heard(agent, message)))()

@@ -36,6 +36,7 @@ class Publishers:
             space_id,
             epochs,
         )
+        self._journal = simulation.journal
         self._random = Random(f"the epochs of {simulation.seed} in space {space_id}")
         self._numbers = self._random.choice((0, 1, 1, 1, 1, 1, 2, 2))
         self._holding: list[Publisher] = []
@@ -66,13 +67,14 @@ class Publishers:
             self._advance(one)
             self._settle()
 
-    def end(self) -> None:
-        """All leave. In some runs one comes who stays, and whose last epochs are never completed."""
+    def end(self, for_good: bool = False) -> None:
+        """All leave. In some runs one comes who stays, and whose last epochs are never completed, unless it is for
+        good."""
         self._holding.clear()
         if not self._numbers:
             return
         self._settle()
-        if self._random.random() < 0.5:
+        if not for_good and self._random.random() < 0.5:
             self._join()
             self._settle()
             for stream_id in self._streams.open_streams(self._space_id):
@@ -83,7 +85,9 @@ class Publishers:
     def _append(self, stream_id: int, epochs: Sequence[Epoch | None]) -> None:
         some = {epoch for epoch in epochs if epoch is not None}
         bounds = Epochs(LowerFrontier.of(some).least, UpperFrontier.of(some).greatest, None in epochs)
-        self._streams.append(stream_id, len(epochs), self._world.clock_us(), bounds if some else None)
+        at_us = self._world.clock_us()
+        self._streams.append(stream_id, len(epochs), at_us, bounds if some else None)
+        self._journal.append(stream_id, len(epochs), at_us)
         self._epochs[stream_id] += epochs
         self._world.say("publish", f"stream {stream_id}, to {len(self._epochs[stream_id])}: {epochs}")
 

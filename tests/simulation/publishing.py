@@ -25,6 +25,8 @@ class Publishing:
         self._intruding = self._random.choice((0.0, 0.05, 0.3))
         self.epochs: dict[int, list[Epoch | None]] = defaultdict(list)
         self._of: dict[int, Publishers] = {}
+        self._past = Random(f"the past of {simulation.seed}")
+        self.past_s = self._past.choice((0.0, 3_600.0, 100 * 3_600.0))
 
     def begin(self) -> None:
         """In some runs there is a second space; in some a past, of which groups may want to know nothing, and retention
@@ -32,6 +34,12 @@ class Publishing:
         if self._random.random() < 0.25:
             self._streams.add_space("other", "other/#", self._random.randint(1, 2))
         self._of = {space_id: Publishers(self._simulation, space_id, self.epochs) for space_id in self._streams.spaces}
+        self._simulation.world.shift_clock(-self.past_s)
+        self._live_all()
+        self._simulation.world.shift_clock(self._left_s)
+
+    def _live_all(self) -> None:
+        self._left_s = self.past_s
         if self._random.random() < 0.7:
             self._live_through(self._random.randint(1, 8))
             if self._random.random() < 0.4:
@@ -39,6 +47,14 @@ class Publishing:
                 self._live_through(self._random.randint(0, 3))
                 if self._random.random() < 0.6:
                     self._streams.retire(1)
+
+    def created(self, space_id: int) -> None:
+        """There is a new space."""
+        self._of[space_id] = Publishers(self._simulation, space_id, self.epochs)
+
+    def dropped(self, space_id: int) -> None:
+        """A space is no more, and nobody publishes into it."""
+        self._of.pop(space_id).end(for_good=True)
 
     def any_space(self) -> int:
         """The id of one."""
@@ -71,3 +87,13 @@ class Publishing:
                     if self._random.random() < 0.4:
                         self.publish(stream_id, self._random.randint(1, 5))
             self.turn()
+            self._let_time_pass()
+
+    def _let_time_pass(self) -> None:
+        """Some hours perhaps, in which streams may roll over though nobody has published anything."""
+        passed_s = self._past.uniform(0.0, self._left_s / 3)
+        self._left_s -= passed_s
+        self._simulation.world.shift_clock(passed_s)
+        if self.past_s and self._past.random() < 0.15:
+            for _ in range(self._past.randint(1, 3)):
+                self._streams.rollover(self._past.choice(list(self._of)), self._past.choice((None, None, 1, 2, 4)))

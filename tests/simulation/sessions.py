@@ -114,6 +114,8 @@ class Session:
         offsets = range(work.position, work.position + count)
         counts = self._simulation.checkers.call_started(agent.name, work, offsets)
         slow = rnd.uniform(5, 18) if self._world.chance(0.03) else rnd.uniform(0.05, 0.6)
+        if self._world.now < agent.slow_until:
+            slow = self._whims.uniform(1.0, 6.0)
         self._later(slow, lambda: self._finish(work, offsets, counts))
 
     def _finish(self, work: CountedWork, offsets: range, counts: bool) -> None:

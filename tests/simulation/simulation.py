@@ -12,12 +12,15 @@ from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.database import WatchedGroups
 from tests.simulation.groups import Groups
+from tests.simulation.journal import Journal
 from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
+from tests.simulation.operators import Operators
 from tests.simulation.process import MOST_DRIFT
 from tests.simulation.publishing import Publishing
 from tests.simulation.queries import Checkpoint, Queries
 from tests.simulation.troubles import Troubles
+from tests.simulation.turnover import Turnover
 from tests.simulation.world import Weather, World
 
 SAFETY_S = 48.0
@@ -40,10 +43,12 @@ class Simulation:
         self._epochs = self._made = 0
         leader = replace(LeaderSettings(), revoke_deadline_s=8.0, idle_stop_s=11.0).check()
         self._borrower = BorrowerSettings().check()
+        self.revoke_deadline_s = leader.revoke_deadline_s
         self.lease_s, self.fence_s, self.trust_s = leader.lease_s, leader.eviction_s, leader.good_for_s
         self._drift = self.world.random.choice((0.0, 0.001, MOST_DRIFT))
         self.streams = MemoryStreams()
         self.store = WatchedGroups(self.streams, self.world)
+        self.journal = Journal(self)
         self.publishing = Publishing(self)
         self.store.meanwhile = self.publishing.intrude
         self.checkers = self.store.checkers = Checkers(self)
@@ -53,6 +58,8 @@ class Simulation:
         self.groups = Groups(self)
         self.troubles = Troubles(self)
         self.queries = Queries(self)
+        self.turnover = Turnover(self)
+        self.operators = Operators(self)
         self._named = self.world.chance(0.5)
 
     # --- what the others ask ----------------------------------------------------------------------------------------
@@ -110,6 +117,8 @@ class Simulation:
         self.groups.begin()
         self.troubles.begin(SAFETY_S)
         self.queries.begin(SAFETY_S)
+        self.turnover.begin(SAFETY_S)
+        self.operators.begin(SAFETY_S)
         for node in self.nodes:
             node.start()
         for _ in range(self.world.random.randint(1, 4)):
@@ -148,6 +157,7 @@ class Simulation:
         while self.world.now < end:
             self.world.run_until(self.world.now + 5.0)
             self._fill()
+            self.operators.mend()
             try:
                 self.checkers.check_rest()
             except Violation as wrong:

@@ -142,6 +142,8 @@ class WholeReading:
         counts = self._simulation.checkers.call_started(self._agent.name, work, offsets)
         rnd = self._world.random
         slow = rnd.uniform(5, 18) if self._world.chance(0.02) else rnd.uniform(0.05, 0.4)
+        if self._world.now < self._agent.slow_until:
+            slow = self._whims.uniform(1.0, 6.0)
         self._later(slow, lambda: self._finish(work, piece, offsets, counts))
 
     def _finish(self, work: WholeWork, piece: Piece, offsets: Sequence[int], counts: bool) -> None:

@@ -49,6 +49,10 @@ class World:
         """The database's clock, which is the measure of all others."""
         return EPOCH_US + round(self.now * 1_000_000) + self._clock_off_us
 
+    def shift_clock(self, seconds: float) -> None:
+        """Let the database's clock say another time: what is told of the past happens then."""
+        self._clock_off_us += round(seconds * 1_000_000)
+
     def set_clock_back(self, seconds: float) -> None:
         """Set the database's clock back by so much."""
         self._clock_off_us -= round(seconds * 1_000_000)

@@ -8,7 +8,7 @@ the groups that they share, `wanted` that of the epochs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from borrower.machine.agent import Closed
@@ -16,7 +16,9 @@ from borrower.machine.events import Progressed
 from borrower.plans import Begun
 from leader.node_events import NodeOutcome
 from protocol.epochs import GroupFrontier
-from storage.groups.model import Claim, Group, GroupResult, GroupWrites
+from storage.groups.copies import Progress
+from storage.groups.model import Claim, Grant, Group, GroupResult, GroupWrites, Verdict
+from storage.groups.rules import Row
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
 from tests.simulation.checkers.epochs import Epochs
@@ -39,7 +41,7 @@ class Checkers:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self.lives = Lives(simulation.world, simulation.streams)
+        self.lives = Lives(simulation.world, simulation.streams, simulation.journal)
         self.record = Record(simulation.world, simulation.store, self.lives)
         self.authority = Authority(simulation, self.lives)
         self.epochs = Epochs(simulation, self.lives, self.record)
@@ -48,16 +50,31 @@ class Checkers:
 
     # --- the database -----------------------------------------------------------------------------------------------
 
-    def opened(self, group: Group) -> None:
-        """A group was opened or declared, perhaps for the first time."""
+    def opened(self, group: Group, before: Group | None = None, progress: Progress | None = None) -> None:
+        """A group was opened or declared, perhaps for the first time; or imported, with what `before` had."""
         rows = self._simulation.store.rows(group.group_id)
-        if self.lives.opened(group, rows) and group.options.atomic:
-            self.epochs.opened(group, rows)
+        if self.lives.opened(group, rows, progress) and group.options.atomic:
+            self.epochs.opened(group, rows, before)
 
     def deleted(self, group_id: int) -> None:
         """An operator deleted it."""
         self.lives.deleted(group_id)
         self.record.deleted(group_id)
+
+    def was_reset(self, group: Group, rows: Mapping[int, Row], moves: Mapping[int, int]) -> None:
+        """An operator has set these streams of it to these positions."""
+        for stream_id, position in moves.items():
+            if rows[stream_id].position != position:
+                raise Violation(f"{group} was reset, stream {stream_id} to {position}, but is at {rows[stream_id]}")
+        self.lives.was_reset(group, moves)
+        self.record.read_on()
+        for stream_id, position in moves.items():
+            at = group.group_id, stream_id
+            self.authority.was_reset(at, position)
+            self.deliveries.was_reset(at, position, rows[stream_id].grant_id)
+            self.names.was_reset(at)
+        if group.options.atomic:
+            self.epochs.was_reset(group, rows)
 
     def live_groups(self) -> list[Group]:
         """Those that are not deleted."""
@@ -73,6 +90,9 @@ class Checkers:
         for writes, result in zip(batch, results, strict=True):
             for answer in result.results:
                 self.names.answered(writes.group_id, answer)
+                row = answer.lending
+                if isinstance(answer.entry, Grant) and answer.verdict is Verdict.APPLIED and row is not None:
+                    self.deliveries.order.check_grant((writes.group_id, row.stream_id), row.grant_id)
         self.record.read_on()
         for result in results:
             self.epochs.committed(result)

@@ -22,12 +22,22 @@ class Announcements:
         self._simulation, self._lives, self._wanted = simulation, lives, wanted
         self.count = 0
         self._frontiers: dict[tuple[int, int], LowerFrontier | None] = {}
+        self._former: dict[tuple[int, int], list[LowerFrontier]] = {}
 
     def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
         """A group begins, and announces nothing yet."""
         for row in rows.values():
             space_id = self._wanted.space(row.stream_id).space_id
+            before = self._frontiers.get((group.group_id, space_id))
+            if before is not None:  # it was reset, and who does not know may say for a while where it was
+                self._former.setdefault((group.group_id, space_id), []).append(before)
             self._frontiers[group.group_id, space_id] = None if row.consumed is None else row.consumed.lower
+
+    def imported(self, group: Group, before: Group) -> None:
+        """It has come as far as that one had."""
+        for (group_id, space_id), frontier in tuple(self._frontiers.items()):
+            if group_id == before.group_id:
+                self._frontiers[group.group_id, space_id] = frontier
 
     def committed(self, result: GroupResult) -> None:
         """The group's frontier never goes back, and each step of it is one line of history."""
@@ -62,14 +72,18 @@ class Announcements:
     def heard(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
         """What a session hears is never ahead of history."""
         for heard in epochs:
-            known = self._frontiers.get((group_id, self._named(heard.space)))
-            if known is None or not heard.consumed.is_at_or_before(known):
+            key = group_id, self._named(heard.space)
+            known = self._frontiers.get(key)
+            said = [*self._former.get(key, ()), *([] if known is None else [known])]
+            if not any(heard.consumed.is_at_or_before(one) for one in said):
                 raise Violation(f"group {group_id}: a session hears {heard}, history has {known}")
 
     def check_rest(self, life: Life) -> None:
         """It has come as far as its space."""
         for space_id, lower in self._simulation.streams.lowers.items():
             found = self._frontiers.get((life.group.group_id, space_id))
+            if all(life.start(stream_id) is None for stream_id, _ in self._wanted.published(space_id)):
+                continue  # a space that was dropped before the group began
             for epoch in self._wanted.around(space_id):
                 left_out = self._wanted.leaves_out(life.group.group_id, space_id, epoch)
                 if found is None or found.may_come(epoch) == (left_out or not lower.may_come(epoch)):

@@ -34,11 +34,21 @@ class Authority:
     def __init__(self, simulation: Simulation, lives: Lives) -> None:
         self._simulation, self._lives = simulation, lives
         self.moves = 0
+        self._cut_short: set[tuple[int, int]] = set()
         self._positions: dict[Key, int] = {}
         self._grants: dict[Key, int] = {}
         self._in_force: dict[Key, int] = {}
         self._had: dict[Key, str | None] = {}
         self._reported: dict[tuple[int, int, int], int] = {}
+
+    def cut_short(self, group_id: int, term: int) -> None:
+        """An operator has ended this term."""
+        self._cut_short.add((group_id, term))
+
+    def was_reset(self, key: Key, position: int) -> None:
+        """An operator wants it to go on from there; no grant of the stream is in force any more."""
+        self._positions[key] = position
+        self._in_force.pop(key, None)
 
     def reported(self, work: Work) -> None:
         """A session says how far it is under this grant."""
@@ -46,10 +56,10 @@ class Authority:
 
     def node_acted(self, node: SimulatedNode) -> None:
         """Who trusts itself to lead has a lease that runs, whatever its clock says. (The lease of a group that an
-        operator deletes is cut short under its leader, which can no longer write.)"""
+        operator deletes or resets is cut short under its leader, which can no longer write.)"""
         for group_id in node.machine.leaders:
             term = node.machine.election.trusted(group_id, node.now)
-            if term is None or self._lives.is_deleted(group_id):
+            if term is None or self._lives.is_deleted(group_id) or (group_id, term) in self._cut_short:
                 continue
             if not self._simulation.store.is_led(group_id, node.machine.ref.incarnation, term):
                 claim = self._simulation.store.look([group_id])[group_id]
@@ -74,7 +84,6 @@ class Authority:
             raise Violation(f"{key}: position went back to {row.position} by {answer.entry}")
         self._positions[key] = row.position
         if isinstance(answer.entry, Grant):
-            self._parents_first(key)
             if answer.verdict is Verdict.APPLIED:
                 self._granted(key, row)
         elif answer.verdict is Verdict.APPLIED and not isinstance(answer.entry, Unreserve):
@@ -95,14 +104,6 @@ class Authority:
         reported = self._reported.get((*key, entry.grant_id), 0)
         if entry.position > reported:
             raise Violation(f"{key}: {entry} was applied, but under that grant nobody is further than {reported}")
-
-    def _parents_first(self, key: Key) -> None:
-        """A leader does not even ask to lend a stream before all its parents are finished."""
-        rows = self._simulation.store.rows(key[0])
-        for parent in self._simulation.streams.streams[key[1]].parents:
-            row = rows.get(parent)
-            if row is not None and row.status is not LendingStatus.FINISHED:
-                raise Violation(f"{key} is to be lent before its parent: {row}")
 
     def _granted(self, key: Key, row: Lending) -> None:
         """Grant ids only grow; a stream that somebody else had before has moved."""

@@ -10,7 +10,9 @@ from borrower.plans import Begun
 from storage.groups.model import LendingStatus
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation
+from tests.simulation.checkers.order import Order
 from tests.simulation.checkers.record import Record
+from tests.simulation.journal import Key as Named
 from tests.simulation.process import MOST_DRIFT
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ class Call:
 class Deliveries:
     """All calls of all users.
 
-    Some begin that cannot know better: their grant was ended over their heads, by a newer process of their name, by
-    retention, by the deletion of their group, or by an operator's hand. They count for nothing here, and end when
+    Some begin that cannot know better: their grant was ended over their heads, by retention, by the deletion of their
+    group, or by an operator's hand. They count for nothing here, and end when
     trust does.
     """
 
@@ -44,12 +46,22 @@ class Deliveries:
         self._taken: set[tuple[int, int, int]] = set()
         self._seen: dict[Key, dict[int, Call]] = {}
         self._done: dict[Key, int] = {}
+        self._reset: dict[Key, int] = {}
+        self.order = Order(simulation, lives, self._is_over)
         trust_s = simulation.trust_s / (1 - MOST_DRIFT)
         self._ended_s, self._deleted_s = trust_s, simulation.lease_s + trust_s
 
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
         """Somebody ended this grant by hand."""
         self._taken.add((group_id, stream_id, grant_id))
+
+    def was_reset(self, key: Key, position: int, grant_id: int) -> None:
+        """An operator wants what follows again, and what comes before no more. Grants up to that one are over."""
+        self._done.pop(key, None)
+        self.order.was_reset(key)
+        self._record.skipped.pop(key, None)
+        self._reset[key] = grant_id
+        self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < position}
 
     def consumed(self, group_id: int, stream_id: int) -> int:
         """Everything before this offset, from the group's start on, was in a call that ended, or was skipped."""
@@ -63,9 +75,14 @@ class Deliveries:
             return self._epochs.is_consumed((group_id, stream_id))
         return self.consumed(group_id, stream_id) >= self._simulation.streams.streams[stream_id].head
 
+    def _is_over(self, key: Key, named: Named, last: int) -> bool:
+        if self._lives[key[0]].group.options.atomic:
+            return self._epochs.is_over(key, named, last)
+        return self.consumed(*key) > last
+
     def call_started(self, agent: str, work: Work, offsets: Sequence[int]) -> bool:
-        """A grant has one holder; a call begins only while the row says so; parents come first; no message is left
-        out. False: it counts for nothing."""
+        """A grant has one holder; a call begins only while the row says so; the order of each key is kept; no
+        message is left out. False: it counts for nothing."""
         key = work.group_id, work.stream_id
         call = Call(*key, work.grant_id, agent, offsets)
         holder = self._holder.setdefault((*key, call.grant_id), agent)
@@ -75,10 +92,7 @@ class Deliveries:
             self.unaware += 1
             return False
         self._check_row(call)
-        for parent in self._simulation.streams.streams[call.stream_id].parents:
-            wanted = self._lives[call.group_id].start(parent) is not None
-            if wanted and not self.is_consumed(call.group_id, parent):
-                raise Violation(f"{call} begins before its parent {parent} is consumed")
+        self.order.check_call(f"{call} begins", key, call.grant_id, offsets)
         if self._lives[call.group_id].group.options.atomic:
             self._epochs.call_started(key, offsets)
         elif offsets[0] > self.consumed(*key):
@@ -90,6 +104,8 @@ class Deliveries:
     def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
         """Its user is done with these."""
         key = work.group_id, work.stream_id
+        if work.grant_id < self._reset.get(key, 0):
+            return  # it began before an operator set the stream to another position
         if self._lives[work.group_id].group.options.atomic:
             self._epochs.call_finished(key, offsets)
         else:
@@ -101,7 +117,7 @@ class Deliveries:
         too, as was announced."""
         planned = begun.planned
         key = group_id, planned.stream_id
-        if self._lives[group_id].deleted_at is not None:
+        if self._lives[group_id].deleted_at is not None or planned.grant_id < self._reset.get(key, 0):
             return
         call = Call(*key, planned.grant_id, query, range(begun.position, planned.end))
         row = self._simulation.store.rows(group_id)[planned.stream_id]
@@ -111,6 +127,7 @@ class Deliveries:
         if doubt is not None and planned.is_of(doubt) and row.session == query:
             if begun.position > self.consumed(*key):
                 raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
+            self.order.check_call(f"{call} is stored", key, call.grant_id, call.offsets)
             self._note(key, call)
         else:
             self.unaware += 1
@@ -147,7 +164,7 @@ class Deliveries:
         ended_at = self._record.unheard.get(grant)
         if ended_at is None:
             return grant in self._taken
-        if now > ended_at + self._ended_s:
+        if now > ended_at + (self._deleted_s if grant in self._record.by_reset else self._ended_s):
             raise Violation(f"{call} begins, but its grant is over since {ended_at:.3f}")
         return True
 

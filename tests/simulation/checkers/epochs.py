@@ -14,6 +14,7 @@ from tests.simulation.checkers.announcements import Announcements
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record
 from tests.simulation.checkers.wanted import Wanted
+from tests.simulation.journal import Key as Named
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -35,14 +36,26 @@ class Epochs:
         self._said: dict[Key, set[Place]] = defaultdict(set)
         self._rows: dict[Key, Place] = {}
 
-    def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
-        """A group that is atomic begins."""
+    def opened(self, group: Group, rows: Mapping[int, Row], before: Group | None = None) -> None:
+        """A group that is atomic begins; `before`: where that one was."""
         self.groups += 1
-        self._wanted.opened(group, rows)
-        self.announcements.opened(group, rows)
+        if before is None:
+            self._wanted.opened(group, rows)
+            self.announcements.opened(group, rows)
+        else:
+            self._wanted.imported(group, before)
+            self.announcements.imported(group, before)
         for row in rows.values():
             if row.consumed is not None:
                 self._said[group.group_id, row.stream_id].add((row.position, row.consumed))
+
+    def was_reset(self, group: Group, rows: Mapping[int, Row]) -> None:
+        """It begins anew, at other positions."""
+        self._wanted.forget(group.group_id)
+        for at in [key for key in (*self._said, *self._rows) if key[0] == group.group_id]:
+            self._said.pop(at, None)
+            self._rows.pop(at, None)
+        self.opened(group, rows)
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -65,6 +78,11 @@ class Epochs:
     def is_consumed(self, key: Key) -> bool:
         """All that the group wants of a stream was in calls that ended, or was skipped."""
         return next(self._wanted.missing(key), None) is None
+
+    def is_over(self, key: Key, named: Named, last: int) -> bool:
+        """Nothing more of that key is to come up to that offset."""
+        keys = self._simulation.journal.keys[key[1]]
+        return not any(offset <= last and keys[offset] == named for offset, _ in self._wanted.missing(key))
 
     # --- rows and what is said of them ------------------------------------------------------------------------------
 

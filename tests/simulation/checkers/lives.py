@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from storage.groups.copies import Progress
 from storage.groups.memory_streams import MemoryStreams
 from storage.groups.model import Group
 from storage.groups.rules import Row
+from tests.simulation.journal import Journal
 from tests.simulation.world import World
 
 Key = tuple[int, int]
@@ -36,8 +38,8 @@ class Life:
 class Lives:
     """All that ever were, by id."""
 
-    def __init__(self, world: World, streams: MemoryStreams) -> None:
-        self._world, self._streams = world, streams
+    def __init__(self, world: World, streams: MemoryStreams, journal: Journal) -> None:
+        self._world, self._streams, self._journal = world, streams, journal
         self._lives: dict[int, Life] = {}
 
     def __getitem__(self, group_id: int) -> Life:
@@ -52,22 +54,54 @@ class Lives:
         life = self._lives.get(group_id)
         return life is not None and life.deleted_at is not None
 
-    def opened(self, group: Group, rows: Mapping[int, Row]) -> bool:
-        """A new one begins where its rows say in this instant: nothing of a former life may show in them. False for one
-        that was there before."""
+    def opened(self, group: Group, rows: Mapping[int, Row], progress: Progress | None) -> bool:
+        """A new one begins where its start says, or its `progress`, in this instant: nothing of a former life may show
+        in its rows. False for one that was there before."""
         if group.group_id in self._lives:
             return False
         if any(row.grant_id for row in rows.values()):
             raise Violation(f"{group} is born with grants: {rows}")
         if any(life.group.subscription == group.subscription for life in self.live()):
             raise Violation(f"{group} is born while another of its name lives")
-        for stream_id, row in rows.items():
-            stream = self._streams.streams[stream_id]
-            if row.position != stream.position_of(group.start):
-                raise Violation(f"{group} begins stream {stream_id} (head {stream.head}) at {row.position}")
-        starts = {stream_id: row.position for stream_id, row in rows.items()}
-        self._lives[group.group_id] = Life(group, starts, frozenset(self._streams.streams))
+        if progress is None:
+            starts, existed = self._starts(group), frozenset(self._streams.streams)
+        else:
+            starts = {place.stream_id: place.position for place in progress.places}
+            streams = self._streams.streams.values()
+            after = progress.after_generation
+            existed = frozenset(s.stream_id for s in streams if s.generation.generation_id <= after)
+        self._lives[group.group_id] = life = Life(group, starts, existed)
+        self._check_rows(life, rows)
         return True
+
+    def _starts(self, group: Group) -> dict[int, int]:
+        """Of the streams that it wants. What is closed is over, unless it goes back in time."""
+        starts = {}
+        for stream_id, stream in self._streams.streams.items():
+            if stream.generation.gone or (stream.closed and group.start.policy in ("latest", "offset")):
+                continue
+            match group.start.policy:
+                case "earliest":
+                    starts[stream_id] = 0
+                case "latest":
+                    starts[stream_id] = stream.head
+                case "offset":
+                    starts[stream_id] = min(group.start.value, stream.head)
+                case "time":
+                    starts[stream_id] = self._journal.since(stream_id, group.start.value)
+        return starts
+
+    def _check_rows(self, life: Life, rows: Mapping[int, Row]) -> None:
+        for stream_id in {*life.starts, *rows}:
+            start, row, stream = life.start(stream_id), rows.get(stream_id), self._streams.streams[stream_id]
+            nothing = stream.closed and start in (None, stream.head)
+            if not nothing and (row is None or row.position != start):
+                raise Violation(f"{life.group} begins stream {stream_id} (head {stream.head}) at {row}, not at {start}")
+
+    def was_reset(self, group: Group, moves: Mapping[int, int]) -> None:
+        """From now on it wants these streams from there on."""
+        life = self._lives[group.group_id]
+        life.group, life.starts = group, {**life.starts, **moves}
 
     def deleted(self, group_id: int) -> None:
         """From now on nothing of it may be written."""

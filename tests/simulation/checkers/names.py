@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.work import Work
 
-_WANTED_AWAY = ("balance", "operator", "deadline", "by hand", "handed back")
+_WANTED_AWAY = ("balance", "operator", "deadline", "by hand", "handed back", "paused")
 """Reasons for which a stream leaves a session that might have stayed: then it is kept for nobody. (One that is handed
 back was revoked by a leader before.)"""
 
@@ -43,6 +43,11 @@ class Names:
     def installed(self, work: Work) -> None:
         """From now on the stream is that session's own; a grant that never reached it is nobody's loss."""
         self._installed.add((work.group_id, work.stream_id, work.grant_id))
+
+    def was_reset(self, key: Key) -> None:
+        """An operator has set the stream to another position: it is kept for nobody."""
+        self._holders.pop(key, None)
+        self._kept.pop(key, None)
 
     def answered(self, group_id: int, answer: EntryResult) -> None:
         """An entry was written."""

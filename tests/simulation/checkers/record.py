@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from leader.watching import Happened
-from storage.groups.model import CONSUMED, MAINTENANCE, TAKEOVER, Claim, HistoryRecord, Lending, LendingStatus
+from storage.groups.model import CONSUMED, MAINTENANCE, ORDER, TAKEOVER, Claim, HistoryRecord, Lending, LendingStatus
 from tests.simulation.checkers.lives import Key, Lives, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.database import WatchedGroups
     from tests.simulation.world import World
 
-_ENDS = ("release", "seize", "reserve", "finish", "skip", "block", "delete")
+_ENDS = ("release", "seize", "reserve", "finish", "skip", "block", "delete", "reset")
 _REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
 
 
@@ -21,8 +21,8 @@ class Record:
     """Plays history again as it grows: what it says is in force must be what the rows say.
 
     `twice`: (group, stream, grant id) -> the range that its forced end announced. `unheard`: when a grant ended
-    without a word to its holder, by a newer process of its session's name or by retention. `skipped`: up to where
-    retention took what nobody had read.
+    without a word to its holder, by retention, so that it is nobody's, or by an operator's forced reset (`by_reset`:
+    without a word even to its leader). `skipped`: up to where retention took what nobody had read.
     """
 
     def __init__(self, world: World, store: WatchedGroups, lives: Lives) -> None:
@@ -34,6 +34,7 @@ class Record:
         self._positions: dict[Key, int] = {}
         self.twice: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.unheard: dict[tuple[int, int, int], float] = {}
+        self.by_reset: set[tuple[int, int, int]] = set()
         self.skipped: dict[Key, int] = {}
         self._reserved: dict[Key, set[int]] = {}
 
@@ -85,7 +86,7 @@ class Record:
         self._lines.add(line)
         key = line.group_id, line.stream_id
         before = self._in_force.get(key)
-        if line.event in (TAKEOVER, CONSUMED):
+        if line.event in (TAKEOVER, CONSUMED, ORDER):
             return
         if line.event == "grant":
             if before is not None:
@@ -122,11 +123,14 @@ class Record:
             raise Violation(f"the end of a grant that is not in force: {line}, but {before}")
         if line.reason in _REASONS_OF_GRANTS:
             raise Violation(f"why a grant began is not why it ended: {line}")
-        if line.position < self._positions.get(key, 0):
+        if line.position < self._positions.get(key, 0) and line.event != "reset":
             raise Violation(f"a position of history went back from {self._positions[key]}: {line}")
         if line.forced != (line.until is not None) or (line.event == "seize") > line.forced:
             raise Violation(f"forced, or not, without saying what may be seen twice: {line}")
         self._positions[key] = line.position
+        if before is not None and line.event == "reset":
+            self.unheard[(*key, before.grant_id)] = self._world.now
+            self.by_reset.add((*key, before.grant_id))
         self._in_force.pop(key, None)
         if line.until is not None:
             self.twice[(*key, line.grant_id)] = (line.position, line.until)
@@ -134,7 +138,7 @@ class Record:
             doubt = self._store.rows(line.group_id)[line.stream_id].in_doubt
             planned_under = {line.grant_id} if doubt is None else {line.grant_id, doubt.grant_id}
             self._reserved.setdefault(key, set()).update(planned_under)
-        if line.event == "skip" or line.reason.startswith("fenced"):
+        if line.event in ("skip", "block"):
             self.unheard[(*key, line.grant_id)] = self._world.now
         if line.event == "skip":
             self.skipped[key] = self._store.streams.streams[line.stream_id].head

@@ -51,13 +51,35 @@ class Wanted:
             begun = {
                 epoch
                 for stream_id, epochs in self.published(space_id)
-                for epoch in epochs[: rows[stream_id].position if stream_id in rows else None]
+                for epoch in epochs[: self._begun(stream_id, rows[stream_id].position) if stream_id in rows else None]
                 if epoch is not None
             }
             lower = self._simulation.streams.lowers.get(space_id) if group.start.policy == "latest" else None
             self._first[group.group_id, space_id] = First(lower, begun)
         for row in rows.values():
             self._check_first(group, row)
+
+    def _begun(self, stream_id: int, position: int) -> int:
+        """Up to where messages count as begun: a block that has begun counts as a whole."""
+        ends = [end for end, _ in self._simulation.journal.appended[stream_id]]
+        begins = zip((0, *ends), ends, strict=False)
+        return max((end for begin, end in begins if begin < position), default=0)
+
+    def imported(self, group: Group, before: Group) -> None:
+        """It goes on where that group was."""
+        new, old = group.group_id, before.group_id
+        for (group_id, space_id), first in tuple(self._first.items()):
+            if group_id == old:
+                self._first[new, space_id] = first
+        for had in (self.given, self.done):
+            for at in [key for key in had if key[0] == old]:
+                had[new, at[1]] = set(had[at])
+
+    def forget(self, group_id: int) -> None:
+        """The group begins anew."""
+        for had in (self.given, self.done):
+            for at in [key for key in had if key[0] == group_id]:
+                del had[at]
 
     def _check_first(self, group: Group, row: Row) -> None:
         space_id = self.space(row.stream_id).space_id
@@ -67,7 +89,8 @@ class Wanted:
 
     def leaves_out(self, group_id: int, space_id: int, epoch: Epoch) -> bool:
         """Whether the group is given nothing of it."""
-        return self._first[group_id, space_id].leaves_out(epoch)
+        of_space = self._first.setdefault((group_id, space_id), First(None, ()))  # nothing, where that came later
+        return of_space.leaves_out(epoch)
 
     def is_wanted(self, key: Key, offset: int, epoch: Epoch | None) -> bool:
         """Whether it is to be given the message of that epoch, sooner or later."""

@@ -1,0 +1,71 @@
+"""What publishers know of what they published: of each message its key, and in which order those of one key came.
+
+A key is a topic and a place on the ring of hashes; all messages of one key are one publisher's. Whose turn a stream is
+for a key is what publishers see when they append, nothing else: who came from whom is not known here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+_PLACES = 8
+_RING = 1 << 64
+_TOPICS = ("orders/new", "other/old")
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Part:
+    """Of one key what lies in one stream: the offset of its last message there."""
+
+    stream_id: int
+    last: int
+
+
+class Journal:
+    """With chances of its own. `keys`: {stream: of each message its key}; `parts`: {key: where it lies, in the order in
+    which it was published}; `appended`: {stream: (end offset, when) of each block}."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._streams = simulation.streams
+        self._random = Random(f"the keys of {simulation.seed}")
+        self.keys: dict[int, list[Key]] = defaultdict(list)
+        self.parts: dict[Key, list[Part]] = defaultdict(list)
+        self.appended: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def append(self, stream_id: int, count: int, at_us: int) -> None:
+        """A block of so many messages came, at that time."""
+        own, keys = self._may_have(stream_id), self.keys[stream_id]
+        for _ in range(count):
+            key = own[int(self._random.random() * len(own))]
+            parts = self.parts[key]
+            if parts and parts[-1].stream_id == stream_id:
+                parts[-1].last = len(keys)
+            else:
+                parts.append(Part(stream_id, len(keys)))
+            keys.append(key)
+        self.appended[stream_id].append((len(keys), at_us))
+
+    def since(self, stream_id: int, at_us: int) -> int:
+        """The offset of the first message that was appended then or later; the head, if there is none."""
+        begin = 0
+        for end, when in self.appended[stream_id]:
+            if when >= at_us:
+                return begin
+            begin = end
+        return begin
+
+    def _may_have(self, stream_id: int) -> list[Key]:
+        """The keys that publishers would write into that stream now."""
+        stream, spaces = self._streams.streams[stream_id], self._streams.live_spaces()
+        apart = any(space.filter.text.startswith("other/") for space in spaces)
+        of_space = {space.space_id: space.filter.text for space in spaces}[stream.generation.space_id]
+        topics = [t for t in _TOPICS if (t.startswith("other/") and apart) == of_space.startswith("other/")]
+        places = [n * _RING // _PLACES + 1 for n in range(_PLACES)]
+        return [(topic, place) for topic in topics for place in places if stream.hash_from <= place < stream.hash_to]

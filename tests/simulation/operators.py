@@ -1,0 +1,265 @@
+"""What operators do to groups that are at work: pause them, resume them, set them to other positions, make them anew
+from an export, take streams back from holders that have fallen silent. By chances of its own.
+
+A live reset is told here as the command does it: pause, wait until nothing is lent, set, resume. What it does to the
+rows is the product's own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from storage.groups.model import Group, LendingStatus
+from storage.groups.orders import Pause, Resume
+from tests.simulation.network import BOTH_WAYS
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+_RUNS = 0.5
+_EVERY_S = 9.0
+_LOOK_S = 0.2
+_MOST_AGENTS = 6
+_KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire")
+_TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
+_WHOLE = ("earliest", "latest", "offset", "time")
+_LENT = (LendingStatus.HELD, LendingStatus.RESERVED)
+
+
+class Operators:
+    """Of a part of all runs."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._streams, self._store = simulation.streams, simulation.store
+        self._random = Random(f"the operators of {simulation.seed}")
+        self._paused: set[int] = set()
+        self._resetting: set[int] = set()
+        self.resets = 0
+
+    def begin(self, until: float) -> None:
+        """Let them act until then."""
+        self._until = until
+        if self._random.random() < _RUNS:
+            self._kinds = [kind for kind in _KINDS if self._random.random() < 0.7] or ["reset"]
+            self._later()
+
+    def mend(self) -> None:
+        """What was paused goes on, and what is blocked is set to where it can go on."""
+        for group in self._simulation.checkers.live_groups():
+            if group.group_id in self._paused:
+                self._resume(group)
+        self._unblock()
+
+    def _later(self) -> None:
+        self._world.after(self._random.expovariate(1 / _EVERY_S), self._befall)
+
+    def _befall(self) -> None:
+        if self._world.now >= self._until:
+            return
+        self._later()
+        group = self._simulation.groups.live(self._random.choice(self._simulation.groups.subscriptions))
+        if group is None:
+            return
+        match self._random.choice(self._kinds):
+            case "pause":
+                self._pause(group)
+            case "reset":
+                self.reset(group, self._random.choice(_WHOLE if group.options.atomic else _TARGETS))
+            case "one" if not group.options.atomic:
+                self._reset_one(group)
+            case "import":
+                self._simulation.groups.move(group, self._random.choice((0.0, 0.0, self._random.uniform(0.0, 10.0))))
+            case "silence":
+                self._revoke_in_silence(group)
+            case "twin":
+                self._start_twin()
+            case "retire":
+                self._retire()
+
+    # --- pauses -----------------------------------------------------------------------------------------------------
+
+    def _pause(self, group: Group) -> None:
+        self._say(f"pauses {group.subscription}")
+        self._store.instruct(group.subscription, Pause("for a while"))
+        self._paused.add(group.group_id)
+        self._tell(group)
+        self._world.after(self._random.uniform(0.5, 15.0), lambda: self._resume(group))
+
+    def _resume(self, group: Group) -> None:
+        self._paused.discard(group.group_id)
+        if self._store.find_group(group.group_id) is not None and group.group_id not in self._resetting:
+            self._say(f"resumes {group.subscription}")
+            self._store.instruct(group.subscription, Resume())
+            self._tell(group)
+
+    def _tell(self, group: Group) -> None:
+        for node in self._simulation.nodes:
+            if self._random.random() < 0.7:
+                later_s = self._random.uniform(0.0, 0.3)
+                self._world.after(later_s, partial(node.hear_of_orders, group.group_id))
+
+    # --- resets -----------------------------------------------------------------------------------------------------
+
+    def _reset_one(self, group: Group) -> None:
+        """One stream, also one that was consumed long ago, or was blocked."""
+        rows = self._store.rows(group.group_id)
+        if rows:
+            self.reset(group, self._random.choice(_TARGETS), (self._random.choice(sorted(rows)),))
+
+    def _unblock(self) -> None:
+        """Streams that retention has taken from a group that would rather stand still."""
+        for group in self._simulation.checkers.live_groups():
+            rows = self._store.rows(group.group_id).values()
+            blocked = tuple(row.stream_id for row in rows if row.status is LendingStatus.BLOCKED)
+            if blocked and group.options.atomic:
+                self.reset(group, "earliest")
+            elif blocked:
+                self.reset(group, "latest", blocked)
+
+    def reset(self, group: Group, target: str, streams: tuple[int, ...] = ()) -> None:
+        """Pause it if it is not, wait, set it, and let it go on if it was paused for that."""
+        if group.group_id in self._resetting:
+            return
+        self._resetting.add(group.group_id)
+        patience_s = self._random.choice((2.0, 10.0, 30.0))
+        force = self._random.random() < 0.25
+        value = self._value_of(target)
+        is_ours = group.group_id not in self._paused
+        self._say(f"resets {group.subscription} to {target} {value}, {streams or 'all'}, {force=}")
+        if is_ours:
+            self._store.instruct(group.subscription, Pause("to be reset"))
+            self._tell(group)
+
+        def carry_out() -> None:
+            if self._store.find_group(group.group_id) is not None:
+                done = self._store.reset(group.group_id, self._moves(group, target, value, streams), target, force)
+                self.resets += done
+                self._say(f"has reset {group.subscription}" if done else f"cannot reset {group.subscription}: lent")
+            self._resetting.discard(group.group_id)
+            if group.group_id not in self._paused:
+                self._resume(group)
+
+        self._wait(group, 0.0 if force else patience_s, carry_out)
+
+    def _wait(self, group: Group, patience_s: float, then: Callable[[], None]) -> None:
+        held = any(row.status is LendingStatus.HELD for row in self._store.rows(group.group_id).values())
+        if held and patience_s > 0:
+            self._world.after(_LOOK_S, lambda: self._wait(group, patience_s - _LOOK_S, then))
+        else:
+            then()
+
+    def _value_of(self, target: str) -> int:
+        match target:
+            case "shift":
+                return self._random.randint(-8, 8)
+            case "offset":
+                return self._random.randint(0, 30)
+            case "time":
+                return self._world.clock_us() - round(self._random.uniform(0.0, 20.0) * 1_000_000)
+            case _:
+                return 0
+
+    def _moves(self, group: Group, target: str, value: int, streams: tuple[int, ...]) -> dict[int, int]:
+        """{stream: where it goes on}, of all streams that the group has or may have, or of these."""
+        rows, moves = self._store.rows(group.group_id), {}
+        for stream_id in self._streams.streams:
+            row = rows.get(stream_id)
+            gone = self._streams.streams[stream_id].generation.gone
+            shadowed = row is not None and row.status is LendingStatus.FINISHED and not self._is_closed(stream_id)
+            if (row is None and gone) or shadowed or (streams and stream_id not in streams):
+                continue
+            before = None if row is None else row.position
+            after = self._head(stream_id) if gone else self._after(target, value, stream_id, before)
+            if after is not None and not self._is_passed(group, stream_id, before, after):
+                moves[stream_id] = after
+        return moves
+
+    def _after(self, target: str, value: int, stream_id: int, before: int | None) -> int | None:
+        head = self._head(stream_id)
+        match target:
+            case "earliest":
+                return 0
+            case "latest":
+                return head
+            case "current":
+                return before
+            case "offset":
+                return min(value, head)
+            case "shift":
+                return None if before is None else min(max(before + value, 0), head)
+            case _:
+                return self._simulation.journal.since(stream_id, value)
+
+    def _is_passed(self, group: Group, stream_id: int, before: int | None, after: int) -> bool:
+        head, life = self._head(stream_id), self._simulation.checkers.lives[group.group_id]
+        would_be_given = stream_id not in life.existed and head > 0
+        return before is None and self._is_closed(stream_id) and after == head and not would_be_given
+
+    def _head(self, stream_id: int) -> int:
+        return self._streams.streams[stream_id].head
+
+    def _is_closed(self, stream_id: int) -> bool:
+        return self._streams.streams[stream_id].closed
+
+    # --- holders and messages that are gone -------------------------------------------------------------------------
+
+    def _revoke_in_silence(self, group: Group) -> None:
+        """A stream is taken back by force from a holder who takes his time, and about when that is due hears of
+        nobody."""
+        rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
+        if not rows:
+            return
+        row = self._random.choice(sorted(rows, key=lambda row: row.stream_id))
+        ways = self._random.choice((BOTH_WAYS, ("back",)))
+        self._say(f"wants stream {row.stream_id} of group {group.group_id} back")
+        holder = self._simulation.agents[row.agent or ""]
+        slow_s = self._random.choice((0.0, 2.0, 6.0))
+        holder.slow_until = self._world.now + slow_s + 14.0
+
+        def revoke() -> None:
+            for node in self._simulation.nodes:
+                node.revoke(group.group_id, (row.stream_id,))
+
+        self._world.after(slow_s, revoke)
+
+        def fall_silent() -> None:
+            for node in self._simulation.nodes:
+                self._simulation.network.part(holder.name, node.address, ways, 15.0)
+
+        due_s = self._simulation.revoke_deadline_s
+        later_s = self._random.choice((0.0, self._random.uniform(0.0, due_s), due_s - 0.2))
+        self._world.after(slow_s + later_s, fall_silent)
+
+    def _start_twin(self) -> None:
+        """A process is started anew under its name while the one before hears of nobody, and is at work."""
+        named = [one for one in self._simulation.living() if one.session is not None and one.checkpoint is None]
+        if named and len(self._simulation.living()) < _MOST_AGENTS:
+            before, ways = self._random.choice(named), self._random.choice((BOTH_WAYS, ("back",)))
+            for node in self._simulation.nodes:
+                self._simulation.network.part(before.name, node.address, ways, 12.0)
+            later_s = self._random.uniform(0.0, 2.0)
+            self._world.after(later_s, partial(self._simulation.join, before))
+
+    def _retire(self) -> None:
+        """Retention takes what a group that waits for nobody has not read. `$queue` groups are waited for; so are
+        atomic ones here, which would have to be reset as a whole."""
+        oldest = next((g for g in self._streams.generations.values() if g.closed and not g.gone), None)
+        if oldest is None:
+            return
+        deliveries = self._simulation.checkers.deliveries
+        for life in self._simulation.checkers.lives.live():
+            holds = life.group.subscription.kind == "queue" or life.group.options.atomic
+            group_id = life.group.group_id
+            wanted = [s for s in oldest.stream_ids if life.start(s) is not None]
+            if holds and not all(deliveries.is_consumed(group_id, s) for s in wanted):
+                return
+        self._world.say("retention", f"takes generation {oldest.generation_id}, read or not")
+        self._streams.retire(oldest.generation_id)
+        self._world.after(self._random.uniform(6.0, 12.0), self._unblock)
+
+    def _say(self, what: str) -> None:
+        self._world.say("operator", what)
