@@ -82,6 +82,13 @@ def overlap(one: HashRange, two: HashRange) -> bool:
     return one[0] < two[1] and two[0] < one[1]
 
 
+def moves_topics(before: Space, after: Space, changed: int) -> bool:
+    """Whether topics of the one, as it was, are in the other once the space `changed` is another: topics move only from
+    it or to it."""
+    is_concerned = changed in (before.space_id, after.space_id) and before.filter.intersects(after.filter)
+    return before.space_id == after.space_id or is_concerned
+
+
 def space_of(topic: str, spaces: Iterable[Space]) -> Space | None:
     """The most specific space that matches; None only where there is no catch-all space."""
     matching = (space for space in spaces if space.filter.matches(topic))

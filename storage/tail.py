@@ -1,7 +1,7 @@
 """Reading what a filter matches, across all streams and generations, without a group and without a trace.
 
-A stream is read only when its parents have been read to their ends, so that messages of one key come in the order they
-were published. Between different streams there is no order.
+A stream is read only when all its ancestors have been read to their ends, whatever lies between, so that messages of
+one key come in the order they were published. Between different streams there is no order.
 """
 
 from __future__ import annotations
@@ -87,10 +87,9 @@ class Reading:
         self._closures = False
         for place in matching(conn, filter) if places is None else places:
             self._known = max(self._known, place.stream_id)
-            position = _first_position(conn, place, begin)
-            if position is not None:
-                place.target, place.position = place.head, position
-                self._add(place)
+            place.target, place.position = place.head, _first_position(conn, place, begin)
+            self._add(place)
+        self._forget()
 
     @property
     def caught_up(self) -> bool:
@@ -120,7 +119,8 @@ class Reading:
 
     def turn(self) -> list[Place]:
         """The streams of which there is something to read now, each for a step or more."""
-        return [place for place in self._places.values() if self._unread(place) and self._is_its_turn(place)]
+        waiting = self._waiting()
+        return [each for each in self._places.values() if self._unread(each) and each.stream_id not in waiting]
 
     def check(self) -> None:
         """To be called when it is nobody's turn. Raises what hinders a stream whose payloads could not be had, if there
@@ -180,24 +180,36 @@ class Reading:
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
         self._closures, known = False, self._known
-        self._places = {place.stream_id: place for place in self._places.values() if not place.done}
         for place in matching(conn, self.filter):
             if place.stream_id > known:
                 self._known = max(self._known, place.stream_id)
                 self._add(place)
+        self._forget()
 
     def _add(self, place: Place) -> None:
-        if not (place.closed and place.position == place.head):
-            self._places[place.stream_id] = place
+        place.done = place.closed and place.position == place.head
+        self._places[place.stream_id] = place
+
+    def _forget(self) -> None:
+        """Those that are over. One that never had anything to read stays while there is something to read before it."""
+        waiting = self._waiting()
+        self._places = {
+            stream_id: place for stream_id, place in self._places.items() if stream_id in waiting or not place.done
+        }
 
     @staticmethod
     def _unread(place: Place) -> bool:
         return not place.done and place.position < place.head and place.trouble is None
 
-    def _is_its_turn(self, place: Place) -> bool:
-        """Parents that are unknown here hold nothing that matches."""
-        parents = (self._places.get(parent) for parent in place.parents)
-        return all(parent is None or parent.done for parent in parents)
+    def _waiting(self) -> set[int]:
+        """Those with an ancestor that was not read to its end; parents come before their children here. Such as are
+        unknown here hold nothing that matches."""
+        waiting: set[int] = set()
+        for stream_id, place in self._places.items():
+            above = (self._places.get(parent) for parent in place.parents)
+            if any(parent is not None and (not parent.done or parent.stream_id in waiting) for parent in above):
+                waiting.add(stream_id)
+        return waiting
 
 
 @dataclass(slots=True)
@@ -249,8 +261,8 @@ def matching(conn: psycopg.Connection[Any], filter: Filter) -> list[Place]:
         return [Place(*row) for row in conn.execute(_STREAMS, parameters)]
 
 
-def _first_position(conn: psycopg.Connection[Any], place: Place, begin: Begin) -> int | None:
-    """Where to begin in a stream; None: it was read to its end. Raises `BeyondHead` for a bookmark that cannot be."""
+def _first_position(conn: psycopg.Connection[Any], place: Place, begin: Begin) -> int:
+    """Where to begin in a stream. Raises `BeyondHead` for a bookmark that cannot be."""
     if isinstance(begin, Bookmark):
         return _marked_position(place, begin)
     if begin == "latest" or place.gone:
@@ -260,9 +272,10 @@ def _first_position(conn: psycopg.Connection[Any], place: Place, begin: Begin) -
     return min(begin, place.head) if isinstance(begin, int) else 0
 
 
-def _marked_position(place: Place, begin: Bookmark) -> int | None:
-    position = begin.offsets.get(place.stream_id, None if place.stream_id <= begin.known else 0)
-    if position is not None and position > place.head:
+def _marked_position(place: Place, begin: Bookmark) -> int:
+    """Known streams that it does not name were read to their ends."""
+    position = begin.offsets.get(place.stream_id, place.head if place.stream_id <= begin.known else 0)
+    if position > place.head:
         raise BeyondHead(
             f"stream {place.stream_id}: offset {position} of the bookmark is beyond the head {place.head}. Is it of "
             "another database, or was this one restored from a backup? Begin again at a time, or at earliest."

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from protocol.errors import Unavailable
-from storage.routing import HashRange, Space, overlap, ranges
+from storage.routing import HashRange, Space, moves_topics, overlap, ranges
 
 LOCK_TIMEOUT_S = 2.0
 LOCK_ATTEMPTS = 10
@@ -56,7 +56,7 @@ def retried(conn: psycopg.Connection[Any], change: Callable[[], _T]) -> _T:
 def turn_over(conn: psycopg.Connection[Any], before: list[Space], after: list[Space], changed: int) -> dict[int, int]:
     """Close all open streams of `before`, open the next generation of each of `after`: {space_id: generation_id}.
 
-    Topics move only from or to the `changed` space, so only there may parents be of another space.
+    Only in or from the `changed` space may parents be of another space.
     """
     opened = {space.space_id: _open_generation(conn, space) for space in after}
     parents = _close(conn, before)
@@ -77,11 +77,7 @@ def _parents(closed: list[_Parent], space: Space, range_: HashRange, changed: in
     return [
         parent.stream_id
         for parent in closed
-        if overlap(parent.range, range_)
-        and (
-            parent.space.space_id == space.space_id
-            or (changed in (parent.space.space_id, space.space_id) and parent.space.filter.intersects(space.filter))
-        )
+        if overlap(parent.range, range_) and moves_topics(parent.space, space, changed)
     ]
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from storage.groups import leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import (
+    HOLDING,
     Advance,
     Entry,
     EntryResult,
-    Grant,
     GroupResult,
     GroupWrites,
     Verdict,
@@ -32,11 +32,11 @@ MAX_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What the entries are judged by: all rows as they were before the batch."""
+    """What the entries are judged by: all rows as they were before the batch. `ancestors`: the unfinished ones."""
 
     rows: Mapping[Key, Row]
     facts: Mapping[int, StreamFacts]
-    held_back: frozenset[Key]
+    ancestors: Mapping[Key, tuple[int, ...]]
     busy: frozenset[Key]
     when_gone: Mapping[int, WhenGone]
 
@@ -44,18 +44,18 @@ class _Findings:
 def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: int | None) -> tuple[GroupResult, ...]:
     """Do all of it in the transaction that is open."""
     keys = [(w.group_id, e.stream_id) for w in batch for e in w.entries if 0 < e.stream_id <= MAX_ID]
-    grants = [(w.group_id, e.stream_id) for w in batch for e in w.entries if isinstance(e, Grant)]
+    at_rest = {(w.group_id, e.stream_id) for w in batch for e in w.entries if not isinstance(e, HOLDING)} & set(keys)
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
     ours = rows.lock(connection, keys)
     streams = rows.facts(connection, (stream for _, stream in keys))
-    waiting = rows.held_back(connection, set(grants) & set(keys)) if grants else None
+    waiting = rows.ancestors(connection, at_rest) if at_rest else None
     terms = leadership.locked(leaders)
     found = {(row.group_id, row.stream_id): row for row in rows.read_rows(ours)}
-    facts, held_back = rows.read_facts(streams), frozenset(waiting.fetchall() if waiting else ())
+    facts, ancestors = rows.read_facts(streams), rows.read_ancestors(waiting) if waiting else {}
     missing = set(keys) - found.keys()
     busy = frozenset(rows.existing(connection, missing)) if missing else frozenset()
     when_gone = {group_id: row.when_gone for group_id, row in terms.items()}
-    findings = _Findings(found, facts, held_back, busy, when_gone)
+    findings = _Findings(found, facts, ancestors, busy, when_gone)
 
     valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
     pen = Pen(max((row.now_us for row in terms.values()), default=0))
@@ -91,17 +91,17 @@ def _judge(entry: Entry, writes: GroupWrites, findings: _Findings, pen: Pen) -> 
     row = findings.rows.get(key)
     if row is None:
         return EntryResult(entry, Verdict.BUSY if key in findings.busy else Verdict.REFUSED, None)
-    facts = findings.facts[entry.stream_id]
+    facts, parents = findings.facts[entry.stream_id], findings.ancestors.get(key, ())
     ruling = judge(
         entry,
         row,
         facts,
-        held_back=key in findings.held_back,
+        held_back=bool(parents),
         now_us=pen.now_us,
         when_gone=findings.when_gone[writes.group_id],
     )
     pen.note(row, ruling, writes.term, moves=isinstance(entry, Advance))
-    return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, pen.now_us))
+    return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, pen.now_us, parents))
 
 
 def _renew(

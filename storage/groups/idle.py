@@ -9,6 +9,7 @@ from psycopg.rows import class_row
 
 from protocol.epochs import lower_of_json, shown
 from protocol.words import Subscription
+from storage.groups import rows
 from storage.groups.channel import Connection
 from storage.groups.options import WhenGone
 from storage.groups.overview import GroupLine, Overview, StreamLine, look, one_instant
@@ -24,7 +25,7 @@ with revoked as (
     from lending_history h join lending l on l.group_id = h.group_id and l.stream_id = h.stream_id
    where h.group_id = %(group)s and h.event = 'revoke' and l.status = 'held' and l.grant_id = h.grant_id
    order by h.stream_id, h.history_id desc)
-select s.stream_id, s.parents, s.space_id, r.reason as revoked_because,
+select s.stream_id, s.space_id, r.reason as revoked_because,
        extract(epoch from clock_timestamp() - l.updated_at)::float8 as rested_s,
        case when l.status = 'reserved' then extract(epoch from l.held_until - clock_timestamp())::float8
             end as reserved_s,
@@ -55,7 +56,6 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class _More:
     stream_id: int
-    parents: list[int]
     space_id: int
     revoked_because: str | None
     rested_s: float | None
@@ -110,12 +110,11 @@ def _stream_states(connection: Connection, overview: Overview, lines: Sequence[S
     spaces = {each.space_id for each in more.values() if each.waits}
     with connection.cursor(row_factory=class_row(_Space)) as cursor:
         frontiers = {each.space_id: _frontier(each) for each in cursor.execute(_FRONTIERS, {"spaces": list(spaces)})}
-    unfinished = {
-        line.stream_id: Parent(line.stream_id, line.status, line.position, line.head)
-        for line in overview.streams
-        if line.status != "finished"
-    }
-    return [_state(line, more[line.stream_id], frontiers, unfinished) for line in lines]
+    seen = {each.stream_id: Parent(each.stream_id, each.status, each.position, each.head) for each in overview.streams}
+    keys = [(line.group_id, line.stream_id) for line in lines if line.status != "finished"]
+    above = rows.read_ancestors(rows.ancestors(connection, keys))
+    parents = {stream_id: tuple(seen[each] for each in found) for (_, stream_id), found in above.items()}
+    return [_state(line, more[line.stream_id], frontiers, parents.get(line.stream_id, ())) for line in lines]
 
 
 def _frontier(space: _Space) -> Frontier:
@@ -124,7 +123,7 @@ def _frontier(space: _Space) -> Frontier:
 
 
 def _state(
-    line: StreamLine, more: _More, frontiers: Mapping[int, Frontier], unfinished: Mapping[int, Parent]
+    line: StreamLine, more: _More, frontiers: Mapping[int, Frontier], parents: tuple[Parent, ...]
 ) -> StreamState:
     return StreamState(
         stream_id=line.stream_id,
@@ -141,7 +140,7 @@ def _state(
         revoked_because=more.revoked_because,
         unreadable_because=line.unreadable_because,
         unreadable_s=line.unreadable_s,
-        parents=tuple(unfinished[each] for each in more.parents if each in unfinished),
+        parents=parents,
         waits_for=frontiers[more.space_id] if more.waits else None,
         dropped=more.dropped,
     )

@@ -14,11 +14,12 @@ from protocol.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontie
 from protocol.words import Subscription
 from storage.groups.memory_streams import MemoryStreams, Stream
 from storage.groups.model import (
+    AT_REST,
+    HOLDING,
     MAINTENANCE,
     Claim,
     Entry,
     EntryResult,
-    Grant,
     Group,
     GroupOptions,
     GroupResult,
@@ -218,12 +219,10 @@ class MemoryGroups:
         if (writes.group_id, entry.stream_id) in self.locked:
             return EntryResult(entry, Verdict.BUSY, None)
         facts = self._facts(entry.stream_id)
-        held_back = isinstance(entry, Grant) and any(
-            before[parent].status is not LendingStatus.FINISHED for parent in facts.parents if parent in before
-        )
-        ruling = judge(entry, row, facts, held_back=held_back, now_us=now, when_gone=when_gone)
+        parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
+        ruling = judge(entry, row, facts, held_back=bool(parents), now_us=now, when_gone=when_gone)
         self._keep(ruling, writes.term, now)
-        return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, now))
+        return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, now, parents))
 
     def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
         """In the order of the statements on Postgres: what is completed first, then rows and heads."""
@@ -369,7 +368,22 @@ class MemoryGroups:
         return found
 
     def _lending(self, row: Row, now: int) -> Lending:
-        return lending(row, self._facts(row.stream_id), now)
+        parents = self._ancestors(row.stream_id, self._lives[row.group_id].rows) if row.status in AT_REST else ()
+        return lending(row, self._facts(row.stream_id), now, parents)
+
+    def _ancestors(self, stream_id: int, rows: Mapping[int, Row]) -> tuple[int, ...]:
+        """The nearest that are unfinished by these rows, upwards through those that are finished or not among them."""
+        seen, waiting = set(self.streams.streams[stream_id].parents), list(self.streams.streams[stream_id].parents)
+        found = []
+        while waiting:
+            above = waiting.pop()
+            if above in rows and rows[above].status is not LendingStatus.FINISHED:
+                found.append(above)
+                continue
+            further = set(self.streams.streams[above].parents) - seen
+            seen |= further
+            waiting += further
+        return tuple(sorted(found))
 
     def rows(self, group_id: int) -> dict[int, Row]:
         """The group's rows as they are, by stream: for tests to look at."""

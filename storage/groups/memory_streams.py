@@ -14,7 +14,7 @@ from protocol.epochs import LowerFrontier
 from protocol.words import Filter, Start
 from storage.block import Epochs
 from storage.groups.rules import StreamFacts
-from storage.routing import Filled, Space, overlap, ranges
+from storage.routing import Filled, Space, moves_topics, overlap, ranges
 from storage.whole_epochs import Mark, Marks
 
 
@@ -58,7 +58,6 @@ class Stream:
             self.head,
             self.closed,
             self.generation.gone,
-            self.parents,
         )
 
     def position_of(self, start: Start) -> int:
@@ -96,21 +95,21 @@ class MemoryStreams:
         space = Space(len(self.spaces) + 1, name, Filter(filter), shards)
         self.spaces[space.space_id] = space
         rolled = {space_id: self.spaces[space_id].shards for space_id in rolls}
-        return self._turn({**rolled, space.space_id: shards})
+        return self._turn({**rolled, space.space_id: shards}, space.space_id)
 
     def drop_space(self, space_id: int, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
         """Close the space's streams for good; the spaces in `rolls`, which get its topics, roll over with it."""
         self.dropped.add(space_id)
-        return self._turn({other: self.spaces[other].shards for other in rolls}, closing=(space_id,))
+        return self._turn({other: self.spaces[other].shards for other in rolls}, space_id)
 
     def alter_space(self, space_id: int, filter: str, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
         """Give the space another filter, in a new generation; the spaces in `rolls` roll over with it."""
         self.spaces[space_id] = replace(self.spaces[space_id], filter=Filter(filter))
-        return self._turn({other: self.spaces[other].shards for other in (*rolls, space_id)})
+        return self._turn({other: self.spaces[other].shards for other in (*rolls, space_id)}, space_id)
 
     def rollover(self, space_id: int, shards: int | None = None) -> tuple[int, ...]:
         """Close the space's open streams and open the next generation, of `shards` streams; the new stream ids."""
-        return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards})
+        return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards}, space_id)
 
     def append(self, stream_id: int, count: int = 1, at_us: int = 0, epochs: Epochs | None = None) -> int:
         """Advance the head of an open stream, by a block of that time and these epochs; the head it then has.
@@ -165,21 +164,32 @@ class MemoryStreams:
         wanted = set(space_ids)
         return [s for s in self.streams.values() if not s.closed and s.generation.space_id in wanted]
 
-    def _turn(self, opening: Mapping[int, int], closing: Iterable[int] = ()) -> tuple[int, ...]:
-        """Close the streams of these spaces and open `{space_id: shards}`, in one step."""
-        closed = self._open({*opening, *closing})
+    def _turn(self, opening: Mapping[int, int], changed: int) -> tuple[int, ...]:
+        """Close the streams of these spaces and of the `changed` one, and open `{space_id: shards}`, in one step."""
+        closed = self._open({*opening, changed})
         for stream in closed:
             stream.closed = stream.generation.closed = True
         return tuple(
-            stream_id for space_id, shards in opening.items() for stream_id in self._begin(space_id, shards, closed)
+            stream_id
+            for space_id, shards in opening.items()
+            for stream_id in self._begin(space_id, shards, closed, changed)
         )
 
-    def _begin(self, space_id: int, shards: int, closed: list[Stream]) -> list[int]:
+    def _space_of(self, stream: Stream) -> Space:
+        """As it was when the stream was opened."""
+        return replace(self.spaces[stream.generation.space_id], filter=stream.generation.filter)
+
+    def _begin(self, space_id: int, shards: int, closed: list[Stream], changed: int) -> list[int]:
         ordinal = sum(generation.space_id == space_id for generation in self.generations.values())
         generation = Generation(len(self.generations) + 1, space_id, ordinal, self.spaces[space_id].filter)
         self.generations[generation.generation_id] = generation
         for start, end in ranges(shards):
-            parents = tuple(s.stream_id for s in closed if overlap((start, end), (s.hash_from, s.hash_to)))
+            parents = tuple(
+                each.stream_id
+                for each in closed
+                if overlap((start, end), (each.hash_from, each.hash_to))
+                and moves_topics(self._space_of(each), self.spaces[space_id], changed)
+            )
             stream = Stream(len(self.streams) + 1, generation, start, end, parents)
             self.streams[stream.stream_id] = stream
             generation.stream_ids.append(stream.stream_id)

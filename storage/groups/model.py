@@ -46,11 +46,15 @@ UNREADABLE, READABLE = "unreadable", "readable"
 class LendingStatus(StrEnum):
     """The durable half of a stream's life in a group; the other half is the leader's memory."""
 
-    FREE = "free"  # nobody holds it; it may be granted once its parents are finished
+    FREE = "free"  # nobody holds it; it may be granted once its ancestors are finished
     HELD = "held"  # lent under grant_id to borrower_id of agent
     RESERVED = "reserved"  # an in-doubt range waits for the session that may have committed it
     FINISHED = "finished"  # the stream is closed and consumed to its head
     BLOCKED = "blocked"  # not lent until an operator decides: position beyond the head, gone, poison, or lost too often
+
+
+AT_REST = (LendingStatus.FREE, LendingStatus.RESERVED)
+"""Of such a stream somebody may be granted the next messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ class Claim:
 class Lending:
     """A lending row together with the facts of its stream, read in one statement.
 
-    `head` and `closed` are the stream's at that instant. `parents` are stream ids; the children wait for them.
+    `head` and `closed` are the stream's at that instant. `parents`: of a row that may be granted, the nearest ancestors
+    of its stream that the group has not finished, whatever lies between; it waits for them. Of other rows: none.
     `kept_s`: for how long the row, which is free or reserved, is still kept for `session`; not, if it is not above 0.
     Below 0 and without a session: so long ago a reset took it from its holder.
     `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`: what a holder planned last.
@@ -226,6 +231,9 @@ class Mark:
 
 
 Entry = Grant | Reclaim | Advance | Release | Seize | Unreserve | Mark
+
+HOLDING = Advance | Reclaim | Mark
+"""What leaves a stream with its holder: nothing is asked of its ancestors."""
 
 
 class Verdict(StrEnum):

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _LOAD = f"""
 select {ROW}, {FACTS}, {in_microseconds(NOW)}
   from lending l join stream s using (stream_id) join generation n using (generation_id)
- where l.group_id = %(group)s and l.status <> 'finished' order by l.stream_id"""
+ where l.group_id = %(group)s and l.unfinished order by l.stream_id"""
 
 
 class PostgresGroups:
@@ -175,7 +175,11 @@ class PostgresGroups:
             leader = leadership.look(connection, (group_id,), now_us).get(group_id)
             if leader is None or leader.term != term or leader.remaining_s <= 0:
                 raise lost(group_id, term)
-            return tuple(lending(row, stream, at_us) for row, stream, at_us in rows.read_at(found))
+            lines = list(rows.read_at(found))
+            above = rows.unfinished_above(connection, (row for row, _, _ in lines))
+            return tuple(
+                lending(row, stream, at_us, above.get((group_id, row.stream_id), ())) for row, stream, at_us in lines
+            )
 
         return self._channel.read(read)
 

@@ -9,7 +9,7 @@ and no later ones: whatever ends a shadow opens a new generation, and that one m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -76,7 +76,7 @@ def renew_streams(
     connection: Connection, terms: Mapping[int, int], when_gone: Mapping[int, WhenGone], pen: Pen
 ) -> dict[int, Renewed]:
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
-    groups = [_Renewing(*found) for found in connection.execute(_FILTERS, {"groups": list(terms)}).fetchall()]
+    groups = _renewing(connection, terms)
     atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
     spaces = frontiers.completed(connection, pen.now_us) if atomic else {}
     touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
@@ -97,13 +97,24 @@ def _report(
         "touched_streams": [stream for _, stream in touched],
     }
     report: dict[int, list[Lending]] = {}
-    for row, stream in rows.read_both(connection.execute(_REPORT, parameters)):
-        report.setdefault(row.group_id, []).append(lending(row, stream, now_us))
+    lines = list(rows.read_both(connection.execute(_REPORT, parameters)))
+    above = rows.unfinished_above(connection, (row for row, _ in lines))
+    for row, stream in lines:
+        parents = above.get((row.group_id, row.stream_id), ())
+        report.setdefault(row.group_id, []).append(lending(row, stream, now_us, parents))
     return {group_id: tuple(lendings) for group_id, lendings in report.items()}
 
 
+def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
+    """Insert the rows that these groups do not have yet; the keys of those with something to read."""
+    return _add_streams(connection, _renewing(connection, group_ids), now_us)
+
+
+def _renewing(connection: Connection, group_ids: Iterable[int]) -> list[_Renewing]:
+    return [_Renewing(*found) for found in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
+
+
 def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -> set[Key]:
-    """Insert the rows that are missing; the keys of those with something to read."""
     generations = filled(connection)
     pairs = [(one.group_id, *pair) for one in groups for pair in generations.wanted(Filter(one.filter)).items()]
     parameters: dict[str, Any] = {

@@ -23,6 +23,7 @@ from storage.groups.channel import Connection
 from storage.groups.model import Group, LendingStatus, Start
 from storage.groups.pen import Pen
 from storage.groups.refusals import no_such_group, no_such_stream
+from storage.groups.renewal import add_streams
 from storage.groups.rules import reset
 from storage.groups.sql import NOW, in_microseconds
 from storage.groups.targets import Target
@@ -202,6 +203,7 @@ def carry_out(
     new = [move.stream_id for move in moves if move.status is None]
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
     connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
+    add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
     keys = [(group.group_id, move.stream_id) for move in moves]
     known = {row.stream_id: row for row in rows.read_rows(rows.lock(connection, keys))}
     _check_at_rest(group, [row.stream_id for row in known.values() if row.status in _LENT], moves, known, force)

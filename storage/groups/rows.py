@@ -16,7 +16,7 @@ import psycopg
 from protocol.epochs import ConsumedFrontier, lower_of_text
 from protocol.in_doubt import InDoubt
 from storage.groups.channel import Connection
-from storage.groups.model import HistoryRecord, LendingStatus
+from storage.groups.model import AT_REST, HistoryRecord, LendingStatus
 from storage.groups.rules import Row, StreamFacts
 from storage.groups.sql import NOW
 from storage.history import RECORD
@@ -31,7 +31,7 @@ ROW = (
 )
 FACTS = (
     "s.stream_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head, s.state = 'closed', n.state = 'gone',"
-    " s.parents, (select p.lower_frontier::text from space p where p.space_id = s.space_id)"
+    " (select p.lower_frontier::text from space p where p.space_id = s.space_id)"
 )
 _ROW_WIDTH, _FACTS_WIDTH = ROW.count(",") + 1, FACTS.count(",") + 1
 
@@ -47,11 +47,25 @@ select l.group_id, l.stream_id from lending l
 _FACTS = f"""
 select {FACTS} from stream s join generation n using (generation_id) where s.stream_id = any(%(streams)b::bigint[])"""
 
-_HELD_BACK = """
-select u.group_id, u.stream_id from unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id)
-  join stream s using (stream_id)
- where exists (select from lending p
-                where p.group_id = u.group_id and p.stream_id = any(s.parents) and p.status <> 'finished')"""
+# Upwards from each stream, through those that the group has finished or never had. Ids grow from parent to child, so
+# that there is nothing to be found below the oldest stream that it has not finished.
+_ANCESTORS = """
+with recursive asked as (
+  select u.group_id, u.stream_id from unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id)
+), oldest as materialized (
+  select g.group_id,
+         (select min(l.stream_id) from lending l where l.group_id = g.group_id and l.unfinished) as stream_id
+    from (select distinct group_id from asked) g
+), up (group_id, stream_id, ancestor, is_unfinished) as (
+  select group_id, stream_id, stream_id, false from asked
+  union
+  select up.group_id, up.stream_id, p.ancestor, exists (
+           select from lending l where l.group_id = up.group_id and l.stream_id = p.ancestor and l.unfinished)
+    from up join stream s on s.stream_id = up.ancestor join oldest o on o.group_id = up.group_id
+    cross join lateral unnest(s.parents) as p (ancestor)
+   where not up.is_unfinished and p.ancestor >= o.stream_id
+)
+select group_id, stream_id, ancestor from up where is_unfinished order by ancestor"""
 
 _MOVE = f"""
 update lending l set position = u.position, term = u.term, updated_at = {NOW}
@@ -104,9 +118,9 @@ def facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[A
     return connection.execute(_FACTS, {"streams": sorted(set(stream_ids))})
 
 
-def held_back(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
-    """Those of these keys whose stream has a parent with an unfinished row in the same group."""
-    return connection.execute(_HELD_BACK, _arrays(keys))
+def ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+    """The nearest ancestors that the same group has not finished; read the cursor with `read_ancestors`."""
+    return connection.execute(_ANCESTORS, _arrays(keys))
 
 
 def history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:
@@ -122,6 +136,20 @@ def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[Row]:
 def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
     """{stream_id: facts} of a result of the columns FACTS."""
     return {record[0]: _stream(record) for record in cursor.fetchall()}
+
+
+def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
+    """{key: these ancestors} of a result of `ancestors`; keys without any are absent."""
+    found: dict[Key, tuple[int, ...]] = {}
+    for group_id, stream_id, ancestor in cursor.fetchall():
+        found[group_id, stream_id] = (*found.get((group_id, stream_id), ()), ancestor)
+    return found
+
+
+def unfinished_above(connection: Connection, found: Iterable[Row]) -> dict[Key, tuple[int, ...]]:
+    """The same of those of these rows that somebody may be granted."""
+    keys = [(row.group_id, row.stream_id) for row in found if row.status in AT_REST]
+    return read_ancestors(ancestors(connection, keys)) if keys else {}
 
 
 def read_both(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[Row, StreamFacts]]:
@@ -211,6 +239,5 @@ def _row(record: Sequence[Any]) -> Row:
 
 
 def _stream(record: Sequence[Any]) -> StreamFacts:
-    stream_id, generation_id, low, high, head, closed, gone, parents, lower = record
-    frontier = lower_of_text(lower)
-    return StreamFacts(stream_id, generation_id, int(low), int(high), head, closed, gone, tuple(parents), frontier)
+    stream_id, generation_id, low, high, head, closed, gone, lower = record
+    return StreamFacts(stream_id, generation_id, int(low), int(high), head, closed, gone, lower_of_text(lower))

@@ -6,6 +6,7 @@ rules that the simulator runs a thousand times are the very rules that run on Po
 The rules, in one place:
 
 - only a free row is granted, under a new grant id, from the position that the row has;
+- not while an ancestor of its stream is unfinished, whatever lies between: what the group has not is finished;
 - progress needs the equal grant id and a held row, and never lowers the position;
 - whatever begins or ends a grant draws a new grant id; a reclaim by the same agent does neither;
 - a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
@@ -96,7 +97,6 @@ class StreamFacts:
     head: int
     closed: bool
     gone: bool
-    parents: tuple[int, ...]
     lower: LowerFrontier | None = None
 
 
@@ -135,7 +135,7 @@ def judge(
     now_us: int,
     when_gone: WhenGone = WhenGone.FAIL,
 ) -> Ruling:
-    """Apply one entry. `held_back`: a parent of the stream has a row in this group that is not finished."""
+    """Apply one entry. `held_back`: an ancestor of the stream has a row in this group that is not finished."""
     if isinstance(entry, Grant):
         return _grant(entry, row, stream, held_back, now_us, when_gone)
     if isinstance(entry, Unreserve):
@@ -168,8 +168,8 @@ def tidy(row: Row, stream: StreamFacts, now_us: int, when_gone: WhenGone = WhenG
     return None
 
 
-def lending(row: Row, stream: StreamFacts, now_us: int) -> Lending:
-    """The row and its stream as the leader sees them at that time."""
+def lending(row: Row, stream: StreamFacts, now_us: int, parents: Sequence[int] = ()) -> Lending:
+    """The row and its stream as the leader sees them at that time; `parents`: see `Lending`."""
     return Lending(
         stream_id=row.stream_id,
         status=row.status,
@@ -183,7 +183,7 @@ def lending(row: Row, stream: StreamFacts, now_us: int) -> Lending:
         hash_to=stream.hash_to,
         head=stream.head,
         closed=stream.closed,
-        parents=stream.parents,
+        parents=tuple(parents),
         session_epoch=row.session_epoch,
         kept_s=0.0 if row.held_until_us is None else (row.held_until_us - now_us) / MICROSECONDS,
         consumed=row.consumed,

@@ -67,8 +67,8 @@ class GroupState:
 @dataclass(frozen=True, slots=True)
 class StreamState:
     """`age_s`: for how long its oldest message waits; `rested_s`: since when nothing was written of it. `kept_s`: for
-    how much longer it is kept for `owner`. `parents`: those that are not finished. `dropped`: the name of its space, if
-    that was dropped."""
+    how much longer it is kept for `owner`. `parents`: the nearest ancestors that are not finished. `dropped`: the name
+    of its space, if that was dropped."""
 
     stream_id: int
     status: str

@@ -1,0 +1,2 @@
+drop index lending_unfinished;
+alter table lending drop column unfinished;

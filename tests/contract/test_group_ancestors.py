@@ -1,0 +1,214 @@
+"""A stream is lent when no ancestor of it is unfinished, whatever lies between: what both group stores promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from protocol.words import Subscription
+from storage.groups import copies, resets
+from storage.groups.idle import why
+from storage.groups.model import Advance, Group, GroupOptions, Seize, Start, Verdict, WhenGone
+from storage.groups.standing import Reason
+from storage.groups.targets import Target
+from tests.contract.group_world import BLOCKED, FINISHED, SHARE, PostgresWorld, World, grant, lent
+
+QUEUE = Subscription.parse("$queue/billing/orders/#")
+
+
+def is_lent(world: World, group: Group, term: int, stream: int) -> bool:
+    return world.apply(group, term, grant(stream)).verdict is Verdict.APPLIED
+
+
+def consume(world: World, group: Group, term: int, stream: int) -> None:
+    """Lent, consumed to its head, which ends it, and with it what was empty behind it."""
+    held = lent(world, group, term, stream)
+    done = world.apply(group, term, Advance(stream, held.grant_id, held.head))
+    assert done.lending is not None
+    assert done.lending.status is FINISHED
+
+
+def empty_ones(world: World, count: int) -> None:
+    for _ in range(count):
+        world.rollover(1)
+
+
+@pytest.mark.conforms("E33")
+@pytest.mark.parametrize("subscription", [SHARE, QUEUE], ids=str)
+@pytest.mark.parametrize("between", [1, 3])
+def test_a_stream_waits_for_its_ancestors_across_empty_generations(
+    world: World, subscription: Subscription, between: int
+) -> None:
+    (first,) = world.add_space()
+    group = world.store.declare_group(subscription, GroupOptions())
+    term = world.lead(group)
+    world.append(first, 2)
+    empty_ones(world, between)
+    (last,) = world.rollover(1)
+    world.append(last, 1)
+    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).renewed}
+    assert renewed[last].parents == (first,)
+    assert not is_lent(world, group, term, last)
+    consume(world, group, term, first)
+    assert is_lent(world, group, term, last)
+
+
+@pytest.mark.conforms("E33")
+def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way(world: World) -> None:
+    left, right = world.add_space(shards=2)
+    group = world.group()
+    term = world.lead(group)
+    world.append(left, 1)
+    world.append(right, 1)
+    world.rollover(1, shards=1)
+    last = world.rollover(1, shards=3)
+    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).renewed}
+    assert [renewed[stream].parents for stream in last] == [(left, right)] * 3
+    consume(world, group, term, left)
+    refused = world.apply(group, term, grant(last[0]))
+    assert refused.verdict is Verdict.REFUSED
+    assert refused.lending is not None
+    assert refused.lending.parents == (right,)
+    consume(world, group, term, right)
+    assert all(is_lent(world, group, term, stream) for stream in last)
+    assert all(row.parents == () for row in world.store.load(group.group_id, term))
+
+
+@pytest.mark.conforms("E33")
+@pytest.mark.parametrize("begin", [Start.EARLIEST, Start.offset(1), Start.at(1_700_000_000_000_000)], ids=str)
+def test_a_group_that_begins_in_the_past_waits_for_what_lies_beyond_streams_that_it_has_not(
+    world: World, begin: Start
+) -> None:
+    (first,) = world.add_space()
+    world.append(first, 2)
+    empty_ones(world, 2)
+    if begin.policy == "offset":  # it has nothing of closed streams, and so nothing waits
+        group = world.group(start=begin)
+        assert is_lent(world, group, world.lead(group), max(world.streams.streams))
+        return
+    (last,) = world.rollover(1)
+    world.append(last, 1)
+    group = world.group(start=begin)
+    term = world.lead(group)
+    assert world.row(group, term, last).parents != ()
+    world.write(group, term, renew=True)
+    assert world.row(group, term, last).parents == (first,)
+    assert not is_lent(world, group, term, last)
+    consume(world, group, term, first)
+    assert is_lent(world, group, term, last)
+
+
+@pytest.mark.conforms("E33", "W4")
+@pytest.mark.parametrize("when_gone", WhenGone)
+def test_what_retention_took_from_an_ancestor_is_waited_for_until_somebody_decides(
+    world: World, when_gone: WhenGone
+) -> None:
+    (first,) = world.add_space()
+    group = world.declare(when_gone=when_gone)
+    term = world.lead(group)
+    world.append(first, 2)
+    empty_ones(world, 2)
+    (last,) = world.rollover(1)
+    world.retire(1)
+    assert not is_lent(world, group, term, last)
+    world.write(group, term, renew=True)
+    assert is_lent(world, group, term, last) is (when_gone is WhenGone.SKIP)
+    if when_gone is WhenGone.FAIL:
+        (waits,) = (row for row in world.store.load(group.group_id, term) if row.status is BLOCKED)
+        assert waits.stream_id == first
+
+
+@pytest.mark.conforms("E33")
+def test_a_space_that_loses_no_topics_has_no_part_in_it(world: World) -> None:
+    world.add_space("default", "#")
+    (_, users) = world.add_space("users", "users/#", rolls=(1,))
+    (_, orders) = world.add_space("orders", "orders/#", rolls=(1,))
+    group = world.group(Subscription.parse("$share/all/#"))
+    term = world.lead(group)
+    world.append(users, 1)
+    world.append(orders, 1)
+    opened = world.drop_space(3, rolls=(1,))
+    world.rollover(2)
+    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).renewed}
+    assert [renewed[stream].parents for stream in opened] == [(orders,)], "nothing of users went there"
+
+
+def by_reset(world: PostgresWorld, group: Group, _: int) -> Group:
+    with world.connection.transaction():
+        resets.carry_out(world.connection, group, Target.earliest(), reason="again")
+    return group
+
+
+def by_reset_of_one(world: PostgresWorld, group: Group, first: int) -> Group:
+    with world.connection.transaction():
+        resets.carry_out(world.connection, group, Target.earliest(), [first], reason="again")
+    return group
+
+
+def by_import(world: PostgresWorld, group: Group, first: int) -> Group:
+    by_reset_of_one(world, group, first)
+    stored = json.loads(json.dumps(copies.to_json(copies.take(world.connection, group))))
+    with world.connection.transaction():
+        return copies.begin(world.connection, QUEUE, group.options, copies.of_json(stored), "imported")
+
+
+@pytest.mark.conforms("E33")
+@pytest.mark.parametrize("how", [by_reset, by_reset_of_one, by_import])
+def test_what_is_to_be_consumed_again_comes_before_its_descendants(
+    postgres: PostgresWorld, how: Callable[[PostgresWorld, Group, int], Group]
+) -> None:
+    world = postgres
+    (first,) = world.add_space()
+    group = world.declare()
+    term = world.lead(group)
+    world.append(first, 2)
+    empty_ones(world, 2)
+    (last,) = world.rollover(1)
+    world.write(group, term, renew=True)
+    consume(world, group, term, first)
+    world.append(last, 1)
+    group = how(world, group, first)
+    term = world.lead(group)
+    assert not is_lent(world, group, term, last)
+    world.write(group, term, renew=True)
+    assert not is_lent(world, group, term, last)
+    consume(world, group, term, first)
+    assert is_lent(world, group, term, last)
+
+
+@pytest.mark.conforms("E33")
+def test_a_reset_of_one_stream_that_nobody_has_noticed_yet_forgets_none_before_it(postgres: PostgresWorld) -> None:
+    world = postgres
+    world.add_space()
+    group = world.declare()
+    (second,) = world.rollover(1)
+    world.append(second, 2)
+    (last,) = world.rollover(1)
+    world.append(last, 1)
+    by_reset_of_one(world, group, last)
+    term = world.lead(group)
+    assert not is_lent(world, group, term, last)
+    world.write(group, term, renew=True)
+    consume(world, group, term, second)
+    assert is_lent(world, group, term, last)
+
+
+@pytest.mark.conforms("E33", "A7")
+def test_why_names_the_ancestor_that_is_waited_for(postgres: PostgresWorld) -> None:
+    world = postgres
+    (first,) = world.add_space()
+    group = world.declare()
+    term = world.lead(group)
+    world.append(first, 2)
+    empty_ones(world, 2)
+    (last,) = world.rollover(1)
+    world.append(last, 1)
+    world.write(group, term, renew=True)
+    held = lent(world, group, term, first)
+    world.apply(group, term, Seize(first, held.grant_id, "lost"))
+    world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
+    (answer,) = why(world.connection, SHARE, last)[1]
+    assert answer.ruling.reason is Reason.PARENTS
+    assert f"consumed first: {first} (free, at 0 of 2)" in answer.ruling.because

@@ -1,0 +1,117 @@
+"""What was published first is consumed first, and read first, also where generations between are empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.words import Bookmark, Filter
+from storage import log
+from storage.connect import connect
+from storage.spaces import rollover
+from storage.tail import Reading
+from tests.integration.log_kit import put, stream_of
+from tests.integration.sharing_kit import ALL as GROUP
+from tests.integration.sharing_kit import WAIT_S, Stage
+from tests.kit import eventually
+from tests.kit_nodes import SPEED
+
+ALL = Filter("#")
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        connection.execute("update space set shards = 1")
+        rollover(connection, "default")
+        yield connection
+
+
+def values(conn: psycopg.Connection[Any], reading: Reading, steps: int = 1000) -> list[int]:
+    """Read block by block, each turn in reverse: no order but that of the turns is promised."""
+    found: list[int] = []
+    for _ in range(steps):
+        if reading.stale:
+            reading.rematch(conn)
+        turn = reading.turn()
+        for place in reversed(turn):
+            batches = reading.read(conn, place, limit_bytes=1).batches
+            found += [int(value.as_py()) for batch in batches for value in batch.column("value")]
+        if not turn:
+            break
+    return found
+
+
+def published(conn: psycopg.Connection[Any], first: int) -> None:
+    for number in range(first, first + 3):
+        put(conn, stream_of(conn, "default"), b"%d" % number)
+
+
+def empty(conn: psycopg.Connection[Any]) -> None:
+    for _ in range(2):
+        rollover(conn, "default")
+
+
+def at_once(conn: psycopg.Connection[Any]) -> list[int]:
+    return values(conn, Reading(conn, ALL, "earliest"))
+
+
+def cut_off(conn: psycopg.Connection[Any]) -> list[int]:
+    before = Reading(conn, ALL, "earliest")
+    found = values(conn, before, steps=1)
+    return found + values(conn, Reading(conn, ALL, Bookmark.parse(str(before.bookmark))))
+
+
+@pytest.mark.conforms("E33")
+@pytest.mark.parametrize("read", [at_once, cut_off])
+def test_empty_generations_do_not_let_later_messages_pass(
+    conn: psycopg.Connection[Any], read: Callable[[psycopg.Connection[Any]], list[int]]
+) -> None:
+    published(conn, 0)
+    empty(conn)
+    published(conn, 3)
+    empty(conn)
+    published(conn, 6)
+    assert read(conn) == list(range(9))
+
+
+@pytest.mark.conforms("E33")
+def test_nor_do_such_that_end_while_a_reader_is_still_before_them(conn: psycopg.Connection[Any]) -> None:
+    published(conn, 0)
+    rollover(conn, "default")
+    reading = Reading(conn, ALL, "earliest")
+    found = values(conn, reading, steps=1)
+    empty(conn)
+    published(conn, 3)
+    reading.note(log.heads(conn, reading.watched))
+    assert found + values(conn, reading) == list(range(6))
+
+
+@pytest.mark.conforms("E33")
+def test_what_comes_after_an_empty_generation_is_not_lent_while_what_was_before_it_is_in_hand(
+    conn: psycopg.Connection[Any], database: str, tmp_path: Path
+) -> None:
+    stage, settings = Stage(database, tmp_path), BorrowerSettings().scaled(SPEED)
+    try:
+        stage.serve("n1")
+        put(conn, stream_of(conn, "default"), b"0")
+        with Session(GROUP, database, start="earliest", auto_ack=False, settings=settings) as one:
+            slow = one.next_batch(WAIT_S)
+            assert slow is not None
+            empty(conn)
+            put(conn, stream_of(conn, "default"), b"1")
+            ended = "select count(*) from lending join stream using (stream_id) where head = 0 and status = 'finished'"
+            eventually(lambda: conn.execute(ended).fetchone() == (17,), WAIT_S, stage.said)
+            assert one.next_batch(2.0) is None
+            slow.ack()
+            later = one.next_batch(WAIT_S)
+            assert later is not None
+            assert later.table.column("value")[0].as_py() == b"1"
+    finally:
+        stage.close()
