@@ -2,7 +2,8 @@
 
 A capability is given and changed under two locks: its producer's, which waits for what that is writing, and the space's
 row. So when the frontier has passed an epoch, all that was published in it is in the log, and whoever sees the frontier
-sees that too.
+sees that too. Who was fenced, as a later life of its name has begun, changes none: the later one goes on with what was
+held, or it ends with its lease.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ LEASE_S = 30.0
 
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
 """What a publisher may wish for."""
+
+_TABLE = "lock table space in row exclusive mode"
+"""Before the producer, the streams and the space's row, as who changes spaces has it."""
 
 _HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s)"
 
@@ -76,7 +80,7 @@ def append_and_hold(
     raises: then nothing has happened, or nobody knows, and it may be repeated."""
     wanted = LowerFrontier.of(least)
     with outcome_in_doubt(conn), conn.pipeline(), conn.transaction():
-        conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
+        conn.execute(_TABLE)
         answers = append(conn, appends, in_pipeline=True)
         if any(answer.outcome not in STORED for answer in answers):
             return Moved(answers)
@@ -88,9 +92,13 @@ def append_and_hold(
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None:
-    """The producer publishes nothing more: what it left open is completed as far as it is concerned."""
+    """The producer publishes nothing more: what it left open is completed as far as it is concerned. Raises
+    `ProducerFenced` where that is a later life's: then nothing is."""
     with conn.transaction():
         space = _lock(conn, space_id, who.producer_id)
+        holder = space.incarnations.get(who.producer_id, who.incarnation)
+        if holder > who.incarnation or _is_fenced(conn, who):
+            raise fenced(who.producer_id, who.incarnation)
         if space.incarnations.get(who.producer_id) != who.incarnation:
             return
         conn.execute(
@@ -101,12 +109,16 @@ def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None
 
 
 def renew(conn: psycopg.Connection[Any], who: Producer, lease_s: float = LEASE_S) -> frozenset[int]:
-    """Hold what is held for another lease; the spaces in which it is."""
+    """Hold what is held for another lease; the spaces in which it is. Raises `ProducerFenced`: a later life goes on
+    with it, or it ends with its lease."""
     rows = conn.execute(
         "update capability set expires_at = clock_timestamp() + make_interval(secs => %s)"
-        " where producer_id = %s and incarnation = %s and expired_at is null returning space_id",
+        " where producer_id = %s and incarnation = %s and expired_at is null"
+        " and not is_fenced(producer_id, incarnation) returning space_id",
         (lease_s, who.producer_id, who.incarnation),
-    )
+    ).fetchall()
+    if not rows and _is_fenced(conn, who):
+        raise fenced(who.producer_id, who.incarnation)
     return frozenset(space_id for (space_id,) in rows)
 
 
@@ -248,7 +260,14 @@ def _held(
     raise AssertionError(f"hold_epochs says {outcome}: {wanted} by {lower}")
 
 
+def _is_fenced(conn: psycopg.Connection[Any], who: Producer) -> bool:
+    row = conn.execute("select is_fenced(%s, %s)", (who.producer_id, who.incarnation)).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
 def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Space:
+    conn.execute(_TABLE)
     conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
     row = conn.execute(
         "select epoch_numbers, lower_frontier from space where space_id = %s and dropped_at is null for no key update",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from protocol.epochs import Epoch, LowerFrontier, check_epoch
-from protocol.errors import DatabaseUnreachable, SubletError, Unavailable
+from protocol.errors import CapabilityExpired, DatabaseUnreachable, ProducerFenced, SubletError, Unavailable
 from storage import epochs
 from storage.connect import connect
 from storage.log import Append, Producer, append
@@ -67,6 +67,8 @@ class Capability:
         if self._lost is not None:
             return epochs.Moved(append(conn, appends) if appends else [], refusal=self._lost)
         moved = epochs.append_and_hold(conn, appends, self._space_id, self._who, least, self._lease_s)
+        if isinstance(moved.refusal, (CapabilityExpired, ProducerFenced)):
+            self._lost = moved.refusal
         if moved.news is not None:
             self._held = LowerFrontier.of(least)
             shared(self._url).tell([moved.news])
@@ -110,6 +112,9 @@ class Capability:
             try:
                 with self._connection() as conn:
                     held = epochs.renew(conn, self._who, self._lease_s)
+            except ProducerFenced as error:
+                self._lost = error
+                return
             except (*Retryable, SubletError) as error:
                 log.warning(
                     "the lease of producer %s is not renewed, and tried again: %s", self._who.producer_id, error

@@ -283,7 +283,8 @@ def test_a_later_life_of_a_named_producer_goes_on_with_what_the_earlier_held(
     assert least(hold(conn, space, Producer("a", 2), [(4,)])) == [(4,)]
     with pytest.raises(ProducerFenced):
         hold(conn, space, A, [(5,)])
-    release(conn, space, A)
+    with pytest.raises(ProducerFenced):
+        release(conn, space, A)
     assert least(lower_frontier(conn, space)) == [(4,)], "the earlier life gives nothing back"
 
 
@@ -587,3 +588,18 @@ def test_what_is_published_too_late_by_an_earlier_hand_fails_alone(
         with pytest.raises(EpochCompleted):
             early.publish_batch({"topic": "t", "value": [b"late"]})
         assert publisher.at(8).publish("t", b"in time").result().offset == 0
+
+
+@pytest.mark.conforms("S12")
+def test_a_publisher_whose_name_has_a_later_life_is_refused_and_leaves_its_epochs_to_that(
+    database: str, conn: psycopg.Connection[Any], space: int
+) -> None:
+    former = Publisher(database, space="default", producer="meter")
+    former.advance(3)
+    with Publisher(database, space="default", producer="meter") as later:
+        with pytest.raises(ProducerFenced):
+            former.advance(7)
+        former.close()
+        assert least(lower_frontier(conn, space)) == [(3,)]
+        later.advance(4)
+        assert least(lower_frontier(conn, space)) == [(4,)]

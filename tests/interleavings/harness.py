@@ -2,10 +2,11 @@
 
 Each participant has a thread and a connection of its own, which stops before every statement. The scheduler lets one
 go on at a time, and sees by `pg_blocking_pids` whether its statement waits for a lock of another. So a *schedule* is a
-list of choices, which can be replayed; all are tried, depth first, each from the same state of the database. What
-opens a transaction or changes a setting is sent along with the next statement: it neither sees nor changes anything. Two
-reads that follow each other are not tried the other way round. A pipeline is taken apart: the server runs its statements
-one by one anyway.
+list of choices, which can be replayed; all are tried, depth first, each from the same state of the database.
+
+What opens a transaction or changes a setting is sent along with the next statement: it neither sees nor changes
+anything. Two reads that follow each other are not tried the other way round. A pipeline is taken apart: the server runs
+its statements one by one anyway.
 
 In the manner of Postgres' own isolation tester, and of Hermitage.
 """

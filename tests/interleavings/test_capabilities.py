@@ -1,0 +1,144 @@
+"""Who may publish which epochs, changed from several sides at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from protocol.epochs import LowerFrontier
+from protocol.errors import CapabilityExpired, EpochCompleted, ProducerFenced
+from storage import epochs, spaces
+from storage.catalogue import find_space
+from storage.log import Append, Outcome, Producer, Stamp, append, register_producer
+from tests.integration.log_kit import in_epochs, stream_of
+from tests.interleavings.harness import Connection, Interleavings, Run, Work
+
+LONG_S = 600.0
+NAME = "meter"
+
+
+class Stage:
+    """Space `eu`, where the first life of a named producer holds epoch 1, in which it has published. It is overdue."""
+
+    def __init__(self, conn: Connection) -> None:
+        self.space, self.stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
+        self.former = Producer(NAME, register_producer(conn, NAME))
+        epochs.hold(conn, self.space, self.former, [(1,)], lease_s=0)
+        self.append(1, 1)(conn)
+
+    def append(self, sequence: int, epoch: int) -> Work:
+        block = Append(self.stream, in_epochs((epoch,)), Stamp(NAME, self.former.incarnation, sequence))
+        return lambda conn: append(conn, [block])
+
+    def advance(self, conn: Connection) -> epochs.Moved:
+        """Publish in epoch 2, and go on to 5."""
+        block = Append(self.stream, in_epochs((2,)), Stamp(NAME, self.former.incarnation, 2))
+        return epochs.append_and_hold(conn, [block], self.space, self.former, [(5,)], LONG_S)
+
+    def go_on(self, conn: Connection) -> LowerFrontier:
+        """To epoch 4."""
+        return epochs.hold(conn, self.space, self.former, [(4,)], LONG_S)
+
+    def advance_only(self, conn: Connection) -> epochs.Moved:
+        """Go on to epoch 5."""
+        return epochs.append_and_hold(conn, [], self.space, self.former, [(5,)], LONG_S)
+
+    def renew(self, conn: Connection) -> frozenset[int]:
+        return epochs.renew(conn, self.former, LONG_S)
+
+    def release(self, conn: Connection) -> None:
+        epochs.release(conn, self.space, self.former)
+
+    def expire(self, conn: Connection) -> bool:
+        """What `epochs.expire` does with one that is overdue."""
+        return epochs._expire(conn, self.space, NAME, None)
+
+    def publish(self, conn: Connection) -> Any:
+        return self.append(2, 2)(conn)
+
+    def take(self, conn: Connection) -> LowerFrontier:
+        """Another producer begins at epoch 1."""
+        return epochs.hold(conn, self.space, Producer("other", 1), [(1,)], LONG_S)
+
+    def live_anew(self, conn: Connection) -> LowerFrontier:
+        """Its next life begins, and goes on with what the former held."""
+        return epochs.hold(conn, self.space, Producer(NAME, register_producer(conn, NAME)), [(1,)], LONG_S)
+
+    def alter(self, conn: Connection) -> None:
+        spaces.alter_space(conn, "eu", retention_s=200)
+
+
+@pytest.fixture
+def stage(conn: Connection) -> Stage:
+    return Stage(conn)
+
+
+@pytest.fixture
+def orders(stage: Stage, database: str) -> Iterator[Interleavings]:
+    with Interleavings(database) as orders:
+        yield orders
+
+
+def check_frontier(run: Run) -> None:
+    """What may still come is at or after what somebody holds; without anybody all that has begun is completed; and
+    nothing was stored in an epoch that was completed by then."""
+    ((least, held, behind),) = run.conn.execute(
+        "select lower_frontier, (select least_epochs(jsonb_agg(e.epoch))"
+        "   from capability c, jsonb_array_elements(c.least) as e(epoch)"
+        "  where c.space_id = p.space_id and c.expired_at is null), exists ("
+        "   select from block b, jsonb_array_elements(b.epochs -> 'least') as e(epoch)"
+        "    where not may_come(b.lower_frontier, e.epoch)) from space p where name = 'eu'"
+    ).fetchall()
+    assert not behind
+    if held is not None:
+        assert least == held
+    begun = run.conn.execute("select upper_frontier from stream where upper_frontier is not null").fetchall()
+    assert held is not None or least[0][0] > max(epoch[0] for (upper,) in begun for epoch in upper)
+
+
+def refused(answer: object) -> bool:
+    """By name."""
+    if isinstance(answer, epochs.Moved):
+        return isinstance(answer.refusal, ProducerFenced) or any(refused([each]) for each in answer.answers)
+    if isinstance(answer, list):
+        return [each.outcome for each in answer] == [Outcome.FENCED]
+    return isinstance(answer, ProducerFenced)
+
+
+@pytest.mark.conforms("S12")
+@pytest.mark.parametrize("act", ["advance", "advance_only", "renew", "release", "publish"])
+def test_a_publisher_that_was_fenced_completes_nothing_and_holds_nothing_back(
+    orders: Interleavings, stage: Stage, act: str
+) -> None:
+    def judge(run: Run) -> None:
+        former, newer = run.answers["former"], run.answers["newer"]
+        ends = [place for place in run.places("newer") if run.steps[place].statement.startswith("end")]
+        if run.places("former")[0] > ends[0]:  # the next life has begun
+            assert refused(former)
+        check_frontier(run)
+        goes_on = refused(former) or act in ("renew", "publish")
+        assert isinstance(newer, LowerFrontier if goes_on else EpochCompleted)
+        asked = "select incarnation > %s, least from capability"
+        lives = run.conn.execute(asked, (stage.former.incarnation,)).fetchall()
+        assert lives == ([(True, [[1]])] if goes_on else [] if act == "release" else [(False, [[5]])])
+        assert "DeadlockDetected" not in run.errors
+
+    assert orders.explore({"former": getattr(stage, act), "newer": stage.live_anew}, judge) > 1
+
+
+ACTS = ("advance", "go_on", "renew", "expire", "release", "take", "live_anew", "alter")
+
+
+@pytest.mark.conforms("S9", "S12")
+def test_whatever_changes_capabilities_at_once_the_frontier_is_what_is_held(
+    orders: Interleavings, stage: Stage
+) -> None:
+    def judge(run: Run) -> None:
+        assert all(isinstance(error, (EpochCompleted, CapabilityExpired, ProducerFenced)) for error in run.errors)
+        check_frontier(run)
+
+    for pair in combinations(ACTS, 2):
+        assert orders.explore({act: getattr(stage, act) for act in pair}, judge) > 1, pair
