@@ -116,7 +116,7 @@ def taken_by_the_database(talk: Talk) -> None:
 def forced_reset(talk: Talk) -> None:
     """It changes the rows and ends the lease, which the leader before trusts, and answers pings, as long as it may."""
     bench, row, term = talk.bench, talk.bench.row(), talk.bench.term
-    facts = StreamFacts(1, 1, 0, 9, HEAD, closed=False, gone=False, parents=())
+    facts = StreamFacts(1, 1, 0, 9, HEAD, closed=False, gone=False)
     after = reset(row, facts, 0, "reset", EPOCH_US + round(bench.now * 1_000_000)).row
     bench.change_row(**{field.name: getattr(after, field.name) for field in fields(after)})
     bench.now += 0.01
