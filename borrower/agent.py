@@ -138,9 +138,22 @@ class AgentThread:
         self._loop.call_soon_threadsafe(self._handle, event)
 
     def _handle(self, event: AgentEvent) -> None:
-        """The one door: decide, then carry out."""
+        """The one door: decide, then carry out. What fails here left half a state, and ends all subscriptions: their
+        leaders hear no more of them."""
         if self._over:
             return
+        try:
+            self._carry_out(event)
+        except Exception as error:
+            log.exception("a consumer's agent broke a rule of its own and ends; please report this")
+            self._over = True
+            self._machine = Agent(self.agent_id, self._machine.settings)
+            for handle, inbox in tuple(self._inboxes.items()):
+                inbox.put(Closed(handle, EndReason.DENIED, f"its agent broke a rule of its own: {error!r}"))
+            self._inboxes.clear()
+            self._loop.create_task(self._end_connections(0.0))
+
+    def _carry_out(self, event: AgentEvent) -> None:
         outcome = self._machine.decide(event, clock())
         for address, message in outcome.sends:
             self._send(address, message)
@@ -234,10 +247,9 @@ class AgentThread:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))
 
     def _deny(self, why: str) -> None:
-        for handle, inbox in tuple(self._inboxes.items()):
-            inbox.put(Closed(handle, EndReason.DENIED, why))
-            self._newsroom.closed(handle)
-        self._inboxes.clear()
+        """Every subscription is over: whoever lent to one hears no more pings, and lends to others."""
+        for borrower in tuple(self._machine.borrowers.values()):
+            self._handle(FromNode("", Invalidate(borrower.borrower_id, 0, EndReason.DENIED, why)))
 
     def _look_up(self) -> None:
         """Ask for the live nodes in the background, not more often than every `LOOK_UP_S`."""
@@ -278,6 +290,9 @@ class AgentThread:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
+        await self._end_connections(timeout_s)
+
+    async def _end_connections(self, timeout_s: float) -> None:
         connections = list(self._connections.values())
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 

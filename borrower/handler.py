@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
 
+import pyarrow as pa
+
 from borrower.lent import Lent
 from borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
 from borrower.whole import WholeLent
@@ -198,6 +200,14 @@ class Handler:
         """What was taken last, of `size` bytes, is a batch in the user's hands."""
         with self._lock:
             lent.size += size
+
+    def not_given(self, lent: Lent, table: pa.Table, first: int, end: int, ticket: int) -> None:
+        """What was taken for a batch is not given out after all: it is the next again."""
+        with self._lock:
+            lent.give_back(table, first, end, ticket)
+            lent.size -= table.nbytes
+            if lent.stopping and lent.is_settled and not lent.over:
+                self._report(lent.progress())
 
     def acknowledged(self, lent: Lent, ticket: int) -> None:
         """The batch is done."""

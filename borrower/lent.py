@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
+
 from borrower.machine.events import Progressed
 from borrower.trouble import Trouble, plain
 from protocol.errors import PoisonBlock
@@ -73,6 +75,11 @@ class Lent:
             self.outstanding[start] = self.ticket = start
         self.read, self.head, self.said, self.reading = end, head, 0, False
         return True
+
+    def give_back(self, table: pa.Table, first: int, end: int, ticket: int) -> None:
+        """What was taken last, and not given out, is to be read again."""
+        self.outstanding.pop(ticket, None)
+        self.read = first
 
     def done(self, ticket: int) -> bool:
         """The batch is done. False: it was before."""

@@ -191,7 +191,11 @@ class Session:
             batch, moved_on = (None, False) if self._leaving else self._read_next()
             if batch is not None:
                 self._last = batch
-                return batch
+                if self._agent.may_go_on(self._handle, batch.stream_id, batch.grant_id):  # the last thing before a call
+                    return batch
+                self._last = None
+                self._handler.not_given(batch._lent, batch.table, batch.first, batch.end, batch.ticket)
+                moved_on = False
             if not (moved_on or looked) and self._lookout.look():
                 wait_s = 0.0
                 continue

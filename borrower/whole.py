@@ -157,6 +157,13 @@ class WholeLent(Lent):
         made.furthest = max(made.furthest, piece.end)
         return piece, made.place if made.complete and not self.pieces else None
 
+    def give_back(self, table: pa.Table, first: int, end: int, ticket: int) -> None:
+        """It was the next of the step, and is again; of a step that was cut short nothing is given out any more."""
+        if self.cut:
+            self.outstanding.pop(ticket, None)
+        else:
+            self.pieces.appendleft(Piece(table, first, end, ticket))
+
     def done(self, ticket: int) -> bool:
         """The batch is done. False: it was before."""
         if self.outstanding.pop(ticket, None) is None:

@@ -37,7 +37,8 @@ class Observer(Protocol):
 
 
 class DatabaseWorker:
-    """`submit` from the node's loop; `answer` is called on the worker's thread with what came of each request."""
+    """`submit` from the node's loop; `answer` is called on the worker's thread with what came of each request, and
+    `broken` with what ends it before its time."""
 
     def __init__(
         self,
@@ -46,9 +47,10 @@ class DatabaseWorker:
         settings: LeaderSettings,
         answer: Callable[[NodeEvent], None],
         observers: Sequence[Observer] = (),
+        broken: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._store, self._ref, self._settings, self._answer = store, ref, settings, answer
-        self._observers = observers
+        self._observers, self._broken = observers, broken
         self._queue: queue.PriorityQueue[tuple[int, int, Request | None]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._quiet = Quiet()
@@ -68,8 +70,11 @@ class DatabaseWorker:
         self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        while (request := self._queue.get()[2]) is not None:
-            self._answer(self._observed(request))
+        try:
+            while (request := self._queue.get()[2]) is not None:
+                self._answer(self._observed(request))
+        except Exception as error:  # noqa: BLE001 a node whose worker is gone is none
+            self._broken(error)
 
     def _observed(self, request: Request) -> NodeEvent:
         for observer in self._observers:

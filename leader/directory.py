@@ -32,7 +32,8 @@ LOOK_S = 1.0
 
 class Listing:
     """One node's line in the directory. `lease_s`: how long borrowers go on seeing a node that died. `notify`: where
-    publishers' notifications reach it. `ordered` is told, on a thread of its own, what is wanted of the node."""
+    publishers' notifications reach it. `ordered` is told, on a thread of its own, what is wanted of the node, and
+    `broken` what ended that thread before its time."""
 
     def __init__(
         self,
@@ -43,9 +44,11 @@ class Listing:
         ordered: Callable[[NodeOrders], None] = lambda orders: None,
         http_address: str | None = None,
         vitals: Vitals | None = None,
+        broken: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._url, self._ref, self._lease_s, self._notify, self._ordered = url, ref, lease_s, notify, ordered
-        self._http_address = http_address
+        self._http_address, self._broken = http_address, broken
+        self._silence_s = max(lease_s / 3, LOOK_S)
         self._vitals = Vitals(time.monotonic) if vitals is None else vitals
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
@@ -56,7 +59,7 @@ class Listing:
 
         Raises `NodeNameTaken` if the other has renewed meanwhile: it is alive.
         """
-        with connect(self._url, application_name="sublet node") as connection:
+        with self._opened() as connection:
             try:
                 self._register(connection)
             except NodeNameTaken as taken:
@@ -72,7 +75,7 @@ class Listing:
         if self._thread.is_alive():
             self._thread.join(self._lease_s)
         try:
-            with connect(self._url, application_name="sublet node") as connection:
+            with self._opened() as connection:
                 ours = [each for each in snapshot.nodes(connection) if each.key == self._ref.name]
                 nodes.remove(connection, self._ref)
             shared(self._url).tell([replace(each, deleted=True, data=None) for each in ours])
@@ -84,6 +87,12 @@ class Listing:
         nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION, http_address=http, notify=self._notify)
 
     def _keep(self) -> None:
+        try:
+            self._renew_in_time()
+        except Exception as error:  # noqa: BLE001 a node that nobody finds is none
+            self._broken(error)
+
+    def _renew_in_time(self) -> None:
         vitals, renew_at = self._vitals, time.monotonic() + self._lease_s / 3
         while not self._stop.wait(min(LOOK_S, self._lease_s / 3)):
             vitals.directory.begin(vitals.clock())
@@ -106,8 +115,11 @@ class Listing:
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._url, application_name="sublet node")
+            self._connection = self._opened()
         return self._connection
+
+    def _opened(self) -> psycopg.Connection[Any]:
+        return connect(self._url, application_name="sublet node", silence_s=self._silence_s)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
         try:

@@ -95,15 +95,15 @@ def _loop(vitals: Vitals, now: float) -> Check:
 
 
 def _away(vitals: Vitals, settings: LeaderSettings, now: float) -> Check:
-    """The newest answer counts, whichever thread got it; and a request that is out for too long is none."""
+    """Each thread's last answer counts: what one is told says nothing of the other's connection. A request that is out
+    for too long is not answered."""
     patience_s = settings.statement_timeout_s + settings.tcp_timeout_s
-    newest = max((vitals.worker, vitals.directory), key=lambda pulse: max(pulse.answered_at, pulse.failed_at))
-    if newest.failed_at > newest.answered_at:
-        return Check("database", State.UNREACHABLE, newest.problem)
-    begun = [vitals.worker.began_at, vitals.directory.began_at]
-    waiting = [now - at for at in begun if at is not None]
-    if waiting and max(waiting) > patience_s and newest.answered_at < now - patience_s:
-        return Check("database", State.UNREACHABLE, f"it has not answered for {max(waiting):.1f} s")
+    for pulse in (vitals.worker, vitals.directory):
+        if pulse.failed_at > pulse.answered_at:
+            return Check("database", State.UNREACHABLE, pulse.problem)
+        began_at = pulse.began_at
+        if began_at is not None and now - began_at > patience_s:
+            return Check("database", State.UNREACHABLE, f"it has not answered for {now - began_at:.1f} s")
     return Check("database", State.OK)
 
 

@@ -36,7 +36,7 @@ from leader.relay import Relay
 from leader.settings import LeaderSettings
 from leader.vitals import Vitals
 from leader.watching import Watched, microseconds, question
-from protocol.errors import InvalidSetting
+from protocol.errors import InvalidSetting, NodeBroken
 from protocol.events import GroupEvent
 from protocol.messages import ToBorrower, ToLeader
 from protocol.session.publisher import PublisherSettings
@@ -86,6 +86,7 @@ class NodeServer:
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
+        self._broken: Exception | None = None
         self.stopped_by: signal.Signals | None = None
 
     async def run(self) -> None:
@@ -117,15 +118,17 @@ class NodeServer:
         endpoint = None if self._hub is None else self._hub.endpoint
         http_address = None if self._http is None else self._http.advertised(self._listen)
         ordered = self._orders_come(loop)
-        listing = Listing(self._url, ref, self.settings.lease_s, endpoint, ordered, http_address, self._vitals)
+        broken = self._from_thread(loop)
+        listing = Listing(self._url, ref, self.settings.lease_s, endpoint, ordered, http_address, self._vitals, broken)
         await loop.run_in_executor(None, listing.begin, self._announce)
         store = PostgresGroups(
             self._url,
             lock_timeout_s=self.settings.lock_timeout_s,
             statement_timeout_s=self.settings.statement_timeout_s,
+            silence_s=self.settings.silence_s,
         )
         observers = (self._vitals,) if self._http is None else (self._vitals, self._http.counted)
-        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers)
+        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers, broken)
         self._worker.start()
         self._sessions.register(server)
         self._feed.register(server)
@@ -163,6 +166,11 @@ class NodeServer:
             if self._http is not None:
                 await ended("answering browsers no more", self._http.close)
             self._announce(f"node {ref.name} has stopped")
+        if self._broken is not None:
+            raise NodeBroken(
+                f"node {ref.name} broke a rule of its own and has ended: {self._broken!r}. Its leases run out, and "
+                "other nodes lead on. Start it again, and please report what it has logged."
+            ) from self._broken
 
     def stop(self) -> None:
         """Hand over what is led, then end `run`; a second call changes nothing."""
@@ -194,7 +202,22 @@ class NodeServer:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def _handle(self, event: NodeEvent) -> None:
-        """The one door: decide, then carry out."""
+        """The one door: decide, then carry out. What fails here has left half a state, and ends the node."""
+        if self._broken is None:
+            try:
+                self._carry_out(event)
+            except Exception as error:  # noqa: BLE001 whatever it is, nobody knows what is true of this node now
+                self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """End without a word to anybody: leases that are not renewed run out."""
+        if self._broken is None:
+            log.critical("the node broke a rule of its own and ends; please report this", exc_info=error)
+            self._broken = error
+            self._vitals.stopping = True
+            self._stopped.set()
+
+    def _carry_out(self, event: NodeEvent) -> None:
         outcome = self._machine.decide(event, clock())
         for story in outcome.stories:
             log.error("a leader broke a rule of its own and is over; please report this. %s", story)
@@ -216,6 +239,13 @@ class NodeServer:
         elif outcome.wake_at is not None and outcome.wake_at < float("inf"):
             delay = max(outcome.wake_at - clock(), 0.001)
             self._timer = asyncio.get_running_loop().call_later(delay, self._handle, Tick())
+
+    def _from_thread(self, loop: asyncio.AbstractEventLoop) -> Callable[[Exception], None]:
+        def broken(error: Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
+                loop.call_soon_threadsafe(self._break, error)
+
+        return broken
 
     def _from_worker(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
         def answer(event: NodeEvent) -> None:

@@ -64,6 +64,12 @@ class LeaderSettings:
     standby behind, that is to find it."""
 
     @property
+    def silence_s(self) -> float:
+        """After which a leader's connection to Postgres that has sent not a byte is given up: later than the server
+        cancels a statement itself, and before a lease may be over."""
+        return (self.statement_timeout_s + self.margin_s) / 2
+
+    @property
     def promise_s(self) -> float:
         """For how long after it has answered a ping no leader gives what its sender has to others by force."""
         return min(self.eviction_s, self.reclaim_grace_s, self.revoke_deadline_s)

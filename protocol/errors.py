@@ -15,6 +15,10 @@ class SubletError(Exception):
     exit_code = 1
 
 
+class NodeBroken(SubletError):
+    """A leader node broke a rule of its own, and has ended."""
+
+
 class UsageError(SubletError):
     """The caller gave something that can never work."""
 

@@ -61,6 +61,7 @@ class PostgresGroups:
         *,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         statement_timeout_s: float = STATEMENT_TIMEOUT_S,
+        silence_s: float | None = None,
     ) -> None:
         def from_url() -> Connection:
             assert isinstance(database, str)
@@ -72,6 +73,7 @@ class PostgresGroups:
                 tcp_timeout_s=statement_timeout_s,
                 idle_in_transaction_timeout_s=statement_timeout_s,
                 transaction_timeout_s=TRANSACTION_STATEMENTS * statement_timeout_s,
+                silence_s=silence_s or 2 * statement_timeout_s,
             )
 
         self._channel = Channel(from_url if isinstance(database, str) else database)

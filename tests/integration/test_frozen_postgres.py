@@ -27,6 +27,7 @@ from tests.kit_nodes import SPEED, Fleet
 
 WAIT_S = 40.0
 GROUP = "$share/g/#"
+SETTINGS = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
 
 
 @contextmanager
@@ -75,6 +76,27 @@ def test_a_session_gets_over_a_frozen_reader_of_its_own(database: str, tmp_path:
     assert isinstance(second, Batch)
     assert [batch.table.column("value").to_pylist() for batch in (first, second)] == [[b"before"], [b"meanwhile"]]
     assert second.first == first.end
+
+
+@pytest.mark.conforms("A8", "E16")
+def test_a_node_gets_over_the_frozen_server_process_of_its_groups(database: str, tmp_path: Path) -> None:
+    fleet = Fleet(database, tmp_path)
+    try:
+        node = fleet.node("n1")
+        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+        with connect(database) as conn, Session(GROUP, database, start="earliest", settings=SETTINGS) as session:
+            reshard(conn, "default", 1)
+            (stream,) = (each.stream_id for each in open_streams(conn))
+            put(conn, stream, b"before", topic="a")
+            assert in_time(lambda: session.next_batch(WAIT_S))
+            with frozen(conn, "sublet groups"):
+                put(conn, stream, b"meanwhile", topic="a")
+                batch = in_time(lambda: session.next_batch(WAIT_S))
+                batch.ack()
+                saved = "select position from lending where stream_id = %s"
+                eventually(lambda: conn.execute(saved, (stream,)).fetchone() == (batch.end,), WAIT_S, node.output)
+    finally:
+        fleet.close()
 
 
 def test_silence_closes_the_connection_and_says_how_long_it_was(database: str) -> None:

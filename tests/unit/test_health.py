@@ -69,7 +69,7 @@ def state(vitals: Vitals) -> State:
 @pytest.mark.parametrize(
     "problem", [DatabaseUnreachable("gone"), UnknownOutcome("cut"), psycopg.OperationalError("closed")]
 )
-def test_no_answer_is_an_outage_until_any_thread_gets_one(vitals: Vitals, time: Time, problem: Exception) -> None:
+def test_no_answer_is_an_outage_until_the_same_thread_gets_one(vitals: Vitals, time: Time, problem: Exception) -> None:
     assert state(vitals) is State.OK
     time.now += 1
     renew(vitals, {0: 1}, None, problem)
@@ -77,6 +77,8 @@ def test_no_answer_is_an_outage_until_any_thread_gets_one(vitals: Vitals, time: 
     time.now += 1
     vitals.directory.begin(time.now)
     vitals.directory.end(time.now, None)
+    assert state(vitals) is State.UNREACHABLE, "what the directory is told says nothing of the worker's connection"
+    renew(vitals, {0: 1}, {0})
     assert state(vitals) is State.OK
 
 
@@ -87,6 +89,8 @@ def test_a_request_that_is_out_for_too_long_is_an_outage(vitals: Vitals, time: T
     vitals.turn()
     assert state(vitals) is State.OK
     time.now += SETTINGS.tcp_timeout_s + 0.1
+    vitals.directory.begin(time.now)
+    vitals.directory.end(time.now, None)
     assert state(vitals) is State.UNREACHABLE
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from borrower import session as module
@@ -30,6 +31,7 @@ class Agent:
     def __init__(self, find_nodes: Callable[[], object], settings: object) -> None:
         self.reports: list[Progressed] = []
         self.inbox = Inbox()
+        self.trusts: Callable[[], bool] = lambda: True
 
     def subscribe(self, subscription: str, inbox: Inbox, **wanted: object) -> int:
         self.inbox = inbox
@@ -46,6 +48,12 @@ class Agent:
     def may_start(self, handle: int, stream_id: int, grant_id: int) -> bool:
         return True
 
+    def may_go_on(self, handle: int, stream_id: int, grant_id: int) -> bool:
+        return self.trusts()
+
+    def group_id(self, handle: int) -> int:
+        return 1
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -57,6 +65,7 @@ class Reader:
         self.read: list[int] = []
         self.before_page: Callable[[int], None] = lambda number: None
         self.gone: dict[int, Exception] = {}
+        self.messages: tuple[pa.RecordBatch, ...] = ()
 
     def prepare(self) -> None:
         """Nothing to prepare."""
@@ -66,7 +75,7 @@ class Reader:
         self.before_page(len(self.read))
         if lent.stream_id in self.gone:
             raise self.gone[lent.stream_id]
-        page = Page((), lent.read, lent.read + 1, HEAD, False)
+        page = Page(self.messages, lent.read, lent.read + 1, HEAD, False)
         return page if allowed(lent) and lent.take(page.start, page.position, page.head) else None
 
     def heads(self, stream_ids: object) -> list[tuple[int, int]]:
@@ -116,6 +125,23 @@ def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is
     assert STREAM not in reader.read[5:]
     assert reader.read[5:] == [OTHER] * 20
     assert next(said for said in agent.reports if said.final) == Progressed(STREAM, 1, 3, True, 0, 997)
+
+
+@pytest.mark.conforms("E34")
+def test_a_batch_that_came_when_the_right_to_begin_was_over_is_not_given_out_and_the_position_stays(
+    session: Session,
+) -> None:
+    reader, agent = reader_of(session), agent_of(session)
+    reader.messages = (pa.record_batch({"value": [b"x"]}),)
+    agent.trusts = lambda: False
+    assert session.next_batch(0.2) is None, "the page took longer than the leader's word is good, say"
+    assert session.held() == {STREAM: 0, OTHER: 0}
+    agent.inbox.put(Stop(OTHER, 1))
+    assert agent.reports[-1] == Progressed(OTHER, 1, 0, True, 0, HEAD), "it is in nobody's hand"
+    agent.trusts = lambda: True
+    batch = session.next_batch(5.0)
+    assert batch is not None
+    assert (batch.stream_id, batch.first) == (STREAM, 0)
 
 
 def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_others_go_on(

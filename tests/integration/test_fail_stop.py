@@ -1,0 +1,81 @@
+"""A part of a process that fails where nothing may: the process ends, or says so; nothing is left standing half."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from borrower.agent import AgentThread
+from borrower.inbox import Inbox
+from borrower.loop import network_loop
+from borrower.machine.agent import Agent, Closed
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.errors import SubscriptionEnded
+
+WAIT_S = 60.0
+
+NODE = """
+import sys
+from {module} import {name}
+
+def broken(*arguments):
+    raise AssertionError("a rule is broken")
+
+{name}.{method} = broken
+from sublet.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.conforms("A8")
+@pytest.mark.parametrize(
+    ("module", "name", "method"),
+    [
+        ("leader.node_machine", "Node", "_pass_time"),
+        ("leader.database_worker", "DatabaseWorker", "_observed"),
+        ("leader.directory", "Listing", "_connected"),
+    ],
+)
+def test_a_node_that_breaks_a_rule_of_its_own_ends(
+    database: str, tmp_path: Path, module: str, name: str, method: str
+) -> None:
+    program = tmp_path / "node.py"
+    program.write_text(NODE.format(module=module, name=name, method=method))
+    command = [sys.executable, str(program), "leader", "--name", "n", "--listen", "127.0.0.1:0"]
+    ended = subprocess.run(
+        [*command, "--database-url", database], capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.count("Traceback") == 1, ended.stderr
+    assert "node n broke a rule of its own and has ended: AssertionError" in ended.stderr
+
+
+@pytest.mark.conforms("E36")
+def test_a_session_whose_agent_breaks_a_rule_of_its_own_raises(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError("a rule is broken")
+
+    with Session("$share/g/#", database, nodes=["127.0.0.1:1"]) as session:
+        monkeypatch.setattr(Agent, "decide", broken)
+        with pytest.raises(SubscriptionEnded, match="a rule is broken"):
+            session.next_batch(WAIT_S)
+
+
+@pytest.mark.conforms("E36", "E30")
+def test_an_agent_that_all_nodes_refuse_has_nothing_any_more() -> None:
+    agent = AgentThread(lambda: ["127.0.0.1:1"], BorrowerSettings())
+    inbox = Inbox()
+    agent.subscribe("$share/g/#", inbox)
+    asyncio.run_coroutine_threadsafe(_denied(agent), network_loop()).result(WAIT_S)
+    assert [type(news) for news in inbox.take(WAIT_S)] == [Closed]
+    assert not agent._machine.borrowers, "else it pings on, and its streams stand still"
+    agent.close()
+
+
+async def _denied(agent: AgentThread) -> None:
+    agent._deny("another release")
