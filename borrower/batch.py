@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from borrower.lent import Lent
 from borrower.whole import Place, WholeLent
@@ -43,12 +44,12 @@ class Batch:
         self.stream_id, self.grant_id = lent.stream_id, lent.grant_id
         self._lent, self._acknowledge, self._progressed = lent, acknowledge, progressed
         self._transact = transact
-        self._whole = self
+        self._whole, self._row = self, 0
         self.ticket = first if ticket is None else ticket
         self.place = place
-        self.began = self.committed = False
+        self.began = self.committed = self.found = False
         """Whether a transaction was begun for it, and whether one that bears its progress was committed: then it must
-        not be worked on again."""
+        not be worked on again. `found`: which its user has not been told yet."""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -94,8 +95,9 @@ class Batch:
         together: exactly once. An exception inside rolls it back, and the batch is still to be done.
 
         Raises `GrantLost` where the stream is somebody else's by now: nothing was written, and its new holder has the
-        messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UsageError` if batches of the stream
-        that came before it are not acknowledged, or its progress is committed already.
+        messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UnknownOutcome`: try it again, which
+        finds out. `UsageError` if batches of the stream that came before it, or rows of the batch before a part of it,
+        are not acknowledged, or its progress is committed already.
         """
         if self._transact is None:
             raise UsageError(f"{self!r} belongs to no session that could commit its progress.")
@@ -107,14 +109,16 @@ class Batch:
 
         The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
         lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
+        Raises `UsageError` where a transaction for it, whose outcome was unknown, turns out not to have been committed,
+        and `UnknownOutcome` where that is not known yet.
         """
         if upto is not None and upto < self.end:
             if self._progressed is not None and self._acknowledge is not None and upto > self.first:
                 self._progressed(self._lent, self.ticket, upto)
             return
-        acknowledge, self._acknowledge = self._acknowledge, None
-        if acknowledge is not None:
-            acknowledge(self._lent, self.ticket)
+        if self._acknowledge is not None:
+            self._acknowledge(self._lent, self.ticket)
+            self._acknowledge = None
 
     def part(self, start: int, count: int) -> Batch:
         """Rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction has."""
@@ -124,7 +128,7 @@ class Batch:
             offsets = rows.column("offset")
             first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
         part = Batch(rows, first, end, self._lent, None, transact=self._transact, ticket=self.ticket)
-        part._whole = self._whole
+        part._whole, part._row = self._whole, self._row + min(start, len(self))
         return part
 
     def begin(self, together: Iterable[Batch]) -> None:
@@ -149,11 +153,40 @@ class Batch:
                 f"{self!r}: the batch of its stream that begins at offset {outstanding[min(before)]} is still to be"
                 " done. Acknowledge that one first, or give both to one session.transaction()."
             )
+        self._whole._check_rows(of_stream)
         self.began = True
 
-    def settle(self) -> None:
+    def _check_rows(self, of_stream: Iterable[Batch]) -> None:
+        """Of its rows these do the next that are to be done, without a gap, and all if a later batch is among them."""
+        parts = {one._row: one for one in of_stream if one._whole is self}
+        place, offsets = self._rows_done(), self.table.column("offset")
+        for row, part in sorted(parts.items()):
+            if row < place or not len(part):
+                last = offsets[place - 1].as_py() if place else None
+                why = "there is nothing in it" if last is None else f"messages up to offset {last} are done already"
+                raise UsageError(
+                    f"{part!r}: {why}. Give the transaction a part of what is left: batch.part({place}, ...)."
+                )
+            if row > place:
+                self._refuse_gap(part, offsets[place].as_py())
+            place += len(part)
+        if place < len(self) and (later := [one for one in of_stream if one.ticket > self.ticket]):
+            self._refuse_gap(later[0], offsets[place].as_py())
+
+    def _refuse_gap(self, part: Batch, offset: int) -> None:
+        raise UsageError(
+            f"{part!r}: offset {offset}, which comes before it, is still to be done, and would be passed over. Do the "
+            "parts of a batch in their order, or give them to one session.transaction()."
+        )
+
+    def _rows_done(self) -> int:
+        """How many of its rows are."""
+        done = self._lent.outstanding.get(self.ticket, self.first)
+        return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
+
+    def settle(self, *, found: bool = False) -> None:
         """That transaction is committed. A part stands for what came before it too."""
-        self.committed = True
+        self.committed, self.found = True, found
         if self is self._whole:
             self.ack()
         else:

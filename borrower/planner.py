@@ -75,7 +75,7 @@ class Planner:
         self._lags_at = float("-inf")
         with contextlib.ExitStack() as opened:
             self.url = opened.enter_context(open_database(url, data_dir)).url
-            way = by_database(opened, self.url, None, nodes, 1, self.settings.read_timeout_s, lambda: 0)
+            way = by_database(opened, self.url, None, nodes, 1, self.settings, lambda: 0)
             assert isinstance(way.reader, Reader)
             self._reader = way.reader
             self._agent = AgentThread(way.find_nodes, self.settings)

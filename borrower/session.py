@@ -49,6 +49,7 @@ from protocol.errors import (
 from protocol.messages import EndReason
 from protocol.session.counters import SubscriberCounters
 from protocol.words import Subscription
+from storage.connect import UnknownOutcome
 from storage.log import Page
 from storage.whole_epochs import Run, Step
 
@@ -137,11 +138,10 @@ class Session:
         self._inbox = Inbox(self._handler.take)
         self._follows: dict[int, FollowId] = {}
         with contextlib.ExitStack() as opened:
-            timeout_s = self.settings.read_timeout_s
             if through_nodes:
-                way = by_nodes(opened, nodes or (), batch_bytes, timeout_s)
+                way = by_nodes(opened, nodes or (), batch_bytes, self.settings.read_timeout_s)
             else:
-                way = by_database(opened, url, data_dir, nodes, batch_bytes, timeout_s, self._group_id)
+                way = by_database(opened, url, data_dir, nodes, batch_bytes, self.settings, self._group_id)
             self._reader, self._transactions = way.reader, way.transactions
             self._agent = AgentThread(way.find_nodes, self.settings)
             opened.callback(self._agent.close)
@@ -175,6 +175,9 @@ class Session:
         in the middle of a read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._home.check(self.subscription)
+        if self._transactions is not None:
+            with contextlib.suppress(UnknownOutcome):
+                self._transactions.find_out(0.0)
         if self._auto_ack and self._last is not None and (self._last.committed or not self._last.began):
             self._last.ack()
         self._last = None
@@ -225,12 +228,18 @@ class Session:
             )
         if not batches:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
+        self._transactions.find_out()
+        if found := [batch for batch in batches if batch.found]:
+            _check_all_found(found, batches)
+            with self._transactions.in_vain() as connection:
+                yield connection
+            for batch in found:
+                batch.found = False
+            return
         for batch in batches:
             batch.begin(batches)
         with self._transactions.over(batches) as connection:
             yield connection
-        for batch in batches:
-            batch.settle()
 
     def wait(self, timeout_s: float) -> None:
         """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
@@ -314,6 +323,27 @@ class Session:
     def _group_id(self) -> int:
         assert self._group is not None, "whoever has a batch was lent its stream by a leader, which has named the group"
         return self._group
+
+    def _acknowledged(self, lent: Lent, ticket: int) -> None:
+        self._check_doubt(lent, ticket)
+        self._handler.acknowledged(lent, ticket)
+
+    def _progressed(self, lent: Lent, ticket: int, position: int) -> None:
+        self._check_doubt(lent, ticket)
+        self._handler.progressed(lent, ticket, position)
+
+    def _check_doubt(self, lent: Lent, ticket: int) -> None:
+        """Whoever acknowledges what is in doubt takes it for done: which is found out first."""
+        transactions = self._transactions
+        if (
+            transactions is not None
+            and transactions.is_in_doubt(lent.stream_id, ticket)
+            and not transactions.find_out()
+        ):
+            raise UsageError(
+                f"the batch of stream {lent.stream_id} at offset {ticket}: its transaction, whose outcome was unknown,"
+                " was not committed. Do the batch again; to pass its messages over, acknowledge it once more."
+            )
 
     def _report(self, progress: Progressed) -> None:
         self._home.check(self.subscription)
@@ -405,8 +435,7 @@ class Session:
         self._group = self._agent.group_id(self._handle) or self._group
         table = pa.Table.from_batches(page.batches)
         self._handler.given(lent, table.nbytes)
-        handler = self._handler
-        acknowledged, progressed = handler.acknowledged, handler.progressed
+        acknowledged, progressed = self._acknowledged, self._progressed
         return Batch(table, first, page.position, lent, acknowledged, progressed, self.transaction), True
 
     def _read_whole(self, lent: WholeLent) -> tuple[Batch | None, bool]:
@@ -423,7 +452,7 @@ class Session:
         found, place = piece
         self._group = self._agent.group_id(self._handle) or self._group
         self._handler.given(lent, found.table.nbytes)
-        acknowledged, transact = self._handler.acknowledged, self.transaction
+        acknowledged, transact = self._acknowledged, self.transaction
         batch = Batch(found.table, found.first, found.end, lent, acknowledged, None, transact, found.ticket, place)
         return batch, True
 
@@ -485,3 +514,12 @@ class Session:
         """Said once; also of a place that many streams wait for."""
         if self._handler.try_later(lent, problem, time.monotonic(), after_s):
             log.warning("%s: %s All other streams go on.", self.subscription, problem)
+
+
+def _check_all_found(found: Sequence[Batch], batches: Sequence[Batch]) -> None:
+    rest = [batch for batch in batches if batch not in found]
+    if rest:
+        raise UsageError(
+            f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, found))} is done with it. "
+            f"Do the rest in a transaction without that: {', '.join(map(repr, rest))}."
+        )

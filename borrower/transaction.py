@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import psycopg
 
 from borrower.process import sever_in_children
 from protocol.epochs import ConsumedFrontier
-from protocol.errors import DatabaseUnreachable, GrantLost, UsageError
+from protocol.errors import DatabaseUnreachable, UsageError
 from storage import fence
 from storage.connect import UnknownOutcome, connect
+from storage.fence import Attempt
 from storage.users_transaction import users_transaction
 
 Connection = psycopg.Connection[Any]
@@ -45,60 +47,113 @@ class Work(Protocol):
     @property
     def consumed(self) -> ConsumedFrontier | None: ...
 
+    def settle(self, *, found: bool) -> None: ...
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A transaction whose commit was begun, until its batches know what became of it. `happened`: whether it was
+    committed, once that is known."""
+
+    batches: Sequence[Work]
+    furthest: Sequence[Work]
+    attempt: Attempt
+    happened: bool | None = None
+
+
+class _InVain(Exception):
+    """Rolls a transaction back."""
+
 
 class Transactions:
     """One connection for all transactions of a session, made when first needed. Not thread-safe, as a session is not.
 
-    `group_id` answers the id of the group that lent the streams.
+    `group_id` answers the id of the group that lent the streams, `batch_s` is how long a user may take for a batch.
+
+    A transaction is in doubt from before its commit until its batches are told that they are done. Whatever breaks that
+    off, an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
+    `find_out` has told what became of it.
     """
 
-    def __init__(self, url: str, group_id: Callable[[], int]) -> None:
+    def __init__(self, url: str, group_id: Callable[[], int], batch_s: float) -> None:
         self._url, self._group_id = url, group_id
+        self._idle_s = fence.idle_limit_s(batch_s)
         self._connection: Connection | None = None
         self._open = False
-        self._in_doubt: set[tuple[int, int, int, int]] = set()
+        self._doubt: _Doubt | None = None
 
     @contextlib.contextmanager
     def over(self, batches: Sequence[Work]) -> Iterator[Connection]:
-        """A transaction that ends with the progress of these batches; an exception inside rolls it back.
+        """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
+        it back. Nothing may be in doubt.
 
         Raises `GrantLost` where a stream is somebody else's by now, and `DatabaseUnreachable`: both mean that nothing
-        was written. After a commit that lost its connection the progress is read again to see whether it happened; only
-        where that is impossible too `UnknownOutcome` is raised, and the work may be tried again all the same: if the
-        first try turns out to have happened, the second one is rolled back in silence. `UsageError`: the block has
-        ended the transaction.
+        was written. After a commit that lost its connection the server is asked what became of it; only where that is
+        impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
         """
-        if self._open:
-            raise UsageError("a transaction of this session is open already: end it before the next begins.")
-        furthest = _furthest(batches)
-        connection = self._ready()
-        self._open, committing = True, False
+        connection, furthest = self._begin(), _furthest(batches)
 
         def advance() -> None:
-            nonlocal committing
             for batch in furthest:
                 facts = (batch.stream_id, batch.grant_id, batch.position)
-                fence.advance(connection, self._group_id(), *facts, consumed=batch.consumed)
-            committing = True
+                attempt = fence.advance(connection, self._group_id(), *facts, consumed=batch.consumed)
+            self._doubt = _Doubt(batches, furthest, attempt)
 
         try:
             with users_transaction(connection, advance):
                 yield connection
-        except GrantLost:
-            # A try before this one may have happened after all: then this one's work is not wanted, and rolled back.
-            if _key(furthest[0]) not in self._in_doubt or not self._is_durable(connection, furthest[0]):
-                raise
-        except psycopg.OperationalError as error:
+            assert self._doubt is not None
+            self._doubt.happened = True
+        except psycopg.Error as error:
             if not connection.closed:
+                self._doubt = None  # the server has answered that it was rolled back
                 raise
-            if not (committing and self._happened(furthest, error)):
+            if self._doubt is None or not self._committed(error):
                 raise DatabaseUnreachable(
                     f"the connection to Postgres was lost before the commit, nothing was written: {error}. The batch is"
                     " still to be done: try it again."
                 ) from error
+        except BaseException:
+            if self._doubt is not None:
+                connection.close()  # in the middle of the commit: it is found out before anything else is done
+            raise
         finally:
             self._open = False
-        self._in_doubt.difference_update(map(_key, furthest))
+        self._tell(found=False)
+
+    @contextlib.contextmanager
+    def in_vain(self) -> Iterator[Connection]:
+        """A transaction that is rolled back whatever happens: what it is for was done by one before it."""
+        connection = self._begin()
+
+        def roll_back() -> None:
+            raise _InVain
+
+        try:
+            with contextlib.suppress(_InVain), users_transaction(connection, roll_back):
+                yield connection
+        finally:
+            self._open = False
+
+    def is_in_doubt(self, stream_id: int, ticket: int) -> bool:
+        """Whether nobody knows of that batch yet whether its transaction was committed."""
+        doubt = self._doubt
+        return (
+            doubt is not None
+            and doubt.happened is None
+            and any((batch.stream_id, batch.ticket) == (stream_id, ticket) for batch in doubt.batches)
+        )
+
+    def find_out(self, patience_s: float = fence.PATIENCE_S) -> bool:
+        """Whether the transaction that is in doubt was committed; its batches know from now on. False if none is.
+
+        Raises `UnknownOutcome` where it cannot be known yet.
+        """
+        if self._doubt is None:
+            return False
+        if self._doubt.happened is None:
+            self._doubt.happened = self._ask(self._doubt, patience_s)
+        return self._tell(found=True)
 
     def close(self) -> None:
         """Close the connection; whatever is open on it is rolled back."""
@@ -106,27 +161,63 @@ class Transactions:
             self._connection.close()
             self._connection = None
 
+    def _begin(self) -> Connection:
+        if self._open:
+            raise UsageError("a transaction of this session is open already: end it before the next begins.")
+        connection, self._open = self._ready(), True
+        return connection
+
     def _ready(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = connect(
                 self._url,
                 application_name="sublet transaction",
-                idle_in_transaction_timeout_s=None,
+                idle_in_transaction_timeout_s=self._idle_s,
                 own_search_path=False,
             )
             sever_in_children(self._connection)
         return self._connection
 
-    def _happened(self, furthest: Sequence[Work], cause: Exception) -> bool:
-        """Whether the transaction whose commit got no answer was committed, asked on a new connection."""
+    def _tell(self, *, found: bool) -> bool:
+        doubt = self._doubt
+        assert doubt is not None
+        if doubt.happened:
+            for batch in doubt.batches:
+                batch.settle(found=found)
+        self._doubt = None
+        return bool(doubt.happened)
+
+    def _committed(self, cause: Exception) -> bool:
+        """Whether the transaction whose commit got no answer was committed, asked on a new connection at once."""
+        assert self._doubt is not None
         try:
-            return self._is_durable(self._ready(), furthest[0])
-        except (psycopg.OperationalError, DatabaseUnreachable) as error:
-            self._in_doubt.update(map(_key, furthest))
+            self._doubt.happened = self._ask(self._doubt, fence.PATIENCE_S)
+        except UnknownOutcome as unknown:
+            raise unknown from cause
+        if not self._doubt.happened:
+            self._doubt = None
+        return self._doubt is not None
+
+    def _ask(self, doubt: _Doubt, patience_s: float) -> bool:
+        try:
+            connection = self._ready()
+            happened = fence.happened(connection, doubt.attempt, patience_s)
+            if happened is None:  # another server has taken over: what it has of progress counts
+                return self._are_durable(connection, doubt.furthest)
+            return happened
+        except (psycopg.Error, DatabaseUnreachable) as error:
+            self.close()
             raise UnknownOutcome(
                 f"the connection to Postgres was lost during the commit, and cannot be had again to see what became of"
                 f" it: {error}. Try the batch again in the same session, which finds out, or look at the tables."
-            ) from cause
+            ) from error
+
+    def _are_durable(self, connection: Connection, furthest: Sequence[Work]) -> bool:
+        try:
+            return all(self._is_durable(connection, batch) for batch in furthest)
+        except UnknownOutcome:
+            self._doubt = None  # for good; to do it again is refused, as the grant is over
+            raise
 
     def _is_durable(self, connection: Connection, batch: Work) -> bool:
         group_id, wanted = self._group_id(), batch.consumed
@@ -146,7 +237,3 @@ def _furthest(batches: Sequence[Work]) -> list[Work]:
     """The last batch of each stream, in the order of streams, in which their rows are locked."""
     ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.position))}
     return [ends[stream_id] for stream_id in sorted(ends)]
-
-
-def _key(batch: Work) -> tuple[int, int, int, int]:
-    return batch.stream_id, batch.grant_id, batch.ticket, batch.position

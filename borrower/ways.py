@@ -12,6 +12,7 @@ from typing import Protocol
 from borrower.lent import Lent
 from borrower.node_reader import NodeReader
 from borrower.reader import Reader
+from borrower.settings import BorrowerSettings
 from borrower.shortcut import OnHeads, hear
 from borrower.transaction import Transactions
 from borrower.whole import WholeLent
@@ -57,15 +58,16 @@ def by_database(
     data_dir: Path | str | None,
     nodes: Sequence[str] | None,
     batch_bytes: int,
-    timeout_s: float,
+    settings: BorrowerSettings,
     group_id: Callable[[], int],
 ) -> Way:
     """Messages from Postgres; nodes as listed there, if none are given. What is opened here is closed by `opened`."""
+    timeout_s = settings.read_timeout_s
     database = opened.enter_context(open_database(url, data_dir))
     reader = Reader(database.url, batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.prepare()
-    transactions = Transactions(database.url, group_id)
+    transactions = Transactions(database.url, group_id, settings.max_poll_interval_s)
     opened.callback(transactions.close)
     return Way(
         reader,

@@ -6,6 +6,7 @@ All are functions of the database that run with its owner's rights: a consumer's
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,36 @@ from psycopg import sql
 from protocol.epochs import ConsumedFrontier
 from protocol.errors import GrantLost, UsageError
 from protocol.in_doubt import InDoubt, still_open
-from storage.connect import schema_name
+from storage.connect import UnknownOutcome, schema_name
+
+BEFORE_COMMIT_S = 10.0
+"""How long a client that has moved progress may idle before its COMMIT. Then the server rolls back: whoever is frozen
+there keeps the stream from everybody."""
+
+PATIENCE_S = 20.0
+"""How long whoever lost the answer to a commit waits until the server has ended that transaction: for longer than it
+lets a client idle there."""
+
+MAX_IDLE_S = 2_000_000.0
+"""Postgres takes no more than 2^31 milliseconds."""
+
+LOOK_S = 0.02
+"""Between two looks whether it has."""
 
 _LOST = "SB001"
 """The SQL state by which the function `advance` says that it moved nothing."""
 _ISOLATION = "SB003"
 """That by which a table of ours refuses a transaction of another isolation level than read committed."""
+
+_TIMELINE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+
+_ADVANCE = sql.SQL(
+    f"""
+select pg_current_xact_id()::text, {_TIMELINE}, set_config('idle_in_transaction_session_timeout', %s, true),
+       {{}}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb, %s::jsonb)"""
+)
+
+_STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(number)s::xid8) end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +58,20 @@ class LastPlan:
     is_open: bool
     session: str | None
     grant_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A transaction that is about to commit, as the server knows it: its number, on one timeline of the server's. After
+    a failover the numbers of what was lost by it are given to others."""
+
+    transaction: str
+    timeline: str
+
+
+def idle_limit_s(batch_s: float) -> float:
+    """How long a client may idle in a user's transaction: longer than a batch may take."""
+    return min(batch_s + BEFORE_COMMIT_S, MAX_IDLE_S)
 
 
 def draw_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
@@ -56,25 +95,52 @@ def advance(
     consumed: ConsumedFrontier | None = None,
     in_doubt: InDoubt | None = None,
     schema: str | None = None,
-) -> None:
+) -> Attempt:
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
-    Raises `GrantLost` unless the stream is held under that grant, its progress is below this one, and its head not. The
-    transaction is then broken, and can only be rolled back. `UsageError` where it is not at read committed.
+    What is answered says later whether it was committed: `happened`. From now on the server ends the transaction when
+    the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, its progress
+    is below this one, and its head not. The transaction is then broken, and can only be rolled back. `UsageError` where it is not at read
+    committed.
     """
-    call = sql.SQL("select {}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb, %s::jsonb)")
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
+    idle = f"{BEFORE_COMMIT_S:g}s"
     try:
-        conn.execute(
-            call.format(sql.Identifier(schema_name(schema))), (group_id, stream_id, grant_id, position, *stored)
-        )
+        row = conn.execute(
+            _ADVANCE.format(sql.Identifier(schema_name(schema))),
+            (idle, group_id, stream_id, grant_id, position, *stored),
+        ).fetchone()
     except psycopg.Error as error:
         if error.sqlstate == _LOST:
             raise GrantLost(group_id, stream_id, grant_id, position) from error
         if error.sqlstate == _ISOLATION:
             raise UsageError(f"{error.diag.message_primary}. {error.diag.message_hint}") from error
         raise
+    assert row is not None
+    return Attempt(row[0], row[1])
+
+
+def happened(conn: psycopg.Connection[Any], attempt: Attempt, patience_s: float = PATIENCE_S) -> bool | None:
+    """Whether that transaction was committed; None if this server cannot know: it is another one since.
+
+    Waits for its end; raises `UnknownOutcome` where it has none after `patience_s`. Outside of a transaction.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        row = conn.execute(_STATUS, {"timeline": attempt.timeline, "number": attempt.transaction}).fetchone()
+        assert row is not None
+        (status,) = row
+        if status is None:
+            return None
+        if status != "in progress":
+            return bool(status == "committed")
+        if time.monotonic() >= deadline:
+            raise UnknownOutcome(
+                f"transaction {attempt.transaction}, whose commit got no answer, is still in progress on the server. "
+                "Try again."
+            )
+        time.sleep(LOOK_S)
 
 
 def position(

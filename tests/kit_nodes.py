@@ -54,6 +54,11 @@ class Process:
         """True until it has ended."""
         return self._popen.poll() is None
 
+    @property
+    def returncode(self) -> int | None:
+        """As it has ended; None until then."""
+        return self._popen.poll()
+
     def output(self) -> str:
         """What it has said so far."""
         return self.log.read_text(errors="replace")

@@ -35,7 +35,7 @@ class PostgresProxy:
         self._ends: set[socket.socket] = set()
         self.was_cut = threading.Event()
         self._cutting = self._cutting_commit = False
-        self._resuming = True
+        self._resuming, self._arriving, self._at_once = True, True, False
         self._allowed: int | None = None
         self.frozen, self._thawed = threading.Event(), threading.Event()
 
@@ -78,9 +78,10 @@ class PostgresProxy:
         self.was_cut.clear()
         self._cutting = True
 
-    def cut_commit(self, *, resume: bool) -> None:
-        """Lose the reply to the next COMMIT of a client, and the connection with it; let others in only if `resume`."""
-        self._cutting_commit, self._resuming = True, resume
+    def cut_commit(self, *, resume: bool, arrives: bool = True, at_once: bool = False) -> None:
+        """Lose the reply to the next COMMIT of a client, and the connection with it; let others in only if `resume`.
+        Unless it `arrives` the COMMIT itself is lost. `at_once`: while the server is still at it."""
+        self._cutting_commit, self._resuming, self._arriving, self._at_once = True, resume, arrives, at_once
 
     def freeze(self, after: int) -> None:
         """Hold back what clients send after so many more bytes, their connections open, until `thaw()`."""
@@ -168,5 +169,10 @@ class PostgresProxy:
             self.cut()
             if self._resuming:
                 self.resume()
+            if self._at_once or not self._arriving:
+                self._cutting = False
+                if self._arriving:
+                    server.sendall(data)
+                return False
         server.sendall(data)
         return True

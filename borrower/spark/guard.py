@@ -27,13 +27,14 @@ from typing import Any
 import psycopg
 
 from borrower.plans import Planned
+from borrower.settings import BorrowerSettings
 from borrower.spark import checkpoint
 from borrower.spark.offsets import NOTHING, check_form, is_ours, ranges_of
 from protocol.errors import BatchLost, DatabaseUnreachable, GrantLost, UsageError
 from storage import fence
 from storage.connect import UnknownOutcome, connect
 from storage.database import open_database
-from storage.fence import LastPlan
+from storage.fence import Attempt, LastPlan
 from storage.users_transaction import users_transaction
 
 Connection = psycopg.Connection[Any]
@@ -68,10 +69,11 @@ class Guard:
         """
         ranges = self._ranges(batch_id)
         connection, committing = self._ready(), False
+        attempt: Attempt | None = None
 
         def settle() -> None:
-            nonlocal committing
-            self._settle(connection, batch_id, ranges)
+            nonlocal committing, attempt
+            attempt = self._settle(connection, batch_id, ranges)
             committing = True
 
         try:
@@ -80,7 +82,7 @@ class Guard:
         except psycopg.OperationalError as error:
             if not connection.closed:
                 raise
-            if not (committing and self._happened(ranges, error)):
+            if not (committing and self._happened(ranges, attempt, error)):
                 raise DatabaseUnreachable(
                     f"the connection to Postgres was lost before the commit, nothing of batch {batch_id} was written: "
                     f"{error}. Start the query again: it does the batch again."
@@ -116,16 +118,16 @@ class Guard:
                 connect(
                     url,
                     application_name="sublet guard",
-                    idle_in_transaction_timeout_s=None,
+                    idle_in_transaction_timeout_s=fence.idle_limit_s(BorrowerSettings.from_env().max_poll_interval_s),
                     own_search_path=False,
                     silence_s=SILENCE_S,
                 )
             )
         return self._connection
 
-    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[Read]) -> None:
-        """Move the groups' progress behind all of it, in the transaction."""
-        settled = 0
+    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[Read]) -> Attempt | None:
+        """Move the groups' progress behind all of it, in the transaction; None where there was nothing to move."""
+        attempt: Attempt | None = None
         lost: list[str] = []
         for read in reads:
             plans = read.plans(connection)
@@ -134,31 +136,33 @@ class Guard:
                 if plan is None or not one.is_of(plan.in_doubt) or (plan.is_open and not read.may_do(plan)):
                     lost.append(f"stream {one.stream_id} [{one.start}, {one.end})")
                 elif plan.is_open:
-                    read.done(connection, one, plan, batch_id)
-                    settled += 1
-        if lost and settled:
+                    attempt = read.done(connection, one, plan, batch_id)
+        if lost and attempt is not None:
             raise BatchLost(
                 batch_id,
                 f"only a part is this query's to do now, {', '.join(lost)} is not",
                 "Start the query with a new checkpoint: it goes on where the group is, nothing of it is lost or done "
                 "twice. (Of other sources that it has, only the old checkpoint says where they are)",
             )
-        if reads and not settled and _has_written(connection):
+        if reads and attempt is None and _has_written(connection):
             raise BatchLost(
                 batch_id,
                 f"{', '.join(lost)} is not this query's to do now" if lost else "all of it was done before",
                 "Start the query again if it is the only one of its name, and write nothing where a batch is empty",
             )
+        return attempt
 
-    def _happened(self, reads: Sequence[Read], cause: Exception) -> bool:
-        """Whether the transaction whose commit got no answer was committed, asked on a new connection."""
+    def _happened(self, reads: Sequence[Read], attempt: Attempt | None, cause: Exception) -> bool:
+        """Whether the transaction whose commit got no answer was committed, asked on a new connection: the server knows
+        it by its number, once it has ended. Where that says nothing, progress does."""
         lost = "the connection to Postgres was lost during the commit"
         if not reads:
             why = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
             raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {why}.") from cause
         try:
             connection = self._ready()
-            return all(read.is_done(connection) for read in reads)
+            happened = None if attempt is None else fence.happened(connection, attempt)
+            return all(read.is_done(connection) for read in reads) if happened is None else happened
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
                 f"{lost}, and cannot be had again to see what became of it: {error}. Start the query again: it finds "
@@ -182,11 +186,11 @@ class Read:
         """Whether its session holds the stream: what is only kept for it may not be done before it has it again."""
         return plan.grant_id is not None and plan.session == self.session
 
-    def done(self, connection: Connection, one: Planned, plan: LastPlan, batch_id: int) -> None:
+    def done(self, connection: Connection, one: Planned, plan: LastPlan, batch_id: int) -> Attempt:
         """Move the group's progress behind one range. Raises `BatchLost` if that has changed meanwhile."""
         assert plan.grant_id is not None
         try:
-            fence.advance(
+            return fence.advance(
                 connection, self.group_id, one.stream_id, plan.grant_id, one.end,
                 consumed=one.consumed, in_doubt=plan.in_doubt,
             )  # fmt: skip

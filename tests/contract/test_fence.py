@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from protocol.errors import GrantLost
 from protocol.in_doubt import InDoubt
 from storage import fence
-from storage.connect import connect
+from storage.connect import UnknownOutcome, connect
+from storage.groups import resets
 from storage.groups.model import Advance, Release, Seize
+from storage.groups.rules import by
+from storage.groups.targets import Target
 from storage.history import Newest, forget_history, read_history
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, lent
 from tests.contract.test_group_postgres import waiting_for_locks
@@ -111,6 +115,40 @@ def test_how_far_a_grant_came_is_known_when_its_group_is_deleted(postgres: Postg
             eventually(waiting_for_locks(postgres))
         assert deleted.result(30) == group.group_id
         assert fence.position(user, *ours) == 3
+
+
+@pytest.mark.conforms("E35", "A4")
+@pytest.mark.parametrize("target", [Target.earliest(), Target.latest()], ids=["back", "on"])
+def test_how_far_a_grant_came_is_known_when_a_reset_has_ended_it(postgres: PostgresWorld, target: Target) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = lent(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    fence.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
+    with postgres.connection.transaction():
+        resets.carry_out(
+            postgres.connection, group, target, reason=by(f"reset to {target}", "me; was at 4"), force=True
+        )
+    assert fence.position(postgres.connection, group.group_id, stream, held.grant_id) == 3
+
+
+@pytest.mark.conforms("E35")
+def test_a_server_knows_what_became_of_a_commit_until_another_takes_over(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = lent(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    ours = (group.group_id, stream, held.grant_id)
+    with connect(postgres.url) as user:
+        with user.transaction():
+            attempt = fence.advance(user, *ours, 3)
+            with pytest.raises(UnknownOutcome, match="still in progress"):
+                fence.happened(postgres.connection, attempt, 0.0)
+        assert fence.happened(postgres.connection, attempt)
+        with user.transaction(force_rollback=True):
+            attempt = fence.advance(user, *ours, 4)
+        assert fence.happened(postgres.connection, attempt) is False
+        assert fence.happened(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
 
 
 def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: PostgresWorld) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 
 import psycopg
@@ -12,10 +14,12 @@ import pytest
 from storage.connect import UnknownOutcome, connect
 from storage.groups import leadership
 from storage.groups.channel import Channel
+from storage.groups.model import Seize, Verdict
 from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher, sender
-from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld
+from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld, lent
 from tests.kit import eventually
+from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
 
 KEYS = "abcdefghijkl"
@@ -80,3 +84,30 @@ def test_a_publisher_frozen_in_the_middle_of_an_append_does_not_stop_the_others(
         frozen.close()
         for delivery in sent:
             delivery.result(0)
+
+
+@pytest.mark.conforms("E36")
+@pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
+def test_a_consumer_stopped_between_its_progress_and_its_commit_gives_its_stream_up(
+    postgres: PostgresWorld, tmp_path: Path, number: str
+) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    held = lent(postgres, group, term, stream)
+    postgres.append(stream, 5)
+    postgres.connection.execute("create table public.output (n integer)")
+    facts = map(str, (group.group_id, stream, held.grant_id))
+    stopped = Process("tests.processes.committing", postgres.url, *facts, number, log=tmp_path / "log")
+    moving = "select 1 from pg_stat_activity where application_name = 'sublet transaction' and backend_xid is not null"
+    try:
+        eventually(lambda: postgres.connection.execute(moving).fetchall() or not stopped.alive, 60.0, stopped.output)
+        seize = Seize(stream, held.grant_id, "silent")
+        eventually(lambda: postgres.apply(group, term, seize).verdict is Verdict.APPLIED, 60.0)
+        stopped.signal(signal.SIGCONT)
+        eventually(lambda: not stopped.alive, 30.0)
+        assert stopped.returncode == (0 if number == "SIGSTOP" else -signal.SIGKILL), stopped.output()
+    finally:
+        stopped.kill()
+    assert postgres.row(group, term, stream).position == 0
+    assert postgres.connection.execute("select count(*) from public.output").fetchone() == (0,)

@@ -235,21 +235,37 @@ def test_an_exception_in_the_block_rolls_back_and_the_batch_is_still_to_be_done(
     assert sunk(conn) == values
 
 
-@pytest.mark.parametrize("away", [False, True])
+def slow_commit(conn: psycopg.Connection[Any]) -> None:
+    """The server takes a while to commit what is sunk."""
+    conn.execute(
+        "create function public.wait() returns trigger language plpgsql"
+        " as 'begin perform pg_sleep(1); return null; end'"
+    )
+    conn.execute(
+        "create constraint trigger slow after insert on public.sunk deferrable initially deferred"
+        " for each row execute function public.wait()"
+    )
+
+
+@pytest.mark.conforms("E35")
+@pytest.mark.parametrize("way", ["at once", "by the next process", "at once, while it is still being committed"])
 def test_a_commit_whose_answer_was_lost_is_found_out(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, away: bool
+    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, way: str
 ) -> None:
+    away = way == "by the next process"
     checkpoint = Checkpoint()
-    values = publish(url, 0, 30)
+    values = publish(url, 0, 30 if away else 3)
     with PostgresProxy(url) as cutter:
         runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
         run.guard = Guard(tmp_path, cutter.url)
-        cutter.cut_commit(resume=not away)
+        if way == "at once, while it is still being committed":
+            slow_commit(conn)
+        cutter.cut_commit(resume=not away, at_once=way.startswith("at once,"))
         if away:
             with pytest.raises(UnknownOutcome, match="Start the query again"):
                 run.until(1_000)
         else:
-            run.until(30)
+            run.until(len(values))
         run.guard.close()
     runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
     eventually(lambda: not again.step(), 30.0)

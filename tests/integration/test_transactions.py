@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -196,6 +197,55 @@ def test_a_commit_whose_answer_was_lost_is_not_done_twice(place: Place, away: bo
         draining.join()
         assert (calls, summary.failures) == (2 if away else 1, 0)
     assert place.output() == expected(3)
+
+
+AGAIN: dict[str, Callable[[list[Batch], list[Batch]], tuple[Batch, ...]]] = {
+    "the same": lambda a, b: (a[0], b[0]),
+    "in another order": lambda a, b: (b[0], a[0]),
+    "one more": lambda a, b: (a[0], b[0], b[1]),
+    "one more and one fewer": lambda a, b: (a[0], a[1]),
+    "one fewer": lambda a, b: (b[0],),
+    "only others": lambda a, b: (a[1], b[1]),
+}
+
+
+@pytest.mark.conforms("E35")
+@pytest.mark.parametrize("arrives", [True, False], ids=["committed", "not committed"])
+@pytest.mark.parametrize("again", [*AGAIN, "acknowledged", "asked on"])
+def test_whatever_follows_on_an_unknown_outcome_each_message_has_its_effect_once(
+    place: Place, again: str, arrives: bool
+) -> None:
+    """Two streams of two batches each; of both the first is in the transaction that gets no answer."""
+    for key in ("a", "b"):
+        place.publish(2, key)
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url, auto_ack=False, batch_bytes=1) as session:
+        batches = sorted((first(session) for _ in range(4)), key=lambda batch: batch.first)
+        a, b = (
+            [batch for batch in batches if batch.stream_id == stream_id]
+            for stream_id in {batch.stream_id for batch in batches}
+        )
+
+        def commit(*together: Batch) -> None:
+            with session.transaction(*together) as connection:
+                for batch in together:
+                    write(connection, batch)
+
+        cutter.cut_commit(resume=False, arrives=arrives)
+        with pytest.raises(UnknownOutcome):
+            commit(a[0], b[0])
+        cutter.resume()
+        with contextlib.suppress(UsageError):
+            if again == "acknowledged":
+                b[0].ack()
+                a[0].ack()
+            elif again == "asked on":
+                assert session.next_batch(0.3) is None
+            else:
+                commit(*AGAIN[again](a, b))
+        for batch in (*a, *b):
+            if not batch.committed:
+                commit(batch)
+    assert (place.output(), place.progress()) == (sorted(2 * expected(2)), 4)
 
 
 def test_a_function_that_raises_after_its_commit_is_not_called_again_for_it(place: Place) -> None:

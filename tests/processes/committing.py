@@ -1,0 +1,53 @@
+"""A consumer that stops in its commit: `python -m tests.processes.committing URL GROUP STREAM GRANT SIGNAL`.
+
+Writes a row to the table `output` and moves progress to offset 3, and sends itself SIGNAL before its COMMIT. Exit code
+0 if it is told afterwards that nothing was written. The server gives it half a second there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from borrower.transaction import Transactions
+from protocol.errors import DatabaseUnreachable
+from storage import fence
+
+
+@dataclass
+class Work:
+    """A batch."""
+
+    stream_id: int
+    grant_id: int
+    ticket: int = 0
+    position: int = 3
+    consumed: None = None
+
+    def settle(self, *, found: bool) -> None:
+        raise AssertionError("it is told that it was committed")
+
+
+def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
+    """Do it."""
+    fence.BEFORE_COMMIT_S, advance = 0.5, fence.advance
+
+    def advance_and_stop(*arguments: Any, **named: Any) -> fence.Attempt:
+        attempt = advance(*arguments, **named)
+        os.kill(os.getpid(), signal.Signals[number])
+        return attempt
+
+    fence.advance = advance_and_stop
+    try:
+        with Transactions(url, lambda: int(group), 60.0).over([Work(int(stream), int(grant))]) as connection:
+            connection.execute("insert into output values (1)")
+    except DatabaseUnreachable as error:
+        return 0 if "nothing was written" in str(error) else 1
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
