@@ -60,12 +60,14 @@ def advance(
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
-    Raises `GrantLost` unless the stream is held under that grant, its progress is below this one, and its head not. The
-    transaction is then broken, and can only be rolled back. `UsageError` where it is not at read committed.
+    Raises `GrantLost` unless the stream is held under that grant, on the timeline on which it was granted, its progress
+    is below this one, and its head not. The transaction is then broken, and can only be rolled back. `UsageError` where
+    it is not at read committed.
     """
     call = sql.SQL("select {}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb, %s::jsonb)")
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     try:
+        conn.execute(sql.SQL("select {}.check_timeline(%s)").format(sql.Identifier(schema_name(schema))), (group_id,))
         conn.execute(
             call.format(sql.Identifier(schema_name(schema))), (group_id, stream_id, grant_id, position, *stored)
         )
