@@ -167,12 +167,12 @@ class Handler:
                 self._report(lent.progress())
 
     def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as the log says."""
+        """(stream, head), as the log says. One that ends before what was read of it is read, which says so."""
         with self._lock:
             for stream_id, head in heads:
                 lent = self._lent.get(stream_id)
                 if lent is not None:
-                    lent.head, lent.said = max(head, lent.read), 0
+                    lent.head, lent.said = None if head < lent.read and not lent.reading else max(head, lent.read), 0
 
     def note_said(self, heads: Iterable[tuple[int, int]]) -> None:
         """(stream, head), as somebody says who may be wrong."""

@@ -44,3 +44,8 @@ class BoundedConnection(psycopg.Connection[Any]):
                 state = gen.send(ready)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+
+
+def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
+    """The timeline of its server; None where it is not known."""
+    return connection.timeline if isinstance(connection, BoundedConnection) else None

@@ -122,7 +122,7 @@ class EpochReading:
         """All matching streams, of one instant: while some were closed, others have opened that are not known yet."""
         while True:
             look = _look(conn, self._reading.watched)
-            self._reading.note(look.heads)
+            self._reading.look(look.heads)
             if not self._reading.stale:
                 return look
             self._reading.rematch(conn)

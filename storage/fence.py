@@ -100,13 +100,14 @@ def advance(
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
     What is answered says later whether it was committed: `happened`. From now on the server ends the transaction when
-    the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, its progress
-    is below this one, and its head not. The transaction is then broken, and can only be rolled back. `UsageError` where it is not at read
-    committed.
+    the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on the
+    timeline on which it was granted, its progress is below this one, and its head not. The transaction is then broken,
+    and can only be rolled back. `UsageError` where it is not at read committed.
     """
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     idle = f"{BEFORE_COMMIT_S:g}s"
     try:
+        conn.execute(sql.SQL("select {}.check_timeline(%s)").format(sql.Identifier(schema_name(schema))), (group_id,))
         row = conn.execute(
             _ADVANCE.format(sql.Identifier(schema_name(schema))),
             (idle, group_id, stream_id, grant_id, position, *stored),

@@ -97,6 +97,10 @@ class Outcome(StrEnum):
 STORED = frozenset({Outcome.APPENDED, Outcome.DUPLICATE})
 
 
+UNNAMED: Final = 1
+"""The incarnation of a producer without a name, which has no other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Producer:
     """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
@@ -315,6 +319,20 @@ def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
     return int(row[0])
 
 
+def register_again(conn: psycopg.Connection[Any], who: Producer) -> None:
+    """On another timeline of the database, where the registration may be missing: older incarnations stay fenced. Not
+    for producers without a name, which have no other."""
+    with conn.transaction():
+        conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (who.producer_id,))
+        conn.execute(
+            "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
+            " values (%s, 0, %s, 0, 0) on conflict (producer_id, stream_id) do update"
+            " set incarnation = excluded.incarnation, updated_at = clock_timestamp()"
+            " where p.incarnation < excluded.incarnation",
+            (who.producer_id, who.incarnation),
+        )
+
+
 def fenced(producer_id: str, incarnation: int) -> ProducerFenced:
     """What an append that was `FENCED` comes to for whoever wanted it."""
     return ProducerFenced(
@@ -382,7 +400,8 @@ def check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: in
 def beyond_head(stream_id: int, offset: int, head: int) -> BeyondHead:
     """The stream ended there or further once, by the word of whoever asks."""
     return BeyondHead(
-        f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup? "
+        f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup, or a "
+        "standby promoted that lacked the last messages? "
         "Read from an offset up to the head. A group begins again with `sublet groups delete` and `sublet groups "
         "create ... --start`."
     )

@@ -17,6 +17,7 @@ import pyarrow as pa
 from protocol.errors import BeyondHead, Gone, PayloadUnavailable, PoisonBlock, SubletError
 from protocol.words import Bookmark, Filter
 from storage import log
+from storage.bounded import timeline_of
 from storage.catalogue import filled
 from storage.epoch_selection import LeftOut
 
@@ -82,6 +83,7 @@ class Reading:
         places: Sequence[Place] | None = None,
     ) -> None:
         self.filter = filter
+        self._timeline = timeline_of(conn)
         self._places: dict[int, Place] = {}
         self._known = begin.known if isinstance(begin, Bookmark) else 0
         self._closures = False
@@ -140,8 +142,12 @@ class Reading:
         until: int | None = None,
     ) -> Step:
         """The next page of a stream, at least one block; without the epochs that are to be left out, and up to before
-        the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then `check`."""
+        the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then `check`.
+
+        Raises `BeyondHead` over a connection to another timeline of the database than that of the beginning."""
         start = place.position
+        if timeline_of(conn) not in (None, self._timeline):
+            raise _another_timeline(place)
         try:
             page = log.since(
                 conn,
@@ -163,6 +169,14 @@ class Reading:
         self._closures = self._closures or page.closed != place.closed
         place.position, place.head, place.closed, place.done = page.position, page.head, page.closed, page.finished
         return Step(place.stream_id, start, page.position, page.batches)
+
+    def look(self, heads: Mapping[int, log.Head]) -> None:
+        """Where streams end now, as the log says. Raises `BeyondHead` where more was read than there is."""
+        for stream_id, head in heads.items():
+            place = self._places.get(stream_id)
+            if place is not None and place.position > head.head:
+                raise log.beyond_head(stream_id, place.position, head.head)
+        self.note(heads)
 
     def note(self, heads: Mapping[int, log.Head]) -> None:
         """Where streams end now, as far as somebody knows."""
@@ -236,7 +250,7 @@ class Tail:
         Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
         reading = self._reading
-        reading.note(log.heads(self.conn, reading.watched))
+        reading.look(log.heads(self.conn, reading.watched))
         if reading.stale:
             reading.rematch(self.conn)
         while turn := reading.turn():
@@ -270,6 +284,14 @@ def _first_position(conn: psycopg.Connection[Any], place: Place, begin: Begin) -
     if isinstance(begin, datetime):
         return log.position_at(conn, place.stream_id, begin)
     return min(begin, place.head) if isinstance(begin, int) else 0
+
+
+def _another_timeline(place: Place) -> BeyondHead:
+    return BeyondHead(
+        f"stream {place.stream_id}: the database has gone over to another timeline since offset {place.position} was "
+        "reached, a standby was promoted: before that offset may lie other messages now. Begin again at a time, or at "
+        "earliest."
+    )
 
 
 def _marked_position(place: Place, begin: Bookmark) -> int:

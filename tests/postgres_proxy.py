@@ -23,8 +23,7 @@ class PostgresProxy:
 
     def __init__(self, server_url: str) -> None:
         parts = urlsplit(server_url)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        self._server = f"{query['host']}/.s.PGSQL.{query.get('port', '5432')}"
+        self.lead_to(server_url)
         self._listener = socket.create_server(("127.0.0.1", 0))
         address = f"{parts.username}@127.0.0.1:{self._listener.getsockname()[1]}"
         self.url = urlunsplit(parts._replace(netloc=address, query=""))
@@ -38,6 +37,11 @@ class PostgresProxy:
         self._resuming, self._arriving, self._at_once = True, True, False
         self._allowed: int | None = None
         self.frozen, self._thawed = threading.Event(), threading.Event()
+
+    def lead_to(self, server_url: str) -> None:
+        """To which server connections lead that are made from now on."""
+        query = {name: values[0] for name, values in parse_qs(urlsplit(server_url).query).items()}
+        self._server = f"{query['host']}/.s.PGSQL.{query.get('port', '5432')}"
 
     # --- the network ------------------------------------------------------------------------------------------------
 

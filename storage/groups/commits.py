@@ -10,14 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.groups import leadership, rows
-from storage.groups.channel import Connection
+from storage.groups.channel import Connection, RolledBack
 from storage.groups.model import (
     HOLDING,
     Advance,
+    Claim,
     Entry,
     EntryResult,
     GroupResult,
     GroupWrites,
+    NodeRef,
+    Seize,
     Verdict,
     WhenGone,
 )
@@ -68,6 +71,21 @@ def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: in
         else GroupResult(w.group_id, deposed=True)
         for w in batch
     )
+
+
+def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Claim:
+    """Claim the leadership. Where the database has gone over to another timeline all grants end with it: what their
+    holders have read up to their positions may have been followed, on this one, by other messages at lower offsets."""
+    claim = leadership.claim(connection, leadership_id, node, lease_s, now_us)
+    older = leadership.older_grants(connection, leadership_id) if claim.node == node else []
+    if older:
+        ends = tuple(Seize(*each, "the database has gone over to another timeline") for each in older)
+        (result,) = write_batch(connection, (GroupWrites(leadership_id, claim.term, ends),), now_us)
+        if any(each.verdict is Verdict.BUSY for each in result.results):
+            raise RolledBack(
+                f"group {leadership_id}: somebody keeps rows locked that its first leader here has to free"
+            )
+    return claim
 
 
 def _result(group_id: int, results: tuple[EntryResult, ...], renewed: Renewed, pen: Pen) -> GroupResult:

@@ -3,6 +3,9 @@
 A leadership row is inserted once and never deleted, so a term cannot come back. Claimers look before they claim: the
 losers of a race then neither lock the row nor write to the log of the database. Who takes a group over from another, or
 leads it first, says so in its history, in the statement that claims it.
+
+A term is over, too, where the database has gone over to another timeline: a standby was promoted, and what was
+committed last, grants among it, may be missing. Nothing that a leader remembers of the former one is believed.
 """
 
 from __future__ import annotations
@@ -19,21 +22,25 @@ from storage.groups.model import MAINTENANCE, TAKEOVER, Claim, NodeRef, WhenGone
 from storage.groups.rules import MICROSECONDS
 from storage.groups.sql import NOW, in_microseconds
 
+_SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
+
 _LOOK = f"""
-select leadership_id, node, incarnation, address, term, {in_microseconds("expires_at")} - {in_microseconds(NOW)}
+select leadership_id, node, incarnation, address, term,
+       case when {_SAME_TIMELINE} then {in_microseconds("expires_at")} - {in_microseconds(NOW)} else 0 end
   from leadership where leadership_id = any(%(ids)s::bigint[]) order by leadership_id"""
 
 _CLAIM = f"""
 with claimed as (
-insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at)
+insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at, timeline)
 values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {in_microseconds(NOW)},
-        {NOW} + %(lease_us)s * interval '1 microsecond')
+        {NOW} + %(lease_us)s * interval '1 microsecond', timeline_now())
 on conflict (leadership_id) do update
    set node = excluded.node, incarnation = excluded.incarnation, address = excluded.address,
        term = greatest(l.term + 1, {in_microseconds(NOW)}),
        expires_at = {NOW} + %(lease_us)s * interval '1 microsecond',
-       before_node = l.node, before_incarnation = l.incarnation
- where l.expires_at <= {NOW}
+       before_node = l.node, before_incarnation = l.incarnation,
+       timeline = excluded.timeline, before_timeline = l.timeline
+ where l.expires_at <= {NOW} or not coalesce(l.timeline = excluded.timeline, true)
 returning *)
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
 select {NOW}, leadership_id, 0, '{TAKEOVER}',
@@ -45,10 +52,10 @@ select {NOW}, leadership_id, 0, '{TAKEOVER}',
 # does about messages that are gone is never changed, and so needs no lock.
 _LOCK = f"""
 with locked as materialized (
-  select leadership_id, incarnation, term, expires_at from leadership
+  select leadership_id, incarnation, term, expires_at, timeline from leadership
    where leadership_id = any(%(ids)s::bigint[]) order by leadership_id for no key update {{skip}}
 )
-select leadership_id, incarnation, term, expires_at > {NOW}, {in_microseconds(NOW)},
+select leadership_id, incarnation, term, expires_at > {NOW} and {_SAME_TIMELINE}, {in_microseconds(NOW)},
        coalesce(g.options->>'when_gone', '{WhenGone.FAIL}')
   from locked left join consumer_group g on g.group_id = leadership_id"""
 
@@ -61,6 +68,11 @@ update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecon
 
 # Not only at this moment: a clock that is set back must not bring back to life what was ended.
 _EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
+
+
+_OLDER_GRANTS = """
+select l.stream_id, l.grant_id from leadership d join lending l on l.group_id = d.leadership_id
+ where d.leadership_id = %(id)s and d.timeline <> d.before_timeline and l.status = 'held'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,11 @@ def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: fl
     }
     connection.execute(_CLAIM, parameters)
     return look(connection, (leadership_id,), now_us)[leadership_id]
+
+
+def older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:
+    """(stream, grant id) of what was lent on the timeline before that on which its leader has just been elected."""
+    return [(stream, grant) for stream, grant in connection.execute(_OLDER_GRANTS, {"id": leadership_id}).fetchall()]
 
 
 def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait: bool = True) -> psycopg.Cursor[Any]:

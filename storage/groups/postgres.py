@@ -12,7 +12,7 @@ from protocol.words import Subscription
 from storage.connect import UnknownOutcome, connect
 from storage.groups import births, leadership, rows
 from storage.groups.channel import Channel, Connection, RolledBack
-from storage.groups.commits import busy_result, write_batch
+from storage.groups.commits import busy_result, elect, write_batch
 from storage.groups.model import (
     Claim,
     Group,
@@ -141,9 +141,7 @@ class PostgresGroups:
         seen = self._channel.read(lambda connection: leadership.look(connection, (leadership_id,), now_us))
         if leadership_id in seen and seen[leadership_id].remaining_s > 0:
             return seen[leadership_id]
-        return self._channel.write(
-            lambda connection: leadership.claim(connection, leadership_id, node, lease_s, now_us)
-        )
+        return self._channel.write(lambda connection: elect(connection, leadership_id, node, lease_s, now_us))
 
     def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
         """See `GroupStore`. Where a row is locked for too long, the others are renewed without it."""

@@ -16,7 +16,7 @@ from typing import Any
 from protocol.epochs import Epoch
 from protocol.errors import PublisherClosed
 from storage.publish.columns import Columns, Headers
-from storage.publish.delivery import BatchDelivery, Delivery
+from storage.publish.delivery import BatchDelivery, Delivery, ring
 from storage.publish.fork import check_process
 from storage.publish.publisher import AtEpoch, Publisher
 
@@ -128,10 +128,7 @@ class AsyncPublisher:
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(room.set)
-
-        publisher._buffer.when_room(wake)
+        publisher._buffer.when_room(partial(ring, loop, room.set))
         await room.wait()
 
 
@@ -208,14 +205,10 @@ class _Opening:
         """One more who waits; what rings when it is over."""
         loop, bell = asyncio.get_running_loop(), asyncio.Event()
 
-        def ring(_: Future[Publisher]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-                loop.call_soon_threadsafe(bell.set)
-
         self._waiting += 1
         with self._lock:
             self._unwanted = False
-        self._publisher.add_done_callback(ring)
+        self._publisher.add_done_callback(lambda _: ring(loop, bell.set))
         return bell
 
     def _give_up(self) -> None:

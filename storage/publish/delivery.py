@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -15,6 +17,12 @@ from storage.publish.fork import check_process
 
 Rows: TypeAlias = range | pa.Array
 """Which messages of a ticket: a range of their numbers, or an Arrow array of them."""
+
+
+def ring(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+    """Wake somebody on a loop; nobody, where it is closed, as those who waited there are gone with it."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(wake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +171,7 @@ class _Promise:
             if not future.done():
                 future.set_result(None)
 
-        def settled() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(wake)
-
-        self._ticket.when_settled(settled)
+        self._ticket.when_settled(partial(ring, loop, wake))
         return future
 
 

@@ -21,7 +21,7 @@ from storage.catalogue import find_space
 from storage.connect import connect
 from storage.database import open_database
 from storage.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
-from storage.log import Producer, register_producer
+from storage.log import UNNAMED, Producer, register_producer
 from storage.publish.buffer import Buffer, Limits
 from storage.publish.capability import Capability
 from storage.publish.columns import (
@@ -100,14 +100,14 @@ class Publisher:
         producer, url, space = producer_name(producer), text("url", url), text("space", space)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
-            routes, writer, space_id = _begin(database.url, space, producer)
+            routes, writer, space_id, timeline = _begin(database.url, space, producer)
             self._capability = None
             if space_id is not None:
                 self._capability = Capability(database.url, space_id, writer, patience_s, lease_s)
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
             self._buffer = Buffer(routes, limits)
             advance = None if self._capability is None else self._capability.advance
-            self._sender = Sender(database.url, self._buffer, writer, space, patience_s, advance)
+            self._sender = Sender(database.url, self._buffer, writer, space, patience_s, advance, timeline)
             self._database = stack.pop_all()
         self._sender.start()
 
@@ -309,8 +309,8 @@ class AtEpoch:
         return self._publisher._publish_batch(data, self.epoch)
 
 
-def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer, int | None]:
-    """The routes, who writes, and the id of the one space if it is for one."""
+def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer, int | None, str | None]:
+    """The routes, who writes, the id of the one space if it is for one, and the database's timeline."""
     try:
         with connect(
             url,
@@ -321,7 +321,7 @@ def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, P
             space_id = None if space is None else find_space(conn, space).space_id
             routes = Routes.load(conn, space)
             if producer is None:
-                return routes, Producer(uuid.uuid4().hex, 1), space_id
-            return routes, Producer(producer, register_producer(conn, producer)), space_id
+                return routes, Producer(uuid.uuid4().hex, UNNAMED), space_id, conn.timeline
+            return routes, Producer(producer, register_producer(conn, producer)), space_id, conn.timeline
     except psycopg.OperationalError as error:
         raise DatabaseUnreachable(f"the database went away while opening a publisher: {error}") from error

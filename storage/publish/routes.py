@@ -9,7 +9,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from protocol.errors import InvalidTopic, UnknownSpace, UsageError
+from protocol.errors import InvalidTopic, ProducerFenced, UnknownSpace, UsageError
 from protocol.words import check_topic
 from storage.catalogue import routing_table
 from storage.publish.delivery import Rows
@@ -38,6 +38,24 @@ class Routes:
         if not spaces:
             raise UnknownSpace("there is no space in this database, not even `default`. Run `sublet migrate`.")
         return cls(spaces, streams, only)
+
+    def check_timeline(self, conn: psycopg.Connection[Any], producer_id: str) -> None:
+        """Raise `ProducerFenced` unless these streams are the same on the timeline that the database has gone over to:
+        one that was opened last may be missing there, and its number another's."""
+        mine = {each.stream_id: each for ring in self._rings.values() for each in ring.streams}
+        rows = conn.execute(
+            "select stream_id, space_id, generation_id, hash_from::text, hash_to::text from stream"
+            " where stream_id = any(%s::bigint[])",
+            (list(mine),),
+        ).fetchall()
+        there = {(*row[:3], int(row[3]), int(row[4])) for row in rows}
+        for each in mine.values():
+            if (each.stream_id, each.space_id, each.generation_id, each.hash_from, each.hash_to) not in there:
+                raise ProducerFenced(
+                    f"producer {producer_id!r}: the database has gone over to another timeline, where stream "
+                    f"{each.stream_id} is missing or another. What had no answer by then may be stored or not: open a "
+                    "new publisher, and look before you publish it again."
+                )
 
     def unrestricted(self) -> Routes:
         """The same table for messages accepted before: they go where their topic belongs now."""

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import psycopg
 
 from protocol.epochs import Epoch
-from protocol.errors import DatabaseUnreachable, PublisherClosed, SubletError, Unavailable
+from protocol.errors import DatabaseUnreachable, ProducerFenced, PublisherClosed, SubletError, Unavailable
 from storage import epochs
 from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
-from storage.log import Append, Appended, Outcome, Producer, Stamp, append, fenced
+from storage.log import UNNAMED, Append, Appended, Outcome, Producer, Stamp, append, fenced, register_again
 from storage.notify.teller import shared
 from storage.publish.buffer import Buffer
 from storage.publish.pieces import Load
@@ -55,6 +55,7 @@ class Sender(threading.Thread):
     """Runs until the buffer is closed and empty, or the producer is fenced.
 
     `advance`: what moves the producer on to other epochs in a transaction, if all of these blocks are stored in it.
+    `timeline`: of the database, when the buffer's routes were read and the producer was registered.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class Sender(threading.Thread):
         space: str | None,
         retry_timeout_s: float,
         advance: Advance | None = None,
+        timeline: str | None = None,
     ) -> None:
         super().__init__(name=f"sublet publisher {producer.producer_id}", daemon=True)
         self._url, self._buffer, self._producer, self._space = url, buffer, producer, space
         self._retry_timeout_s, self._advance = retry_timeout_s, advance
         self._conn: BoundedConnection | None = None
+        self._timeline = timeline
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
         self._teller = shared(url)
@@ -98,6 +101,8 @@ class Sender(threading.Thread):
             answers = self._until_answered(appends, self._buffer.due(loads))
         except SubletError as error:
             self._buffer.failed(loads, error)
+            if isinstance(error, ProducerFenced):
+                raise
             return
         self._teller.tell_heads(_heads(loads, answers))
         outcomes: dict[Outcome, list[Load]] = {outcome: [] for outcome in Outcome}
@@ -143,6 +148,8 @@ class Sender(threading.Thread):
             routes = self._retrying(lambda conn: Routes.load(conn, self._space))
         except SubletError as error:
             self._buffer.failed(closed, error)
+            if isinstance(error, ProducerFenced):
+                raise
             return
         self._buffer.reroute(routes, closed)
 
@@ -199,9 +206,17 @@ class Sender(threading.Thread):
                 transaction_timeout_s=TRANSACTION_TIMEOUT_S,
                 silence_s=ATTEMPT_TIMEOUT_S,
             )
-            assert isinstance(conn, BoundedConnection)
             self._conn = conn
+            self._go_over(conn)
         return self._conn
+
+    def _go_over(self, conn: BoundedConnection) -> None:
+        """On another timeline of the database nothing is taken for granted that was known on the one before."""
+        if conn.timeline not in (None, self._timeline) and self._timeline is not None:
+            self._buffer.routes.check_timeline(conn, self._producer.producer_id)
+            if self._producer.incarnation > UNNAMED:
+                register_again(conn, self._producer)
+        self._timeline = conn.timeline or self._timeline
 
     def _disconnect(self) -> None:
         conn, self._conn = self._conn, None

@@ -14,6 +14,7 @@ import pytest
 from protocol.errors import DatabaseUnreachable, EpochCompleted, PublisherClosed
 from storage.connect import connect
 from storage.publish import AsyncPublisher, Publisher, asynchronous
+from storage.publish.delivery import Delivery
 from tests.integration.log_kit import everything
 from tests.kit import eventually
 
@@ -209,3 +210,28 @@ def test_epochs_are_published_and_completed_by_coroutines_too(database: str) -> 
     *blocks, lower = asyncio.run(story())
     assert {json.dumps(block["least"]) for block in blocks} == {"[[7]]"}
     assert lower == [[8]]
+
+
+@pytest.mark.conforms("W1")
+def test_a_loop_that_ends_while_somebody_waits_leaves_the_publisher_to_the_next(database: str) -> None:
+    """One whose buffer is full, and one whose message is on its way, are cancelled with their loop."""
+    publisher = AsyncPublisher(database, linger_ms=300, max_buffered_bytes=1)
+
+    async def first() -> None:
+        waiting = [asyncio.ensure_future(publisher.publish("t", b"%d" % index)) for index in range(3)]
+        sent = await waiting[0]
+        waiting.append(asyncio.ensure_future(_position(sent)))
+        await asyncio.sleep(0)
+
+    async def second() -> None:
+        await (await publisher.publish("t", b"last"))
+        await publisher.close()
+
+    run(first())
+    run(second())
+    with connect(database) as conn:
+        assert {b"0", b"last"} <= set(values(conn))
+
+
+async def _position(sent: Delivery) -> object:
+    return await sent

@@ -1,0 +1,219 @@
+"""A primary dies, and a standby is promoted that lacks what was committed last: two real servers, streaming
+replication, asynchronous, one address for all clients. Nobody passes silently over a message of the new timeline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.errors import BeyondHead, DatabaseUnreachable, GrantLost, ProducerFenced
+from protocol.words import Filter
+from storage import fence
+from storage.catalogue import open_streams
+from storage.connect import connect
+from storage.embedded import EmbeddedPostgres
+from storage.embedded.binaries import find_binaries
+from storage.embedded.place import own, server_user
+from storage.groups.model import Advance, Entry, GroupWrites
+from storage.groups.postgres import PostgresGroups
+from storage.log import Append, Outcome, Producer, Stamp, append, heads, register_again, register_producer
+from storage.migrate import migrate
+from storage.publish import Publisher
+from storage.spaces import reshard, rollover
+from storage.tail import Reading, Tail
+from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
+from tests.integration.log_kit import block
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+from tests.postgres_proxy import PostgresProxy
+
+WAIT_S = 60.0
+
+
+@dataclass
+class Pair:
+    """A primary, a standby that follows it, and the address `url` of whoever is primary."""
+
+    primary: EmbeddedPostgres
+    standby: EmbeddedPostgres
+    clients: PostgresProxy
+    replication: PostgresProxy
+
+    @property
+    def url(self) -> str:
+        return self.clients.url
+
+    def replicated(self) -> None:
+        """Wait until the standby has all there is."""
+        with psycopg.connect(self.primary.url, autocommit=True) as first, psycopg.connect(self.standby.url) as second:
+            (end,) = first.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0]
+            behind = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
+            eventually(lambda: second.execute(behind, (end,)).fetchall()[0][0], WAIT_S)
+
+    def part(self) -> None:
+        """The standby gets nothing any more."""
+        self.replicated()
+        self.replication.go_away()
+
+    def fail_over(self) -> None:
+        """The primary dies, the standby takes over."""
+        pid = int(next(self.primary.data_dir.rglob("postmaster.pid")).read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        self.clients.go_away()
+        with psycopg.connect(self.standby.url, autocommit=True) as standby:
+            assert standby.execute("select pg_promote()").fetchall() == [(True,)]
+        self.clients.lead_to(self.standby.url)
+        self.clients.resume()
+
+
+@pytest.fixture
+def pair(server_home: Path) -> Iterator[Pair]:
+    primary = EmbeddedPostgres(server_home / "primary")
+    migrate(primary.start())
+    with PostgresProxy(primary.url) as replication, PostgresProxy(primary.url) as clients:
+        user = server_user(primary.data_dir)
+        standby = EmbeddedPostgres(server_home / "standby")
+        standby.data_dir.mkdir(mode=0o755)
+        copy = standby.data_dir / "pg"
+        source = urlsplit(replication.url)
+        command = [
+            find_binaries(primary.data_dir, user) / "pg_basebackup",
+            "-D",
+            copy,
+            "-R",
+            "-c",
+            "fast",
+            "-X",
+            "stream",
+        ]
+        where = f"host={source.hostname} port={source.port} user={source.username} sslmode=disable"
+        subprocess.run([*map(str, command), "-d", where], check=True, capture_output=True)
+        for path in [copy, *copy.rglob("*")]:
+            own(path, user)
+        own(standby.data_dir, user)
+        standby.start()
+        yield Pair(primary, standby, clients, replication)
+    for server in (primary, standby):
+        with contextlib.suppress(DatabaseUnreachable):
+            server.stop()
+
+
+@pytest.mark.conforms("P10")
+def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(pair: Pair) -> None:
+    groups = PostgresGroups(pair.url)
+    with connect(pair.url) as conn:
+        reshard(conn, "default", 1)
+        (stream,) = (each.stream_id for each in open_streams(conn))
+        older = register_producer(conn, "p")
+        group = groups.open_group(SHARE)
+        term = groups.claim(group.group_id, ONE, LEASE_S * 60).term
+
+        def write(*entries: Entry) -> None:
+            (result,) = groups.commit([GroupWrites(group.group_id, term, entries)])
+            assert not result.deposed
+
+        write(grant(stream))
+        held = groups.load(group.group_id, term)[0]
+        append(conn, [Append(stream, block(*[b"kept"] * 10))])
+        write(Advance(stream, held.grant_id, 6))
+        tail = Reading(conn, Filter.parse("#"), "earliest")
+        pair.part()
+        newer = register_producer(conn, "p")
+        append(conn, [Append(stream, block(*[b"lost"] * 10), Stamp("p", newer, 1))])
+        write(Advance(stream, held.grant_id, 15))
+        for place in tail.turn():
+            tail.read(conn, place)
+        watching = Tail(conn, Filter.parse("#"))
+    with pytest.raises(DatabaseUnreachable, match="is a standby"):
+        connect(pair.standby.url)
+    pair.fail_over()
+
+    ours = (group.group_id, stream, held.grant_id)
+    with connect(pair.url) as conn:
+        watching.conn = conn
+        with pytest.raises(BeyondHead, match=f"stream {stream}: offset 20 is beyond the head 10"):
+            next(watching.pages())
+        append(conn, [Append(stream, block(*[b"new"] * 20))])
+        tail.note(heads(conn, [stream]))
+        with pytest.raises(BeyondHead, match="another timeline since offset 20"):
+            tail.read(conn, tail.turn()[0])
+        with pytest.raises(GrantLost), conn.transaction():
+            fence.advance(conn, *ours, 18)
+        with pytest.raises(DatabaseUnreachable):
+            groups.renew(ONE, {group.group_id: term}, LEASE_S)  # over the connection to the one that is dead
+        assert groups.renew(ONE, {group.group_id: term}, LEASE_S) == frozenset(), "its lease has not run out"
+        claim = groups.claim(group.group_id, TWO, LEASE_S)
+        assert claim.node == TWO
+        with pytest.raises(GrantLost), conn.transaction():
+            fence.advance(conn, *ours, 18)
+        (row,) = groups.load(group.group_id, claim.term)
+        assert (row.status, row.position) == ("free", 6)
+        last = groups.history(group.group_id)[-1]
+        assert (last.position, last.until, last.reason) == (6, 30, "the database has gone over to another timeline")
+        register_again(conn, Producer("p", newer))
+        assert append(conn, [Append(stream, block(b"x"), Stamp("p", older, 1))])[0].outcome is Outcome.FENCED
+    groups.close()
+
+
+@pytest.mark.conforms("P10")
+def test_consumers_pass_over_nothing_of_the_new_timeline_and_publishers_go_on(pair: Pair, tmp_path: Path) -> None:
+    fleet = Fleet(pair.url, tmp_path)
+    fleet.node("n1")
+    seen: list[bytes] = []
+    try:
+        with (
+            Publisher(pair.url, producer="p", retry_timeout_s=WAIT_S) as publisher,
+            Session("$share/g/#", pair.url, start="earliest", settings=BorrowerSettings().scaled(SPEED)) as session,
+        ):
+
+            def publish(word: str, count: int) -> None:
+                for number in range(count):
+                    publisher.publish("t", f"{word} {number}")
+                publisher.flush()
+
+            def consume(word: str, count: int) -> None:
+                wanted = {f"{word} {number}".encode() for number in range(count)}
+
+                def all_of_it() -> bool:
+                    if (batch := session.next_batch(1.0)) is not None:
+                        seen.extend(batch.table.column("value").to_pylist())
+                    return wanted <= set(seen)
+
+                eventually(all_of_it, WAIT_S, lambda: f"missing: {sorted(wanted - set(seen))}")
+
+            publish("kept", 10)
+            consume("kept", 10)
+            pair.part()
+            publish("lost", 10)
+            consume("lost", 10)
+            pair.fail_over()
+            publish("new", 30)
+            consume("new", 30)
+    finally:
+        fleet.close()
+
+
+@pytest.mark.conforms("P10")
+def test_a_publisher_whose_streams_were_lost_is_fenced_by_name(pair: Pair) -> None:
+    """A stream that was opened last is missing on the new timeline, and its number may become another's."""
+    with connect(pair.url) as conn:
+        pair.part()
+        rollover(conn, "default")
+    publisher = Publisher(pair.url, retry_timeout_s=WAIT_S)
+    publisher.publish("t", b"lost").result()
+    pair.fail_over()
+    with pytest.raises(ProducerFenced, match="another timeline, where stream"):
+        publisher.publish("t", b"new").result(WAIT_S)
+    with pytest.raises(ProducerFenced):
+        publisher.close()
