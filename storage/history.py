@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 
+from protocol.errors import UsageError
 from storage.groups.model import READABLE, TAKEOVER, UNREADABLE, HistoryRecord
 from storage.groups.sql import in_microseconds
 
@@ -60,9 +61,17 @@ delete from lending_history where history_id in (
    order by h.at limit %(limit)s)"""
 
 
-_AFTER = f"""
-select history_id, {RECORD} from lending_history
- where group_id = %(group)s and history_id > %(after)s order by history_id desc limit %(limit)s"""
+# What a snapshot did not see, and nothing else; not by the numbers, which are drawn before a commit. A transaction that
+# this snapshot knows nothing of was one of another server, whose dump this is: there before anybody looked.
+_NEWS = f"""
+select pg_current_snapshot()::text, news.* from (values (true)) as always left join (
+  select history_id, {RECORD} from lending_history where group_id = %(group)s {{}}
+   order by history_id desc limit %(limit)s) as news on true
+ order by history_id"""
+_FIRST = _NEWS.format("")
+_BEHIND = _NEWS.format("""
+     and xact >= pg_snapshot_xmin(%(behind)s::pg_snapshot) and xact < pg_snapshot_xmax(pg_current_snapshot())
+     and not pg_visible_in_snapshot(xact, %(behind)s::pg_snapshot)""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,14 @@ class Newest:
     def cut(self) -> bool:
         """Whether there are older ones."""
         return self.total > len(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """(number, line), oldest first, and `next`: behind which it is to be read on."""
+
+    lines: tuple[tuple[int, HistoryRecord], ...]
+    next: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +124,17 @@ def read_history(
     return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
 
-def read_after(
-    conn: psycopg.Connection[Any], group_id: int, after: int, limit: int
-) -> tuple[tuple[int, HistoryRecord], ...]:
-    """(number, line) of a group's newest `limit` lines behind that number, oldest first: for whoever asks again."""
-    rows = conn.execute(_AFTER, {"group": group_id, "after": after, "limit": limit}).fetchall()
-    return tuple((row[0], HistoryRecord(*row[1:])) for row in reversed(rows))
+def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> Behind:
+    """A group's newest `limit` lines of those that came since somebody read up to `behind`, or of all; for whoever asks
+    again. Each is given once, also one that was being written meanwhile. Raises `UsageError` for what nobody was given
+    as `next`."""
+    asked = {"group": group_id, "behind": behind, "limit": limit}
+    try:
+        rows = conn.execute(_FIRST if behind is None else _BEHIND, asked).fetchall()
+    except psycopg.DataError:
+        raise UsageError(f"{behind!r:.60} is no place in a history: give what an answer had as `next`.") from None
+    lines = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
+    return Behind(lines, rows[0][0])
 
 
 def forced_lately(conn: psycopg.Connection[Any], group_id: int) -> Newest:

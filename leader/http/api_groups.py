@@ -12,10 +12,9 @@ from storage.groups import births
 from storage.groups.as_json import details, history_line, summary
 from storage.groups.listing import Sort, page_of_groups
 from storage.groups.overview import describe
-from storage.history import read_after
+from storage.history import read_behind
 
 MOST_GROUPS, MOST_LINES = 500, 1000
-_LARGEST = 2**63 - 1
 
 
 class GroupsApi:
@@ -56,11 +55,11 @@ class GroupsApi:
         return as_json({**details(overview, connected), **told})
 
     def history(self, request: Request) -> Response:
-        """What happened to a group behind line number `after`, oldest first. Raises `NotFound`."""
+        """What happened to a group since the answer whose `next` is `after`, oldest first. Raises `NotFound`."""
         wanted = Subscription.parse(request.text("subscription"))
-        after, limit = request.whole("after", 0, _LARGEST), request.whole("limit", 100, MOST_LINES)
+        after, limit = request.text("after", ""), request.whole("limit", 100, MOST_LINES)
         with self._reading.connection() as connection:
             group = births.live(connection, wanted)
-            lines = read_after(connection, group.group_id, after, limit)
-        told = [{"number": number, **history_line(line)} for number, line in lines]
-        return as_json({"subscription": str(wanted), "group_id": group.group_id, "history": told})
+            found = read_behind(connection, group.group_id, after or None, limit)
+        told = [{"number": number, **history_line(line)} for number, line in found.lines]
+        return as_json({"subscription": str(wanted), "group_id": group.group_id, "history": told, "next": found.next})

@@ -61,10 +61,9 @@ def test_any_node_tells_of_any_group_what_the_command_line_tells(stage: Stage) -
             assert told[what] == said[what], what
         assert told["led_here"] is (name == leader)
         assert told["standby_members"] == ([] if name == leader else None)
-        history = node.get("/api/v1/group/history", subscription=ALL)["history"]
-        assert [line["event"] for line in history if line["event"] == "grant"]
-        last = history[-1]["number"]
-        assert node.get("/api/v1/group/history", subscription=ALL, after=last)["history"] == []
+        found = node.get("/api/v1/group/history", subscription=ALL)
+        assert [line["event"] for line in found["history"] if line["event"] == "grant"]
+        assert node.get("/api/v1/group/history", subscription=ALL, after=found["next"])["history"] == []
         assert len(node.get("/api/v1/group/history", subscription=ALL, limit=2)["history"]) == 2
     listed = {each["name"]: each for each in nodes["n1"].get("/api/v1/nodes")["nodes"]}
     assert {name: each["http_address"] for name, each in listed.items()} == {n: h.address for n, h in nodes.items()}
@@ -103,6 +102,7 @@ def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
         ("/api/v1/group?subscription=nonsense", 400, "nonsense"),
         ("/api/v1/group?subscription=$share/none/a", 404, "none"),
         ("/api/v1/group/history?subscription=$share/none/a", 404, "none"),
+        ("/api/v1/group/history?subscription=$share/g0/a/%23&after=7", 400, "is no place in a history"),
         ("/static/../server.py", 404, "nothing"),
         ("/static/%2e%2e%2fserver.py", 404, "nothing"),
         ("/static/server.py", 404, "no file"),

@@ -16,7 +16,7 @@ export class GroupPage {
     this.seen = new Seen();
     this.lanes = new Lanes();
     this.lines = [];
-    this.after = 0;
+    this.after = "";
     this.facts = element("div");
     this.actions = new Actions(subscription, node.actions, () => this.again?.());
     this.picture = element("div", { class: "picture" }, this.lanes.svg);
@@ -43,8 +43,9 @@ export class GroupPage {
     if (group.group_id !== this.groupId) {
       [this.groupId, this.lines] = [group.group_id, []];
     }
-    const first = this.after === 0;
+    const first = this.after === "";
     this.take(told.history, first);
+    this.after = told.next;
     this.seen.add(group.group_id, group.lag);
     const width = Math.max(280, Math.floor(this.picture.clientWidth));
     show(this.facts, facts(group));
@@ -57,11 +58,9 @@ export class GroupPage {
 
   // Newest first; what is new is said aloud, in few words.
   take(lines, first) {
-    const fresh = lines.filter((line) => line.number > this.after);
-    if (!fresh.length) return;
-    this.after = fresh.at(-1).number;
-    this.lines = [...fresh.reverse(), ...this.lines].slice(0, LINES);
-    const aloud = fresh.filter((line) => ALOUD.has(line.event));
+    if (!lines.length) return;
+    this.lines = [...lines, ...this.lines].sort((one, other) => other.number - one.number).slice(0, LINES);
+    const aloud = [...lines].reverse().filter((line) => ALOUD.has(line.event));
     if (!first && aloud.length) {
       const more = aloud.length > 3 ? `, and ${aloud.length - 3} more` : "";
       document.getElementById("said").textContent = visible(aloud.slice(0, 3).map(spoken).join("; ") + more);

@@ -1,0 +1,57 @@
+"""Reading on in a group's history, while several write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from protocol.words import Subscription
+from storage.groups import births, leadership
+from storage.groups.model import GroupOptions, NodeRef
+from storage.groups.orders import Pause
+from storage.groups.postgres import PostgresGroups
+from storage.history import Behind, read_behind
+from tests.interleavings.harness import Connection, Interleavings, Run
+
+GROUP = Subscription.parse("$share/g/eu/#")
+NODE = NodeRef("n1", "n1-1", "127.0.0.1:1")
+ALL = 1000
+
+
+@pytest.fixture
+def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
+    with closing(PostgresGroups(database)) as store:
+        store.declare_group(GROUP, GroupOptions())
+    with Interleavings(database) as orders:
+        yield orders
+
+
+def pause(conn: Connection) -> None:
+    group = births.live(conn, GROUP)
+    with conn.transaction():
+        births.instruct(conn, group, Pause("x"), None)
+
+
+def lead(conn: Connection) -> None:
+    with conn.transaction():
+        leadership.claim(conn, 1, NODE, 30, None)
+
+
+def look(conn: Connection) -> Behind:
+    return read_behind(conn, 1, None, ALL)
+
+
+@pytest.mark.conforms("A7")
+def test_who_reads_on_in_a_history_is_given_each_line_once(orders: Interleavings) -> None:
+    def judge(run: Run) -> None:
+        assert not run.errors
+        first = run.answers["look"]
+        later = read_behind(run.conn, 1, first.next, ALL)
+        seen = [number for number, _ in (*first.lines, *later.lines)]
+        assert sorted(seen) == [number for number, _ in read_behind(run.conn, 1, None, ALL).lines]
+        assert len(seen) == 2
+        assert read_behind(run.conn, 1, later.next, ALL).lines == ()
+
+    assert orders.explore({"pause": pause, "lead": lead, "look": look}, judge) > 1
