@@ -3,13 +3,15 @@
 A trickle of messages leaves one block each, which costs eight times the bytes and a row per message to read. Blocks
 never change once written, so a run of neighbours can be replaced by their concatenation in one transaction; a reader
 sees the old or the new rows, and slices a block that begins before its position. Blocks that differ in what they say
-of epochs and frontiers are not merged: a replay must see frontiers where they mattered.
+of epochs and frontiers are not merged: a replay must see frontiers where they mattered. When each of them was appended
+is kept, so that a window by time holds what it held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -50,7 +52,8 @@ select end_offset, count, octet_length(payload), {_FRONTIERS} from block
    and appended_at < clock_timestamp() - make_interval(secs => %s)
  order by end_offset limit %s"""
 _LOCKED = """
-select end_offset, count, codec, payload, appended_at, lower_frontier::text, epochs::text from block
+select end_offset, count, codec, payload, appended_at, lower_frontier::text, epochs::text, piece_starts, piece_times
+  from block
  where generation_id = %s and stream_id = %s and end_offset = any(%s) and uri is null order by end_offset for update"""
 
 
@@ -153,7 +156,7 @@ def _merge(
     guard: Guard | None,
     run: list[_Row],
 ) -> int:
-    """Replace the run by one block with the same end; appended when the last of them was, so that no time skips any."""
+    """Replace the run by one block with the same end, which knows when its pieces were appended."""
     ends = [row.end_offset for row in run]
     with conn.transaction():
         if guard is not None:
@@ -163,15 +166,15 @@ def _merge(
             return 0
         read = [decode(row[2], row[3], stream_id, row[0], row[1]) for row in rows]
         whole = pa.Table.from_batches(read).combine_chunks().to_batches()[0]
-        block = pack(whole, compression)
+        block, (starts, times) = pack(whole, compression), _pieces(rows)
         conn.execute(
             "delete from block where generation_id = %s and stream_id = %s and end_offset = any(%s)",
             (generation_id, stream_id, ends),
         )
         conn.execute(
             "insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp,"
-            " appended_at, topics, lower_frontier, epochs, codec, payload)"
-            " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            " appended_at, topics, lower_frontier, epochs, codec, payload, piece_starts, piece_times)"
+            " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             (
                 generation_id,
                 stream_id,
@@ -179,12 +182,29 @@ def _merge(
                 block.count,
                 block.first_timestamp,
                 block.last_timestamp,
-                max(row[4] for row in rows),
+                times[-1],
                 block.topics,
                 rows[0][5],
                 rows[0][6],
                 block.codec,
                 memoryview(block.payload),
+                starts if len(starts) > 1 else None,
+                times if len(starts) > 1 else None,
             ),
         )
     return len(run) - 1
+
+
+def _pieces(rows: Sequence[tuple[Any, ...]]) -> tuple[list[int], list[datetime]]:
+    """Where what was appended later than all before it begins in the merged block, and when that was.
+
+    A clock that was set back makes no piece: the first message at or after a time is the same without.
+    """
+    starts, times, place = list[int](), list[datetime](), 0
+    for _, count, _, _, appended_at, _, _, own_starts, own_times in rows:
+        for start, time in zip(own_starts or [0], own_times or [appended_at], strict=True):
+            if not times or time > times[-1]:
+                starts.append(place + start)
+                times.append(time)
+        place += count
+    return starts, times

@@ -278,15 +278,14 @@ def spaces(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int
 
 
 def position_at(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -> int:
-    """The offset of the first block appended at or after `when` (the database's clock); the head if there is none."""
-    generation_id = _generation_of(conn, stream_id)
+    """The offset of the first message appended at or after `when` (the database's clock); the head if there is none."""
     row = conn.execute(
-        "select coalesce((select end_offset - count from block where generation_id = %(generation)s"
-        " and stream_id = %(stream)s and appended_at >= %(when)s order by end_offset limit 1), s.head)"
-        " from stream s where s.stream_id = %(stream)s",
-        {"generation": generation_id, "stream": stream_id, "when": when},
+        "select coalesce(position_at(generation_id, stream_id, %s), head) from stream where stream_id = %s",
+        (when, stream_id),
     ).fetchone()
-    return int(row[0]) if row else 0
+    if row is None:
+        raise no_stream(stream_id)
+    return int(row[0])
 
 
 def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:

@@ -14,11 +14,8 @@ _POSITION = """
   case %({bound})s when 'earliest' then 0
        when 'latest' then s.head
        when 'offset' then least(%({bound}_value)s::bigint, s.head)
-       else coalesce((
-         select b.end_offset - b.count from block b
-          where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-            and b.appended_at >= timestamptz 'epoch' + %({bound}_value)s::bigint * interval '1 microsecond'
-          order by b.end_offset limit 1), s.head) end"""
+       else coalesce(position_at(s.generation_id, s.stream_id,
+         timestamptz 'epoch' + %({bound}_value)s::bigint * interval '1 microsecond'), s.head) end"""
 
 _EXTENTS = f"""
 select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_numbers,
@@ -45,7 +42,7 @@ class Extent:
 
 def extents(conn: psycopg.Connection[Any], filter: Filter, start: Start, end: Start) -> list[Extent]:
     """What lies between the two in all streams that retention has left and that can match, open or closed, in the order
-    of their generations; all of one snapshot. A time is that of the first block that was appended then or later."""
+    of their generations; all of one snapshot. A time is that of the first message that was appended then or later."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
         wanted = filled(conn).wanted(filter)

@@ -43,11 +43,8 @@ select %(group)s, stream_id, position, {NOW} from (
   select s.stream_id, s.state, s.head, case %(policy)s
            when 'earliest' then 0
            when 'offset' then least(%(value)s::bigint, s.head)
-           when 'time' then coalesce((
-             select b.end_offset - b.count from block b
-              where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-                and b.appended_at >= timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'
-              order by b.end_offset limit 1), s.head)
+           when 'time' then coalesce(position_at(s.generation_id, s.stream_id,
+             timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
            else s.head end as position
     from stream s join generation n using (generation_id)
    where n.state <> 'gone'

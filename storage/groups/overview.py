@@ -309,10 +309,8 @@ _STREAMS = (
     + """
 select group_id, stream_id, p.name as space, generation_id, status, position, head,
        case when gone then 'gone' else state end as head_state, lag,
-       case when lag > 0 then extract(epoch from clock_timestamp() - (
-         select b.appended_at from block b
-          where b.generation_id = seen.generation_id and b.stream_id = seen.stream_id and b.end_offset > seen.position
-          order by b.end_offset limit 1))::float8 end as age_s,
+       case when lag > 0 then extract(epoch from clock_timestamp() - appended_at(generation_id, stream_id, position)
+            )::float8 end as age_s,
        borrower_id, agent, case when status <> 'free' or held_until > now() then session end as session,
        case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
        case when status = 'free' and held_until > now() then extract(epoch from held_until - now())::float8

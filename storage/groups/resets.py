@@ -40,11 +40,8 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
          when 'current' then l.position
          when 'offset' then least(%(value)s::bigint, s.head)
          when 'shift' then least(greatest(l.position::numeric + %(value)s::bigint, 0), s.head)::bigint
-         when 'time' then coalesce((
-           select b.end_offset - b.count from block b
-            where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-              and b.appended_at >= timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'
-            order by b.end_offset limit 1), s.head)
+         when 'time' then coalesce(position_at(s.generation_id, s.stream_id,
+           timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
          when 'epoch' then coalesce((
            select b.end_offset - b.count from block b
             where b.generation_id = s.generation_id and b.stream_id = s.stream_id and exists (

@@ -1,0 +1,151 @@
+"""A window by time holds the same messages whatever becomes of the blocks that they were appended in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from borrower.feed import Feed
+from protocol.words import Filter, Start, Subscription
+from storage import replay
+from storage.catalogue import list_spaces
+from storage.compaction import compact_stream
+from storage.connect import connect
+from storage.groups import births, resets
+from storage.groups.model import GroupOptions
+from storage.groups.overview import describe
+from storage.groups.targets import Target
+from storage.log import position_at
+from storage.payloads.recall import recall
+from storage.spaces import alter_space, create_space, rollover
+from storage.tail import Tail
+from tests.integration.feed_kit import serving, values
+from tests.integration.log_kit import put, stream_of
+from tests.payload_kit import LocalWorld, a_space, fill, move
+
+BEGUN = datetime(2026, 11, 24, tzinfo=UTC)
+ALL = Filter.parse("eu/#")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.integers(1, 3), st.integers(-2, 4)),  # so many messages, so many seconds later
+        st.integers(2, 12),  # compaction to blocks of so many
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        yield connection
+
+
+def dated(conn: psycopg.Connection[Any], stream: int, seconds: int) -> None:
+    """The last block was appended then."""
+    conn.execute(
+        "update block set appended_at = %s where stream_id = %s and end_offset = (select head from stream s"
+        " where s.stream_id = block.stream_id)",
+        (BEGUN + timedelta(seconds=seconds), stream),
+    )
+
+
+def answers(conn: psycopg.Connection[Any], stream: int, seconds: int) -> set[int]:
+    """Where each way to ask begins or ends at that time; one number, where they agree."""
+    when = BEGUN + timedelta(seconds=seconds)
+    start, name = Start.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
+    (begun,) = [each.start for each in replay.extents(conn, ALL, start, Start.LATEST) if each.stream_id == stream]
+    (ended,) = [each.end for each in replay.extents(conn, ALL, Start.EARLIEST, start) if each.stream_id == stream]
+    found = {position_at(conn, stream, when), begun, ended}
+    with conn.transaction(force_rollback=True):
+        group = births.create(conn, name, GroupOptions(start), None)
+        assert group is not None
+        row = conn.execute("select position from lending where stream_id = %s", (stream,)).fetchone()
+        found.add(-1 if row is None else row[0])
+        (move,) = [each for each in resets.plan(conn, group, Target.time(when)) if each.stream_id == stream]
+        return {*found, move.after}
+
+
+@pytest.mark.conforms("W8")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_wherever_one_asks_a_time_is_where_it_was_whatever_was_merged_with_what(
+    conn: psycopg.Connection[Any], steps: list[tuple[int, int] | int]
+) -> None:
+    if "eu" not in {space.name for space in list_spaces(conn)}:
+        create_space(conn, "eu", "eu/#", shards=1)
+    rollover(conn, "eu")
+    stream, head, now = stream_of(conn, "eu"), 0, 0
+    pieces: list[tuple[int, int]] = []
+    for step in steps:
+        if isinstance(step, int):
+            compact_stream(conn, stream, older_than_s=-60.0, block_messages=step)
+            continue
+        count, later = step
+        now += later
+        pieces.append((head, now))
+        put(conn, stream, *[b"v"] * count, topic="eu/t")
+        dated(conn, stream, now)
+        head += count
+    for seconds in range(min((at for _, at in pieces), default=0) - 1, max((at for _, at in pieces), default=0) + 2):
+        expected = next((begin for begin, at in pieces if at >= seconds), head)
+        assert answers(conn, stream, seconds) == {expected}
+
+
+@pytest.mark.conforms("W8")
+def test_an_hour_that_is_read_again_is_the_same_after_compaction_when_moved_out_and_when_brought_back(
+    database: str, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    space = a_space(conn, LocalWorld(tmp_path))
+    stream = stream_of(conn, "eu")
+    for number in range(12):
+        fill(conn, stream, 1, first=number)
+        dated(conn, stream, 600 * number)
+    hour = BEGUN + timedelta(minutes=25)
+
+    def read() -> tuple[list[bytes], list[bytes]]:
+        """From that time on, by a tail and by a feed."""
+        tailed = [value for table in Tail(conn, ALL, hour).pages() for value in table.column("value").to_pylist()]
+        with serving(database) as server, Feed([server.address]) as feed:
+            return tailed, values(list(feed.history("eu/#", hour)))
+
+    before = read()
+    assert [len(each) for each in before] == [18, 18]
+    places = [answers(conn, stream, 300 * each) for each in range(30)]
+    assert compact_stream(conn, stream, older_than_s=0, block_messages=10) == 12 - 3
+    assert (read(), [answers(conn, stream, 300 * each) for each in range(30)]) == (before, places)
+    rollover(conn, "eu")
+    places = [answers(conn, stream, 300 * each) for each in range(23)]
+    assert move(conn, space) > 0
+    assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
+    alter_space(conn, "eu", payloads=None)
+    assert recall(conn, space.space_id) > 0
+    assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
+
+
+@pytest.mark.conforms("W8")
+def test_the_age_of_what_waits_is_that_of_the_first_message_that_waits(conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "eu", "eu/#", shards=1)
+    stream = stream_of(conn, "eu")
+    for number in range(6):
+        put(conn, stream, b"v", topic="eu/t")
+        dated(conn, stream, -86_400 * (6 - number))
+    with conn.transaction():
+        group = births.create(conn, Subscription.parse("$share/g/eu/#"), GroupOptions(Start.offset(2)), None)
+    assert group is not None
+
+    def age_s() -> float:
+        (line,) = [each for each in describe(conn, group.subscription).streams if each.stream_id == stream]
+        assert line.age_s is not None
+        return line.age_s
+
+    before = age_s()
+    assert compact_stream(conn, stream, older_than_s=0) == 5
+    assert before <= age_s() < before + 3600
