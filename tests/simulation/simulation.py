@@ -157,7 +157,7 @@ class Simulation:
         """Go on until everything is as it must be at the end, or for so long that it will never be."""
         end = self.world.now + LIVENESS_S
         while self.world.now < end:
-            self.world.run_until(self.world.now + 5.0)
+            self.world.run_until(self.world.now + 2.0)
             self._fill()
             self.operators.mend()
             try:
