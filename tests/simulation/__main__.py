@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 import traceback
+from datetime import UTC, date, datetime
 
 from tests.simulation.checkers import Violation
 from tests.simulation.exceptions import EXCEPTIONS
@@ -13,13 +14,16 @@ from tests.simulation.runs import ENOUGH_FAILURES, Figures, all_pairs, run_seeds
 from tests.simulation.simulation import Simulation
 
 SHOWN_LINES = 400
+A_DAY = 1_000_000
 
 
 def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
-    parser.add_argument("--start", type=int, default=0, help="the first (default: 0)")
+    parser.add_argument(
+        "--start", type=int, help="the first (default: another one each day, behind those of the tests)"
+    )
     parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
     parser.add_argument("--seed", type=int, help="this one alone, with its trace")
@@ -47,6 +51,12 @@ def tell(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
     return 1 if wrong else 0
 
 
+def of_the_day(day: date) -> int:
+    """Where the long run of that day begins: a million seeds further than the day before, and never among those that
+    the tests run."""
+    return day.toordinal() * A_DAY
+
+
 def _run_many(options: argparse.Namespace) -> int:
     shown, begun = 0, time.monotonic()
 
@@ -57,11 +67,18 @@ def _run_many(options: argparse.Namespace) -> int:
         shown = len(figures.failures)
         took_s = time.monotonic() - begun
         left_s = took_s / figures.seeds * (options.seeds - figures.seeds)
-        _say(f"\r{figures.seeds} of {options.seeds} seeds, {shown} failures, {took_s:.0f} s, {left_s:.0f} s to go  ")
+        rate = figures.seeds / max(took_s, 0.001)
+        _say(
+            f"\r{figures.seeds} of {options.seeds} seeds, {shown} failures, {took_s:.0f} s, {rate:.1f} a second, "
+            f"{left_s:.0f} s to go  "
+        )
 
-    seeds = range(options.start, options.start + options.seeds)
+    start = of_the_day(datetime.now(UTC).date()) if options.start is None else options.start
+    seeds = range(start, start + options.seeds)
+    _say(f"seeds [{seeds.start}, {seeds.stop}), again with --start {start} --seeds {options.seeds}\n")
     figures = run_seeds(seeds, options.processes, show, 1 if options.first else ENOUGH_FAILURES)
-    _say(f"\n{figures}\n")
+    rate = figures.seeds / max(figures.took_s, 0.001)
+    _say(f"\n{figures}\nseeds [{seeds.start}, {seeds.stop}): {figures.took_s:.0f} s, {rate:.1f} a second\n")
     if not figures.failures:
         for machine, status, kind in sorted(all_pairs() - EXCEPTIONS - set(figures.pairs), key=str):
             _say(f"never seen: {machine}: {status.name.lower()}, {kind.name.lower()}\n")

@@ -25,6 +25,7 @@ from protocol.words import Subscription
 from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query
 from tests.simulation.sessions import CountedWork, Session
+from tests.simulation.transactions import WritingSession
 from tests.simulation.work import Work
 
 if TYPE_CHECKING:
@@ -76,9 +77,12 @@ class SimulatedAgent(Process):
         self.wishes[handle] = Wish(handle, subscription, epoch)
         self.epochs.setdefault(subscription, []).append(epoch)
         query = self.checkpoint
-        self.sessions[handle] = Session(self, handle) if query is None else Query(self, handle, query)
+        self.sessions[handle] = self._session(handle) if query is None else Query(self, handle, query)
         start = str(self.simulation.groups.start_of(subscription))
         self._happens(Subscribe(handle, str(subscription), self.weight, self.session, start, epoch))
+
+    def _session(self, handle: int) -> Session:
+        return (WritingSession if self.simulation.users.is_used_by(self) else Session)(self, handle)
 
     def leave(self, handle: int) -> None:
         """End a subscription gracefully; some say it twice."""

@@ -113,6 +113,11 @@ class WatchedGroups(MemoryGroups):
         self.checkers.was_reset(life.group, self.rows(group_id), moves)
         return True
 
+    def advance(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:
+        """A user's transaction has moved the progress under that grant."""
+        rows = self._lives[group_id].rows
+        rows[stream_id] = replace(rows[stream_id], position=position, lost_position=None)
+
     def export(self, group_id: int) -> Progress:
         """Where the group is, as `storage.groups.copies.take` says it."""
         life = self._lives[group_id]

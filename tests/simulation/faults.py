@@ -42,7 +42,7 @@ def _first(tree: Path, mutant: Mutant, seeds: int) -> str | None:
     file = tree / mutant.file
     source = file.read_text(encoding="utf-8")
     file.write_text(planted(mutant, source), encoding="utf-8")
-    command = ["-m", "tests.simulation", "--seeds", str(seeds), "--processes", "1", "--first"]
+    command = ["-m", "tests.simulation", "--start", "0", "--seeds", str(seeds), "--processes", "1", "--first"]
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(

@@ -227,7 +227,7 @@ class Operators:
         self._world.after(slow_s, revoke)
 
         def fall_silent() -> None:
-            for node in self._simulation.nodes:
+            for node in self._simulation.nodes if self._world.now < self._until else ():
                 self._simulation.network.part(holder.name, node.address, ways, 15.0)
 
         due_s = self._simulation.revoke_deadline_s

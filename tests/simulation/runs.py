@@ -24,6 +24,9 @@ class Figures:
 
     seeds: int = 0
     moves: int = 0
+    resets: int = 0
+    written: int = 0
+    unknown: int = 0
     still: list[int] = field(default_factory=list)
     with_crash: int = 0
     repeats: int = 0
@@ -44,6 +47,9 @@ class Figures:
         """Both together; the time taken is not added, for they may have run side by side."""
         self.seeds += other.seeds
         self.moves += other.moves
+        self.resets += other.resets
+        self.written += other.written
+        self.unknown += other.unknown
         self.still += other.still
         self.with_crash += other.with_crash
         self.repeats += other.repeats
@@ -67,6 +73,8 @@ class Figures:
             f"{self.deleted} groups deleted, {self.fenced} sessions fenced, {self.returned} streams returned, "
             f"{self.unaware} calls begun unaware of a loss, {self.atomic} atomic groups, given {self.given_in_epochs} "
             f"messages of epochs and {self.announced} announcements, {self.stored} messages in queries' sinks, "
+            f"{self.resets} resets, {self.written} messages written in users' transactions, {self.unknown} commits without "
+            f"an answer, "
             f"{len(self.pairs)} of {len(all_pairs())} pairs of the tables; {len(self.failures)} failures"
         )
 
@@ -123,6 +131,9 @@ def _run_one(seed: int, figures: Figures) -> None:
     figures.seeds += 1
     moves = simulation.checkers.authority.moves
     figures.moves += moves
+    figures.resets += simulation.operators.resets
+    figures.written += simulation.checkers.transactions.stored
+    figures.unknown += simulation.users.unknown
     if not moves:
         figures.still.append(seed)
     figures.with_crash += simulation.crashes > 0

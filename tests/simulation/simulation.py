@@ -19,6 +19,7 @@ from tests.simulation.operators import Operators
 from tests.simulation.process import MOST_DRIFT
 from tests.simulation.publishing import Publishing
 from tests.simulation.queries import Checkpoint, Queries
+from tests.simulation.transactions import UsersDatabase
 from tests.simulation.troubles import Troubles
 from tests.simulation.turnover import Turnover
 from tests.simulation.world import Weather, World
@@ -58,6 +59,7 @@ class Simulation:
         self.groups = Groups(self)
         self.troubles = Troubles(self)
         self.queries = Queries(self)
+        self.users = UsersDatabase(self)
         self.turnover = Turnover(self)
         self.operators = Operators(self)
         self._named = self.world.chance(0.5)
@@ -155,7 +157,7 @@ class Simulation:
         """Go on until everything is as it must be at the end, or for so long that it will never be."""
         end = self.world.now + LIVENESS_S
         while self.world.now < end:
-            self.world.run_until(self.world.now + 5.0)
+            self.world.run_until(self.world.now + 2.0)
             self._fill()
             self.operators.mend()
             try:

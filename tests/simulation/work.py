@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Work:
-    """A stream installed in a session: everything before `position` is done. `busy`: a call runs."""
+    """A stream installed in a session: everything before `position` is done. `busy`: a call runs. `since`:
+    what follows from there on is in calls that run."""
 
     group_id: int
     stream_id: int
@@ -15,3 +16,4 @@ class Work:
     position: int
     busy: bool = field(default=False, kw_only=True)
     over: bool = field(default=False, kw_only=True)
+    since: int | None = field(default=None, kw_only=True)

@@ -1,9 +1,10 @@
 """What must be true whatever happens, judged from outside: from what users did and what the store answered.
 
 Each module looks at one thing and knows nothing of the code that it judges: `authority` (terms, grant ids, positions),
-`deliveries` (what users got, and how often), `epochs` (what atomic groups got), `announcements` (how far they say that
-they are), `record` (lending_history), `names` (stable sessions), `rest` (how it all must end). `lives` is the memory of
-the groups that they share, `wanted` that of the epochs.
+`deliveries` (what users got, and how often), `order` (of each key), `transactions` (what users wrote in their own),
+`epochs` (what atomic groups got), `announcements` (how far they say that they are), `record` (lending_history), `names`
+(stable sessions), `rest` (how it all must end). `lives` is the memory of the groups that they share, `wanted` that of
+the epochs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tests.simulation.checkers.lives import Life, Lives, Violation
 from tests.simulation.checkers.names import Names
 from tests.simulation.checkers.record import Record
 from tests.simulation.checkers.rest import check_rest
+from tests.simulation.checkers.transactions import Transactions
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent, Wish
@@ -47,6 +49,7 @@ class Checkers:
         self.epochs = Epochs(simulation, self.lives, self.record)
         self.deliveries = Deliveries(simulation, self.lives, self.record, self.epochs)
         self.names = Names(simulation, self.lives)
+        self.transactions = Transactions(self.deliveries)
 
     # --- the database -----------------------------------------------------------------------------------------------
 
@@ -73,6 +76,7 @@ class Checkers:
             self.authority.was_reset(at, position)
             self.deliveries.was_reset(at, position, rows[stream_id].grant_id)
             self.names.was_reset(at)
+            self.transactions.was_reset(at, position)
         if group.options.atomic:
             self.epochs.was_reset(group, rows)
 

@@ -54,6 +54,11 @@ class Authority:
         """A session says how far it is under this grant."""
         self._reported[work.group_id, work.stream_id, work.grant_id] = work.position
 
+    def written(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:
+        """A user's own transaction has moved the progress under this grant."""
+        key = group_id, stream_id, grant_id
+        self._reported[key] = max(self._reported.get(key, 0), position)
+
     def node_acted(self, node: SimulatedNode) -> None:
         """Who trusts itself to lead has a lease that runs, whatever its clock says. (The lease of a group that an
         operator deletes or resets is cut short under its leader, which can no longer write.)"""

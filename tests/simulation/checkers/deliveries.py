@@ -63,6 +63,10 @@ class Deliveries:
         self._reset[key] = grant_id
         self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < position}
 
+    def written(self, key: Key, position: int) -> None:
+        """Everything before that position was written in users' transactions, or done before."""
+        self._done[key] = max(self._done.get(key, 0), position)
+
     def consumed(self, group_id: int, stream_id: int) -> int:
         """Everything before this offset, from the group's start on, was in a call that ended, or was skipped."""
         start = self._lives[group_id].start(stream_id) or 0
@@ -95,7 +99,7 @@ class Deliveries:
         self.order.check_call(f"{call} begins", key, call.grant_id, offsets)
         if self._lives[call.group_id].group.options.atomic:
             self._epochs.call_started(key, offsets)
-        elif offsets[0] > self.consumed(*key):
+        elif (offsets[0] if work.since is None else work.since) > self.consumed(*key):
             raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
         self._note(key, call)
         self._simulation.world.say(agent, call)

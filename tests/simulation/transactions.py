@@ -1,0 +1,339 @@
+"""Users who write their output and their progress in one transaction, on a database that does not always answer.
+
+What decides is the product's own: `borrower.session.Session.transaction`, `borrower.transaction.Transactions`,
+`borrower.batch.Batch` and `borrower.lent.Lent`. The connection is told here: it does what the database's functions do
+to the rows of the twin, and a commit may be refused, lost, or done without an answer. Then the user tries again, with
+the same batches, with more, with fewer or with others, as he likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import psycopg
+import pyarrow as pa
+from psycopg.pq import TransactionStatus
+
+import borrower.session
+from borrower.batch import Batch
+from borrower.lent import Lent
+from borrower.machine.events import Install, Remove, Stop, Tell
+from borrower.transaction import Transactions
+from protocol.errors import DatabaseUnreachable, GrantLost, UsageError
+from protocol.messages import Grant, RevokedReason
+from protocol.words import Filter
+from storage.connect import UnknownOutcome
+from storage.groups.model import LendingStatus
+from tests.simulation.sessions import Session
+from tests.simulation.work import Work
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.simulation import Simulation
+
+_RUNS = 0.35
+_OF_AGENTS = 0.6
+
+
+class _Refused(psycopg.DatabaseError):
+    sqlstate = "SB001"
+
+
+@dataclass(slots=True)
+class _Answer:
+    row: tuple[Any, ...] | None
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        return self.row
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return [] if self.row is None else [self.row]
+
+
+@dataclass(slots=True)
+class _Transaction:
+    number: int
+    mark: str = ""
+    advances: list[tuple[int, int, int, int]] = field(default_factory=list)
+    stored: list[tuple[int, int, range]] = field(default_factory=list)
+
+
+class UsersDatabase:
+    """The messages' database as users' transactions see it. `stored`: (group, stream, offset) that are in their
+    output; `committed`: numbers of transactions."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._random = Random(f"the transactions of {simulation.seed}")
+        self.runs = self._random.random() < _RUNS
+        self._away_until = 0.0
+        self._numbers = 0
+        self.committed: set[str] = set()
+        self.tries = self.unknown = 0
+
+    def is_used_by(self, agent: SimulatedAgent) -> bool:
+        """Whether the sessions of that process write in transactions."""
+        return self.runs and Random(f"{self._simulation.seed} {agent.name} writes").random() < _OF_AGENTS
+
+    def connect(self, *_: object, **__: object) -> _Connection:
+        """A new connection, if it is to be had."""
+        if self._world.now < self._away_until:
+            raise DatabaseUnreachable("the database cannot be reached")
+        return _Connection(self)
+
+    def begin(self) -> _Transaction:
+        """Number a transaction."""
+        self._numbers += 1
+        return _Transaction(self._numbers)
+
+    def fails(self) -> bool:
+        """Whether a connection breaks now."""
+        return not self._world.calm and self._random.random() < 0.04
+
+    def advance(self, group_id: int, stream_id: int, grant_id: int, position: int) -> bool:
+        """As the database's function of that name."""
+        row = self._simulation.store.rows(group_id).get(stream_id)
+        held = row is not None and row.status is LendingStatus.HELD and row.grant_id == grant_id
+        return held and row is not None and row.position < position <= self._head(stream_id)
+
+    def progress(self, group_id: int, stream_id: int, grant_id: int) -> int | None:
+        """As the database's function of that name."""
+        row = self._simulation.store.rows(group_id).get(stream_id)
+        if row is not None and row.status is LendingStatus.HELD and row.grant_id == grant_id:
+            return row.position
+        for line in reversed(self._simulation.store.lines):
+            if (line.group_id, line.stream_id, line.grant_id) == (group_id, stream_id, grant_id):
+                return line.position
+        return None
+
+    def commit(self, transaction: _Transaction) -> bool:
+        """Whether the client hears of it. Mostly it does; else it may have happened or not."""
+        self.tries += 1
+        silent = not self._world.calm and self._random.random() < 0.15
+        if not silent or self._random.random() < 0.7:
+            self.committed.add(str(transaction.number))
+            for advance in transaction.advances:
+                self._simulation.store.advance(*advance)
+                self._simulation.checkers.authority.written(*advance)
+            self._simulation.checkers.transactions.committed(transaction.advances, transaction.stored)
+        if silent:
+            self.unknown += 1
+            self._world.say("database", f"does not answer the commit of {transaction}")
+            self._away_until = self._world.now + self._random.choice((0.0, self._random.uniform(0.0, 3.0)))
+        return not silent
+
+    def _head(self, stream_id: int) -> int:
+        return self._simulation.streams.streams[stream_id].head
+
+
+class _Connection:
+    """What the product does with a connection of psycopg in such a transaction."""
+
+    def __init__(self, database: UsersDatabase) -> None:
+        self._database = database
+        self._transaction: _Transaction | None = None
+        self.closed = False
+
+    @property
+    def info(self) -> Any:
+        return mock.Mock(
+            transaction_status=TransactionStatus.INTRANS if self._transaction is not None else TransactionStatus.IDLE
+        )
+
+    def close(self) -> None:
+        self.closed, self._transaction = True, None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        self._transaction = self._database.begin()
+        try:
+            yield
+            transaction, self._transaction = self._transaction, None
+        except BaseException:
+            self._transaction = None
+            raise
+        if not self._database.commit(transaction):
+            self._break()
+
+    def store(self, group_id: int, stream_id: int, offsets: range) -> None:
+        """The user's own statement."""
+        assert self._transaction is not None
+        self._transaction.stored.append((group_id, stream_id, offsets))
+
+    def execute(self, query: Any, parameters: Any = ()) -> _Answer:
+        text = query if isinstance(query, str) else query.as_string(None)
+        if self.closed or self._database.fails():
+            self._break()
+        transaction = self._transaction
+        if "set_config('sublet.transaction'" in text:
+            assert transaction is not None
+            transaction.mark = parameters[0]
+        elif "current_setting('sublet.transaction'" in text:
+            return _Answer((transaction.mark,) if transaction is not None else None)
+        elif "pg_xact_status" in text:
+            return _Answer(("committed" if parameters["number"] in self._database.committed else "aborted",))
+        elif "advance(" in text:
+            assert transaction is not None
+            facts = [value for value in parameters if isinstance(value, int)]
+            if not self._database.advance(*facts):
+                raise _Refused("the transaction must not commit")
+            transaction.advances.append((facts[0], facts[1], facts[2], facts[3]))
+            return _Answer((str(transaction.number), "00000001", None, None))
+        elif "progress(" in text:
+            return _Answer((self._database.progress(*parameters),))
+        return _Answer(("",))
+
+    def _break(self) -> None:
+        self.close()
+        raise psycopg.OperationalError("the connection is lost")
+
+
+class _Shell(borrower.session.Session):
+    """A session's part in transactions without the rest of it."""
+
+    def __init__(self, group_id: int, acknowledged: Callable[[Lent, int], None]) -> None:
+        batch_s = {"batch_s": 60.0} if "batch_s" in inspect.signature(Transactions).parameters else {}
+        self._group, self.subscription = group_id, "its subscription"
+        self._home, self._handler = mock.Mock(), mock.Mock(acknowledged=acknowledged)
+        self._transactions = Transactions("", lambda: group_id, **batch_s)
+
+    def __del__(self) -> None:
+        """There is nothing to end."""
+
+
+@dataclass(slots=True)
+class LentWork(Work):
+    """A stream installed in such a session."""
+
+    lent: Lent
+
+
+class WritingSession(Session):
+    """It takes some batches of one stream or of several, and writes them in one transaction, again and again."""
+
+    def __init__(self, agent: SimulatedAgent, handle: int) -> None:
+        super().__init__(agent, handle)
+        self._lent: dict[int, LentWork] = {}
+        self._shell: _Shell | None = None
+        self._in_hand: list[Batch] = []
+        self._closed = False
+        self._soon(self._turn)
+
+    def told(self, tell: Tell, group_id: int | None) -> None:
+        """By the borrower, in order."""
+        match tell:
+            case Install(grant) if grant.consumed is None:
+                assert group_id is not None
+                self._take(group_id, grant)
+            case Stop() if tell.stream_id in self._lent:
+                work = self._lent[tell.stream_id]
+                work.lent.stopping = True
+                self._say(work)
+            case Remove(reason=reason) if tell.stream_id in self._lent:
+                work = self._lent.pop(tell.stream_id)
+                work.over = work.lent.over = True
+                work.lent.lost = reason is RevokedReason.LOST
+                self._simulation.checkers.removed(work, work.lent.lost)
+            case _:
+                super().told(tell, group_id)
+
+    def is_idle(self, stream_id: int) -> bool:
+        """Nothing is being done on the stream."""
+        work = self._lent.get(stream_id)
+        return not work.lent.outstanding if work is not None else super().is_idle(stream_id)
+
+    def close(self) -> None:
+        """The subscription is over."""
+        super().close()
+        self._closed = True
+
+    def _take(self, group_id: int, grant: Grant) -> None:
+        if self._shell is None:
+            self._shell = _Shell(group_id, self._acknowledged)
+        assert self._shell._group == group_id, "a subscription is to one life of a group"
+        lent = Lent(grant.stream_id, grant.grant_id, grant.generation_id, Filter.parse(grant.filter), grant.position)
+        self._lent[grant.stream_id] = LentWork(group_id, grant.stream_id, grant.grant_id, grant.position, lent)
+        self._simulation.checkers.installed(self._lent[grant.stream_id])
+
+    # --- transaction by transaction -----------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """What is lost is somebody else's; with what is left, and perhaps more, it is tried."""
+        self._in_hand = [one for one in self._in_hand if not one._lent.over and not self._is_done(one)]
+        if not self._in_hand or self._whims.random() < 0.4:
+            self._take_more()
+        if self._in_hand:
+            self._try(self._some())
+        self._soon(self._turn)
+
+    def _is_done(self, batch: Batch) -> bool:
+        return batch.ticket not in batch._lent.outstanding
+
+    def _some(self) -> list[Batch]:
+        """All of them, or only the first ones of each stream."""
+        some = list(self._in_hand)
+        if len(some) > 1 and self._whims.random() < 0.3:
+            del some[self._whims.randrange(1, len(some)) :]
+        self._whims.shuffle(some)
+        return some
+
+    def _take_more(self) -> None:
+        for work in list(self._lent.values()):
+            if self._whims.random() < 0.6 and not work.lent.stopping:
+                self._take_batch(work)
+
+    def _take_batch(self, work: LentWork) -> None:
+        agent, lent = self._agent, work.lent
+        head = self._simulation.streams.streams[work.stream_id].head
+        if head <= lent.read or not agent.machine.may_start(self._handle, lent.stream_id, lent.grant_id, agent.now):
+            return
+        first, end = lent.read, self._whims.randint(lent.read + 1, head)
+        work.since = lent.acknowledged
+        counts = self._simulation.checkers.call_started(agent.name, work, range(first, end))
+        if not counts:
+            return
+        lent.take(first, end, head)
+        assert self._shell is not None
+        table = pa.table({"offset": pa.array(range(first, end), pa.int64())})
+        self._in_hand.append(Batch(table, first, end, lent, self._acknowledged, None, self._shell.transaction))
+
+    def _try(self, batches: Sequence[Batch]) -> None:
+        assert self._shell is not None
+        database = self._simulation.users
+        self._world.say(self._agent.name, f"writes {batches}")
+        with mock.patch.multiple(
+            "borrower.transaction", connect=database.connect, sever_in_children=lambda connection: None
+        ):
+            try:
+                with self._shell.transaction(*batches) as connection:
+                    told: Any = connection
+                    for batch in batches:
+                        told.store(self._shell._group, batch.stream_id, range(batch.first, batch.end))
+            except (UnknownOutcome, DatabaseUnreachable, GrantLost, UsageError, psycopg.Error) as error:
+                self._world.say(self._agent.name, f"{type(error).__name__}: {error}")
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _acknowledged(self, lent: Lent, ticket: int) -> None:
+        work = self._lent.get(lent.stream_id)
+        if lent.done(ticket) and work is not None and work.lent is lent:
+            self._say(work)
+
+    def _say(self, work: LentWork) -> None:
+        told = work.lent.progress()
+        work.position = told.position
+        self._simulation.checkers.transactions.reported(work)
+        self._agent.say(self._handle, work, replace(told, size=0))
+
+    def _soon(self, happening: Callable[[], None]) -> None:
+        def unless_over() -> None:
+            if self._agent.alive and not self._closed:
+                happening()
+
+        self._later(self._whims.uniform(0.1, 0.8), unless_over)
