@@ -57,13 +57,14 @@ class WorkFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class Role:
     """What a thread does. `start`: of its group, if it is the first. `fails`, `breaks`: shares of batches whose work
-    fails, and after which a loop ends."""
+    fails, and after which a loop ends. `nodes`: addresses through which it reads, without the database."""
 
     group: str
     start: str = "earliest"
     exact: bool = False
     named: bool = False
     in_asyncio: bool = False
+    nodes: tuple[str, ...] = ()
     fails: float = 0.01
     breaks: float = 0.01
 
@@ -77,7 +78,7 @@ class Worker:
 
     def __init__(self, url: str, record: Record, name: str, role: Role) -> None:
         self._url, self._record, self._role = url, record, role
-        self._name = f"{name}/{role.group}"
+        self._name = f"{name}/{role.group}{'/nodes' if role.nodes else ''}"
         self._chance = random.Random(f"{name} {role.group} {time.monotonic()}")
         self._numbers = itertools.count()
         self._session: Session | AsyncSession | None = None
@@ -109,11 +110,12 @@ class Worker:
             "start": role.start,
             "batch_bytes": BATCH_BYTES,
             "auto_ack": not role.exact,
+            **({"nodes": role.nodes, "through_nodes": True} if role.nodes else {"url": self._url}),
         }
         if role.in_asyncio:
-            asyncio.run(self._asynchronous(AsyncSession(role.group, self._url, **settings)))
+            asyncio.run(self._asynchronous(AsyncSession(role.group, **settings)))
         else:
-            with Session(role.group, self._url, **settings) as session:
+            with Session(role.group, **settings) as session:
                 self._opened(session)
                 (self._in_transactions if role.exact else self._in_loops)(session)
         self._record.write("closed", session=self._called)

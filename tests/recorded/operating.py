@@ -1,15 +1,19 @@
 """An operator: `python -m tests.recorded.operating URL FILE ORDERS BEGAN`.
 
 Gives the orders of the file ORDERS, a JSON list of [seconds, [word, ...]], on the command line, each no sooner than its
-time after BEGAN (of the monotonic clock). Orders whose time is over when it begins are not given."""
+time after BEGAN (of the monotonic clock), those of one time all at once. Orders whose time is over when it begins are
+not given."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from tests.recorded.record import Record
@@ -19,23 +23,32 @@ TIMEOUT_S = 60.0
 
 def main(url: str, file: str, orders: str, began: str) -> None:
     """Give all of them."""
-    record = Record(Path(file))
-    environment = {**os.environ, "SUBLET_DATABASE_URL": url}
+    record, environment = Record(Path(file)), {**os.environ, "SUBLET_DATABASE_URL": url}
     begins_s = time.monotonic() - float(began)
-    for at_s, words in json.loads(Path(orders).read_text()):
+    for at_s, together in itertools.groupby(json.loads(Path(orders).read_text()), itemgetter(0)):
         if at_s < begins_s:
             continue
         time.sleep(max(float(began) + at_s - time.monotonic(), 0.0))
-        record.write("order", words=words)
-        command = [sys.executable, "-m", "sublet.cli", *words]
-        try:
-            done = subprocess.run(
-                command, check=False, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-            )
-            said = (done.stdout + done.stderr)[-400:]
-            record.write("ordered", words=words, code=done.returncode, said=said)
-        except subprocess.TimeoutExpired:
-            record.write("ordered", words=words, code=None, said="killed after its time")
+        given = [(words, _give(record, words, environment)) for _, words in together]
+        for words, process in given:
+            _await(record, words, process)
+
+
+def _give(record: Record, words: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    record.write("order", words=words)
+    command = [sys.executable, "-m", "sublet.cli", *words]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+    )
+
+
+def _await(record: Record, words: Sequence[str], process: subprocess.Popen[str]) -> None:
+    try:
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+    record.write("ordered", words=words, code=process.returncode, said=said[-400:])
 
 
 if __name__ == "__main__":

@@ -57,25 +57,27 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a run of `seconds`."""
+    """All of a run of `seconds`. `notify`: how news of messages reach its nodes."""
 
     seed: int
     seconds: float
     deeds: tuple[Deed, ...]
     orders: tuple[Order, ...]
     without: frozenset[str] = frozenset()
+    notify: str = "poll"
 
     def __str__(self) -> str:
         every: list[Deed | Order] = [*self.deeds, *self.orders]
-        return "\n".join(str(each) for each in sorted(every, key=lambda each: each.at_s))
+        told = [str(each) for each in sorted(every, key=lambda each: each.at_s)]
+        return "\n".join([f"nodes hear of messages by {self.notify}", *told])
 
 
 def draw(seed: int, seconds: float, deed_every_s: float, order_every_s: float, without: Collection[str] = ()) -> Plan:
     """The plan of a seed; `without`: kinds of deeds, orders and habits that are left out, by name."""
     chance = random.Random(seed)
-    deeds = _drawn(chance, DEEDS, seconds, deed_every_s, without)
-    orders = _drawn(chance, ORDERS, seconds, order_every_s, without)
-    return Plan(seed, seconds, tuple(deeds), tuple(orders), frozenset(without))
+    deeds = tuple(_drawn(chance, DEEDS, seconds, deed_every_s, without))
+    orders = tuple(_drawn(chance, ORDERS, seconds, order_every_s, without))
+    return Plan(seed, seconds, deeds, orders, frozenset(without), chance.choice(("poll", "postgres")))
 
 
 def _drawn(
@@ -97,6 +99,12 @@ def _kill(whom: tuple[str, ...], least_s: float, most_s: float) -> Callable[[ran
         yield Deed(at_s, "kill", chance.choice(whom), chance.uniform(least_s, most_s))
 
     return drawn
+
+
+def _all_workers(chance: random.Random, at_s: float) -> Iterator[Deed]:
+    """Nobody consumes for a while, and there is much to do when they come back."""
+    for worker in WORKERS:
+        yield Deed(at_s, "kill", worker, chance.uniform(3, 8))
 
 
 def _stop(chance: random.Random, at_s: float) -> Iterator[Deed]:
@@ -127,6 +135,7 @@ def _backend(what: str) -> Callable[[random.Random, float], Iterator[Deed]]:
 DEEDS: Kinds[Deed] = {
     "kill-node": (10, _kill(NODES, 0.1, 5)),
     "kill-worker": (14, _kill(WORKERS, 0.1, 5)),
+    "kill-all-workers": (4, _all_workers),
     "kill-publisher": (9, _kill(PUBLISHERS, 0.1, 2)),
     "kill-operator": (3, _kill((OPERATOR,), 0.1, 2)),
     "stop": (8, _stop),
@@ -152,7 +161,7 @@ def _rollover(chance: random.Random, at_s: float) -> Iterator[Order]:
 
 
 def _empty(chance: random.Random, at_s: float) -> Iterator[Order]:
-    """So soon after each other that hardly anything comes between."""
+    """At one time, so that hardly anything comes between."""
     space = chance.choice(_SPACES)
     for _ in range(chance.randint(2, 3)):
         yield Order(at_s, ("spaces", "rollover", space))

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ NEWEST, LATER = "$share/newest/#", "$share/later/#"
 
 ROLES = {
     "worker-1": (Role(PLAIN), Role(EXACT, exact=True), Role(QUEUE), Role(MOVED)),
-    "worker-2": (Role(PLAIN, named=True), Role(EXACT, exact=True, named=True), Role(MOVED)),
+    "worker-2": (Role(PLAIN, named=True), Role(PLAIN, nodes=NODES), Role(EXACT, exact=True, named=True), Role(MOVED)),
     "worker-3": (Role(PLAIN, in_asyncio=True), Role(EXACT, exact=True), Role(QUEUE, named=True)),
 }
 
@@ -81,6 +82,7 @@ class Stage:
         self._frozen: dict[int, tuple[str, float]] = {}
         self._groups: list[str] = []
         self._since = 0.0
+        self._addresses = dict(zip(NODES, _free_addresses(len(NODES)), strict=True))
         self.url = ""
 
     # --- the run ----------------------------------------------------------------------------------------------------
@@ -315,7 +317,10 @@ class Stage:
         life = self._life(name)
         record = str(self.records / f"{life}.jsonl")
         if name in NODES:
-            module, arguments = "sublet.cli", ["leader", "--name", name, "--listen", "127.0.0.1:0"]
+            module, arguments = (
+                "sublet.cli",
+                ["leader", "--name", name, "--listen", self._addresses[name], "--notify", self.plan.notify],
+            )
         elif name in WORKERS:
             self._plays[name] = self._roles[name]
             roles = [self._habits(role).text() for role in self._roles[name]]
@@ -336,6 +341,7 @@ class Stage:
         without = self.plan.without
         return replace(
             role,
+            nodes=tuple(self._addresses.values()) if role.nodes else (),
             fails=0.0 if "work-fails" in without else role.fails,
             breaks=0.0 if "loop-breaks" in without else role.breaks,
         )
@@ -405,6 +411,15 @@ def _stored(connection: psycopg.Connection[Any]) -> Iterator[tuple[int, list[tup
                 columns = (batch.column(name).to_pylist() for name in ("offset", "value"))
                 yield stream, [(offset, value.decode()) for offset, value in zip(*columns, strict=True)]
             position = page.position
+
+
+def _free_addresses(count: int) -> list[str]:
+    """Of this machine, that nobody listens at."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def _is_serving(process: Process) -> bool:
