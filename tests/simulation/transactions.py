@@ -174,18 +174,19 @@ class _Connection:
         if "set_config('sublet.transaction'" in text:
             assert transaction is not None
             transaction.mark = parameters[0]
-        elif "current_setting('sublet.transaction'" in text:
+            return _Answer((transaction.mark, "read committed"))
+        if "current_setting('sublet.transaction'" in text:
             return _Answer((transaction.mark,) if transaction is not None else None)
-        elif "pg_xact_status" in text:
+        if "pg_xact_status" in text:
             return _Answer(("committed" if parameters["number"] in self._database.committed else "aborted",))
-        elif "advance(" in text:
+        if "advance(" in text:
             assert transaction is not None
             facts = [value for value in parameters if isinstance(value, int)]
             if not self._database.advance(*facts):
                 raise _Refused("the transaction must not commit")
             transaction.advances.append((facts[0], facts[1], facts[2], facts[3]))
             return _Answer((str(transaction.number), "00000001", None, None))
-        elif "progress(" in text:
+        if "progress(" in text:
             return _Answer((self._database.progress(*parameters),))
         return _Answer(("",))
 
