@@ -32,6 +32,9 @@ class BorrowerSettings:
     """How long a read waits for Postgres while not a byte comes, or for the answer of a node; then it is tried again on
     another connection."""
 
+    max_poll_interval_s: float = 1800.0
+    """How long a session may take between two requests for a batch; after that it gives its streams up."""
+
     def check(self) -> BorrowerSettings:
         """Itself, or `InvalidSetting` naming both values and the rule they break."""
         for field in fields(self):
