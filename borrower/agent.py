@@ -97,6 +97,10 @@ class AgentThread:
         """Hand everything over; `Closed` arrives in the inbox when that is durable, or cannot be made so in time."""
         self._post(Unsubscribe(handle))
 
+    def give_up(self, handle: int, why: str) -> None:
+        """The same, for a session that cannot say so itself; on the network's thread."""
+        self._handle(Unsubscribe(handle, why))
+
     def progress(self, handle: int, progress: Progressed) -> None:
         """Report how far a stream is consumed."""
         self._post(Consumed(handle, progress))

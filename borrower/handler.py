@@ -30,11 +30,13 @@ from storage.whole_epochs import Marks, WholeEpochs
 class Handler:
     """All streams of one session. `take` is for the agent's thread, the rest for the session's; `report` for both.
 
-    `epochs`: {space id: how far its group has come}, where that is atomic.
+    `epochs`: {space id: how far its group has come}, where that is atomic. `came_back` is called with each
+    acknowledgement.
     """
 
     def __init__(self, report: Callable[[Progressed], None]) -> None:
         self._report = report
+        self.came_back: Callable[[], None] = lambda: None
         self.epochs: dict[int, GroupFrontier] = {}
         self._lock = threading.RLock()
         self._lent: dict[int, Lent] = {}
@@ -211,12 +213,14 @@ class Handler:
 
     def acknowledged(self, lent: Lent, ticket: int) -> None:
         """The batch is done."""
+        self.came_back()
         with self._lock:
             lent.done(ticket)
             self.moved(lent)
 
     def progressed(self, lent: Lent, ticket: int, position: int) -> None:
         """The batch is done up to `position`, and still outstanding."""
+        self.came_back()
         with self._lock:
             lent.done_upto(ticket, position)
             self.moved(lent)
@@ -228,6 +232,16 @@ class Handler:
                 awaited, lent.given_up = lent.is_ending and not lent.is_settled, True
                 if awaited:
                     self._report(lent.progress())
+
+    def abandon(self) -> str:
+        """All streams are lost. What was given out of them and not acknowledged, in words."""
+        with self._lock:
+            given = [
+                f"stream {s} from offset {lent.acknowledged}" for s, lent in self._lent.items() if lent.outstanding
+            ]
+            for stream_id in tuple(self._lent):
+                self._remove(stream_id, RevokedReason.LOST)
+            return ", ".join(given)
 
     def lags(self) -> dict[int, int]:
         """{stream: messages that it had to do when it was last looked at}, of those that were."""

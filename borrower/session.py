@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,13 +26,12 @@ import pyarrow as pa
 
 from borrower.agent import AgentThread
 from borrower.arguments import check_arguments
+from borrower.attendance import Attendance, weakly
 from borrower.batch import Batch
-from borrower.handler import Handler
 from borrower.inbox import Inbox
 from borrower.lent import Lent
 from borrower.lookout import Lookout
 from borrower.machine.agent import Closed
-from borrower.machine.events import Progressed
 from borrower.machine.following import FollowId, NewsCounters, Pushed
 from borrower.process import Home
 from borrower.settings import BorrowerSettings
@@ -134,25 +135,38 @@ class Session:
         self._batch_bytes, self._whole_epochs, self._on_epoch = batch_bytes, whole_epochs, on_epoch
         self._announced: dict[int, GroupFrontier] = {}
         self._drain_by: float | None = None
-        self._handler = Handler(self._report)
+        self._attendance = Attendance(self.subscription, self.settings.max_poll_interval_s)
+        self._handler = self._attendance.handler
         self._inbox = Inbox(self._handler.take)
         self._follows: dict[int, FollowId] = {}
         with contextlib.ExitStack() as opened:
             if through_nodes:
                 way = by_nodes(opened, nodes or (), batch_bytes, self.settings.read_timeout_s)
             else:
-                way = by_database(opened, url, data_dir, nodes, batch_bytes, self.settings, self._group_id)
+                way = by_database(opened, url, data_dir, nodes, batch_bytes, self.settings, weakly(self._group_id))
             self._reader, self._transactions = way.reader, way.transactions
             self._agent = AgentThread(way.find_nodes, self.settings)
             opened.callback(self._agent.close)
             epoch = way.draw_epoch() if name is not None and stable else 0
             if way.hear is not None:
-                opened.callback(way.hear(self._hear))
+                opened.callback(way.hear(weakly(self._hear)))
             self._resources = opened.pop_all()
         self._lookout = Lookout(self._handler, self._heads, self._follow, self._unfollow)
-        self._handle = self._agent.subscribe(
-            self.subscription, self._inbox, weight=weight, session=name, start=start, session_epoch=epoch
+        self._subscribe = partial(
+            self._agent.subscribe,
+            self.subscription,
+            self._inbox,
+            weight=weight,
+            session=name,
+            start=start,
+            session_epoch=epoch,
         )
+        self._handle = self._subscribe()
+        self._attendance.begin(self._agent, self._handle)
+        patience_s = self.settings.unsubscribe_timeout_s + self.settings.farewell_s
+        close = self._resources.close
+        self._dropped = weakref.finalize(self, self._attendance.dropped, self._inbox, patience_s, close)
+        self._dropped.atexit = False
 
     # --- for the user -----------------------------------------------------------------------------------------------
 
@@ -175,6 +189,12 @@ class Session:
         in the middle of a read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._home.check(self.subscription)
+        with self._attendance.present():
+            return self._next_batch(timeout_s)
+
+    def _next_batch(self, timeout_s: float | None) -> Batch | None:
+        if self._attendance.is_over:
+            self._join_again()
         if self._transactions is not None:
             with contextlib.suppress(UnknownOutcome):
                 self._transactions.find_out(0.0)
@@ -240,6 +260,7 @@ class Session:
             batch.begin(batches)
         with self._transactions.over(batches) as connection:
             yield connection
+        self._attendance.touch()
 
     def wait(self, timeout_s: float) -> None:
         """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
@@ -248,10 +269,11 @@ class Session:
         """
         self._home.check(self.subscription)
         deadline = time.monotonic() + timeout_s
-        while not self.closed:
-            self._digest(max(deadline - time.monotonic(), 0.0))
-            if time.monotonic() >= deadline:
-                return
+        with self._attendance.present():
+            while not self.closed:
+                self._digest(max(deadline - time.monotonic(), 0.0))
+                if time.monotonic() >= deadline:
+                    return
 
     def may_go_on(self, batch: Batch) -> bool:
         """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
@@ -293,6 +315,7 @@ class Session:
         if self._home.is_elsewhere:
             return
         deadline = time.monotonic() + self.settings.unsubscribe_timeout_s + self.settings.farewell_s + 1.0
+        self._over = self._over or self._attendance.is_over
         if not self.closed:
             if not broken_off:
                 self._handler.give_up()
@@ -301,6 +324,8 @@ class Session:
             with contextlib.suppress(SubscriptionEnded):
                 self._digest(0.1)
         self._over = True
+        self._attendance.end()
+        self._dropped.detach()
         self._resources.close()
 
     @property
@@ -345,9 +370,13 @@ class Session:
                 " was not committed. Do the batch again; to pass its messages over, acknowledge it once more."
             )
 
-    def _report(self, progress: Progressed) -> None:
-        self._home.check(self.subscription)
-        self._agent.progress(self._handle, progress)
+    def _join_again(self) -> None:
+        """What it had is given up: its user has not come back in time, and is there now."""
+        log.warning("%s: its user is back, and it joins its group again", self.subscription)
+        self._last = None
+        self._follows.clear()
+        self._handle = self._subscribe()
+        self._attendance.begin(self._agent, self._handle)
 
     def _may_leave(self) -> bool:
         """Epochs that are given out in part are given out whole before, if that does not take too long."""
@@ -367,6 +396,8 @@ class Session:
                 self._lookout.pushed(news)
                 continue
             assert isinstance(news, Closed), "what is told of streams the handler has heard"
+            if news.handle != self._handle or self._attendance.is_over:
+                continue
             self._over = True
             if news.reason is not EndReason.DONE:
                 raise SubscriptionEnded(self.subscription, news.reason.value, news.detail)

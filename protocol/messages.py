@@ -143,11 +143,13 @@ class RevokeFinished:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable."""
+    """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable. `why`: where
+    it is not its session's own wish."""
 
     borrower_id: str
     term: int
     streams: tuple[StreamProgress, ...]
+    why: str = ""
 
 
 ToLeader = LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect

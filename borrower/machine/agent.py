@@ -35,9 +35,10 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Hand everything over and end; `Closed` says when."""
+    """Hand everything over and end; `Closed` says when. `why`: where it is not the session's own wish."""
 
     handle: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Agent:
                 wants = Wants(self.agent_id, e.subscription, e.weight, e.session, e.start, e.session_epoch)
                 self._make(event.handle, wants, None, now)
             case Unsubscribe():
-                self._pass(event.handle, borrower_events.Unsubscribe(), now)
+                self._pass(event.handle, borrower_events.Unsubscribe(event.why), now)
             case FromNode():
                 handle = self._handles.get(event.message.borrower_id)
                 self._asked.pop(event.message.borrower_id, None)

@@ -84,6 +84,7 @@ class Inheritance:
     streams: tuple[Stream, ...] = ()
     leave_by: float | None = None
     predecessor: str | None = None
+    why: str = ""
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ class Borrower:
         self.trusted_until = float("-inf")
         self._without: frozenset[tuple[int, int]] = frozenset()
         self._leave_by = inherited.leave_by
-        self._predecessor = inherited.predecessor
+        self._predecessor, self._why = inherited.predecessor, inherited.why
         self._final_by: float | None = None
         self._ask_at = self._ping_at = self._report_at = self._farewell_at = float("inf")
         self._lost_at = float("inf")
@@ -147,7 +148,7 @@ class Borrower:
     def inheritance(self) -> Inheritance:
         """What its successor is made with."""
         streams = self.streams.inherit(self.trusted_until)
-        return Inheritance(self.group_id, streams, self._leave_by, self.borrower_id)
+        return Inheritance(self.group_id, streams, self._leave_by, self.borrower_id, self._why)
 
     def may_start(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Whether a user call on this stream may begin now.
@@ -417,14 +418,18 @@ class Borrower:
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
-    def _leave(self, _: object, now: float) -> None:
+    def _leave(self, wish: object, now: float) -> None:
+        assert isinstance(wish, Unsubscribe)
+        self._why = wish.why
         self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.farewell_s
         self._start_leaving(now)
 
-    def _leave_unconnected(self, _: object, now: float) -> None:
+    def _leave_unconnected(self, wish: object, now: float) -> None:
         """Without streams there is nothing to hand over: say so to whoever may be making a place for us, and end."""
+        assert isinstance(wish, Unsubscribe)
         if self._leave_by is not None:
             return
+        self._why = wish.why
         self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.farewell_s
         if len(self.streams):
             self._stop_all()
@@ -459,7 +464,7 @@ class Borrower:
         complete = all(s.final for s in self.streams)
         if not complete and self._final_by is not None and now < self._final_by:
             return
-        self._send(Disconnect(self.borrower_id, self.term, tuple(s.last_word() for s in self.streams)))
+        self._send(Disconnect(self.borrower_id, self.term, tuple(s.last_word() for s in self.streams), self._why))
         self._final_by, self._farewell_at = None, now + self.settings.resend_s
 
     def _say_farewell(self, _: object, now: float) -> None:

@@ -50,7 +50,10 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Leave: stop every stream, wait for their last progress, hand all over."""
+    """Leave: stop every stream, wait for their last progress, hand all over. `why`: where it is not the session's own
+    wish."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,6 +416,7 @@ class Assignments:
             goes = member is None or member.departing
             kept_s = self._keep_s(self._slot(assignment)) if goes else 0.0
             left = "left in the middle of a batch" if assignment.until > position else "its borrower left"
+            left = member.why if member is not None and member.why else left
             why = assignment.reason or (left if goes else "handed back by its borrower")
             a = assignment
             skips = self._group.options.on_poison is OnPoison.SKIP
@@ -425,7 +426,9 @@ class Assignments:
     def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.final_queued:
             self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position, assignment.consumed))
-            self._break_off(assignment, "left in the middle of a batch", self._keep_s(self._slot(assignment)))
+            member = self._members.get(assignment.borrower_id)
+            why = (member.why if member else "") or "left in the middle of a batch"
+            self._break_off(assignment, why, self._keep_s(self._slot(assignment)))
 
     def _write_unheld(self, assignment: Assignment, now: float, position: int) -> None:
         """The borrower does not have it, so the row's position is exact."""

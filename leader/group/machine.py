@@ -61,6 +61,9 @@ from storage.groups.model import (
 )
 from storage.groups.orders import Pause
 
+MAX_WHY = 500
+"""More of why somebody leaves is cut off."""
+
 
 @dataclass(slots=True)
 class _Out:
@@ -271,6 +274,7 @@ class GroupLeader:
             self._send(agent, Invalidate(goodbye.borrower_id, goodbye.term, reason, "not a member under this term"))
             return
         member.heard_at = now
+        member.why = goodbye.why[:MAX_WHY]
         if not member.departing:
             member.departing = True
             self.schedule.membership_changed(now)

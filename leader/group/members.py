@@ -14,7 +14,8 @@ class Member:
     written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for people.
     `number`: counts the borrowers of its agent. `pinged_at`: by its own clock, when it sent its last ping.
     `promised_at`: when it was last told, by this leader or one before, that its streams stay its own. `taken`: (stream,
-    grant id) of what was taken from it by force and it has not confirmed: of these it is told nothing of the kind."""
+    grant id) of what was taken from it by force and it has not confirmed: of these it is told nothing of the kind.
+    `why` it departs, where that is not its session's own wish."""
 
     borrower_id: str
     agent: str
@@ -27,6 +28,7 @@ class Member:
     number: int = 0
     pinged_at: float | None = None
     promised_at: float = float("-inf")
+    why: str = ""
     streams: set[int] = field(default_factory=set)
     taken: set[tuple[int, int]] = field(default_factory=set)
 

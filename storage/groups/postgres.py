@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import psycopg
 
@@ -38,6 +39,9 @@ STATEMENT_TIMEOUT_S = 2.5
 TRANSACTION_STATEMENTS = 5
 """A transaction may take as long as so many statements; a leader that freezes while it sends one keeps its rows locked
 for no longer (Postgres 17 on)."""
+
+MOST_REFUSALS = 12
+"""In one commit, each of which may take as long as a lock is waited for: enough to find one group among 2000."""
 
 _log = logging.getLogger(__name__)
 
@@ -184,33 +188,40 @@ class PostgresGroups:
         return self._channel.read(read)
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
-        """See `GroupStore`. If the server refuses the whole, each group is tried alone; what it refuses is BUSY."""
+        """See `GroupStore`. If the server refuses the whole, its halves are tried, down to the groups it is about: they
+        are BUSY. Where it goes on refusing, so is all that was not tried, for leases are not renewed meanwhile."""
         check_batch(batch)
         now_us = self._now_us()
-        if not batch:
-            return ()
-        try:
-            return self._channel.write(lambda connection: write_batch(connection, batch, now_us))
-        except (RolledBack, psycopg.Error) as error:
-            if (before := self._quiet.ask("commit")) is not None:
-                _log.warning("writing %d groups one by one%s: %s", len(batch), again(before), error)
-        results: list[GroupResult] = []
-        try:
-            for writes in batch:
-                results.append(self._commit_alone(writes, now_us))
-        except DatabaseUnreachable as error:
-            if results:
-                raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
-            raise
-        return tuple(results)
+        results: dict[int, GroupResult] = {}
+        waiting, refused = [tuple(batch)] if batch else [], 0
+        while waiting:
+            part = waiting.pop()
+            try:
+                written = self._channel.write(partial(write_batch, batch=part, now_us=now_us))
+            except (RolledBack, psycopg.Error) as error:
+                refused += 1
+                self._note_refused(part, error)
+                middle = len(part) // 2
+                if middle and refused < MOST_REFUSALS:
+                    waiting += [part[middle:], part[:middle]]
+                    continue
+                written = tuple(busy_result(writes) for writes in part)
+            except DatabaseUnreachable as error:
+                if results:
+                    raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
+                raise
+            results.update((result.group_id, result) for result in written)
+            if refused >= MOST_REFUSALS:
+                results.update((writes.group_id, busy_result(writes)) for part in waiting for writes in part)
+                break
+        return tuple(results[writes.group_id] for writes in batch)
 
-    def _commit_alone(self, writes: GroupWrites, now_us: int | None) -> GroupResult:
-        try:
-            return self._channel.write(lambda connection: write_batch(connection, (writes,), now_us))[0]
-        except (RolledBack, psycopg.Error) as error:
-            if (before := self._quiet.ask(writes.group_id)) is not None:
-                _tell("group %d was not written%s: %s", writes.group_id, again(before), error)
-            return busy_result(writes)
+    def _note_refused(self, part: Sequence[GroupWrites], error: Exception) -> None:
+        if len(part) > 1:
+            if (before := self._quiet.ask("commit")) is not None:
+                _log.warning("writing %d groups in halves%s: %s", len(part), again(before), error)
+        elif (before := self._quiet.ask(part[0].group_id)) is not None:
+            _tell("group %d was not written%s: %s", part[0].group_id, again(before), error)
 
     # --- small parts --------------------------------------------------------------------------------------------
 

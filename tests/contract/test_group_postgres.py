@@ -258,6 +258,30 @@ def test_an_error_costs_only_the_group_that_causes_it(
     assert [events(postgres, group) for group in groups] == [[("grant", 0, False)], [], [("grant", 0, False)]]
 
 
+@pytest.mark.conforms("E32")
+@pytest.mark.parametrize(("hostile", "most", "written"), [({17}, 13, 29), (set(range(30)), 12, 0)], ids=["one", "all"])
+def test_a_refusal_costs_few_transactions_however_many_groups_there_are(
+    postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, hostile: set[int], most: int, written: int
+) -> None:
+    (stream,) = postgres.add_space()
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(30)]
+    bad = (Grant(stream, "not\0text", "a", None, "share"),)
+    batch = [
+        GroupWrites(group.group_id, postgres.lead(group), bad if i in hostile else (grant(stream),))
+        for i, group in enumerate(groups)
+    ]
+    tried, write = [], postgres.store._channel.write
+
+    def counted(work: Any) -> Any:
+        tried.append(work)
+        return write(work)
+
+    monkeypatch.setattr(postgres.store._channel, "write", counted)
+    verdicts = [result.results[0].verdict for result in postgres.store.commit(batch)]
+    assert verdicts.count(Verdict.APPLIED) == written
+    assert len(tried) <= most
+
+
 @pytest.mark.conforms("X4")
 def test_a_group_that_is_refused_again_and_again_is_not_logged_again_and_again(
     postgres: PostgresWorld, caplog: pytest.LogCaptureFixture

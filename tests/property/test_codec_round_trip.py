@@ -75,7 +75,7 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
     st.builds(Ping, st.lists(ID, max_size=5).map(tuple), TIME),
     st.builds(UpdateProgress, ID, NATURAL, PROGRESS),
     st.builds(RevokeFinished, ID, NATURAL, NATURAL, NATURAL),
-    st.builds(Disconnect, ID, NATURAL, PROGRESS),
+    st.builds(Disconnect, ID, NATURAL, PROGRESS, TEXT),
 )
 GRANT = st.tuples(
     ID, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, RING, ID, st.none() | NATURAL, CONSUMED, IN_DOUBT
@@ -89,6 +89,7 @@ TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
         TIME,
         TIME,
         st.lists(st.builds(GroupFrontier, ID, NATURAL, FRONTIER, FRONTIER)).map(tuple),
+        st.lists(st.tuples(NATURAL, NATURAL)).map(tuple),
     ),
     GRANT,
     st.builds(Revoke, ID, NATURAL, NATURAL, NATURAL),

@@ -1,0 +1,112 @@
+"""Consumers whose user does not come back: they give up what they have within the declared time, and say so."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from borrower.batch import Batch
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from protocol.errors import GrantLost
+from storage.catalogue import open_streams
+from storage.connect import connect
+from storage.spaces import reshard
+from tests.integration.log_kit import put
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+WAIT_S = 40.0
+GROUP = "$share/g/#"
+FAST = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
+INTERVAL_S = 2.0
+
+
+@pytest.fixture
+def conn(database: str, tmp_path: Path) -> Iterator[psycopg.Connection[Any]]:
+    """A database with one stream and one message in it, and a node."""
+    fleet = Fleet(database, tmp_path)
+    try:
+        node = fleet.node("n1")
+        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+        with connect(database) as conn:
+            reshard(conn, "default", 1)
+            (stream,) = (each.stream_id for each in open_streams(conn))
+            put(conn, stream, b"one", topic="a")
+            yield conn
+    finally:
+        fleet.close()
+
+
+def opened(database: str, max_poll_interval_s: float) -> tuple[Session, Batch]:
+    settings = replace(FAST, max_poll_interval_s=max_poll_interval_s)
+    session = Session(GROUP, database, start="earliest", settings=settings)
+    batch = session.next_batch(WAIT_S)
+    assert batch is not None
+    return session, batch
+
+
+def given_up(conn: psycopg.Connection[Any]) -> list[tuple[str, int, int]]:
+    return conn.execute("select reason, position, until from lending_history where event = 'release'").fetchall()
+
+
+@pytest.mark.conforms("E36")
+def test_a_user_who_does_not_come_back_in_time_loses_the_streams_and_joins_again_when_there(
+    conn: psycopg.Connection[Any], database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, batch = opened(database, INTERVAL_S)
+    with session, Session(GROUP, database, settings=FAST) as other, caplog.at_level(logging.WARNING):
+        again = other.next_batch(WAIT_S)
+        assert again is not None
+        assert (again.stream_id, again.first) == (batch.stream_id, batch.first)
+        ((reason, position, until),) = given_up(conn)
+        assert "has not come back for 2 s (max_poll_interval_s is 2)" in reason
+        assert (position, until) == (0, 1), "what may be seen twice is reported"
+        assert batch.lost
+        with pytest.raises(GrantLost), batch.transaction():
+            pass
+        (said,) = [record.getMessage() for record in caplog.records if "max_poll_interval_s" in record.getMessage()]
+        assert f"{GROUP}: its user has not come back" in said
+        assert f"stream {batch.stream_id} from offset 0" in said
+        other.close()
+        mine = session.next_batch(WAIT_S)
+        assert mine is None or mine.first >= again.first
+        eventually(lambda: bool(session.held()) or session.next_batch(0.1), WAIT_S)
+
+
+@pytest.mark.conforms("E36", "E28")
+def test_a_user_who_waits_or_works_for_less_than_the_interval_keeps_the_streams(
+    conn: psycopg.Connection[Any], database: str
+) -> None:
+    session, batch = opened(database, INTERVAL_S)
+    with session:
+        session.wait(1.5 * INTERVAL_S)
+        batch.ack()
+        assert session.next_batch(1.5 * INTERVAL_S) is None, "it waits, which is not to be away"
+        assert session.held()
+        assert given_up(conn) == []
+
+
+@pytest.mark.conforms("E36")
+def test_a_session_that_is_dropped_without_being_closed_leaves_at_once_and_says_where_it_was_made(
+    conn: psycopg.Connection[Any], database: str
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        session, batch = opened(database, 3600.0)
+        del session, batch
+        gc.collect()
+        (said,) = [str(each.message) for each in caught if "was dropped without being closed" in str(each.message)]
+    assert GROUP in said
+    assert f"{Path(__file__).name}:" in said
+    with Session(GROUP, database, settings=FAST) as other:
+        assert other.next_batch(WAIT_S) is not None
+    assert given_up(conn)[0] == ("its session was dropped without being closed", 0, 1)
