@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -39,6 +40,9 @@ LAGS_S = 1.0
 """Between two looks at how far all streams go, for people."""
 LOOK_S = 0.25
 """Between two looks at the database for what became of what was begun."""
+
+WRITTEN_S = 10.0
+"""How long a plan that nobody writes down keeps a query that is not to end: then it is asked for again."""
 
 
 class Planner:
@@ -148,9 +152,9 @@ class Planner:
         """What is to be done next; nothing of it is begun before it is written down. Empty: nothing.
 
         What was planned before and is not acknowledged is among it. Where there is nothing it waits so long for news.
-        A leader that cannot be reached is waited for. `finite`: nothing is planned behind where the streams ended when
-        they were first looked at, and it waits until there is a plan, or it is certain that there will be none. Raises
-        `SubscriptionEnded`.
+        A leader that cannot be reached is waited for, with a plan that it has to write down for `WRITTEN_S`. `finite`:
+        nothing is planned behind where the streams ended when they were first looked at, and it waits until there is a
+        plan, or it is certain that there will be none. Raises `SubscriptionEnded`.
         """
         deadline = time.monotonic() + wait_s
         self._digest()
@@ -161,7 +165,7 @@ class Planner:
             self._planning.plan(self._ends(self._planning.idle(self._may_start, finite=finite), most))
             self._planning.plan_steps(self._epochs.steps(most, self._may_start, finite=finite))
             self._planning.tell()
-            self._await_written()
+            self._await_written(math.inf if finite else max(deadline, time.monotonic() + WRITTEN_S))
             if planned := self._planning.begin():
                 return planned
             if self._lookout.look():
@@ -199,9 +203,9 @@ class Planner:
                 "wait for epochs. Create it with `sublet groups create --atomic`, or leave the option out."
             )
 
-    def _await_written(self) -> None:
-        """However long: what is planned and not written down is either, once a leader is there, or is not ours."""
-        while self._planning.unwritten():
+    def _await_written(self, until: float) -> None:
+        """What is planned and not written down is either, once a leader is there, or is not ours; or begun later."""
+        while self._planning.unwritten() and time.monotonic() < until:
             with self._planning.changed:
                 self._planning.changed.wait_for(lambda: not self._planning.unwritten(), LOOK_S)
             self._digest()

@@ -19,7 +19,9 @@ from borrower.whole import WholeLent
 from protocol.errors import DatabaseUnreachable
 from storage import log as message_log
 from storage import whole_epochs
+from storage.bounded import BoundedConnection
 from storage.connect import connect
+from storage.kept_connection import KeptConnection
 from storage.whole_epochs import Marks
 
 log = logging.getLogger(__name__)
@@ -35,8 +37,7 @@ class Reader:
 
     def __init__(self, url: str, batch_bytes: int, timeout_s: float) -> None:
         self._url, self._batch_bytes, self._timeout_s = url, batch_bytes, timeout_s
-        self._connection: psycopg.Connection[Any] | None = None
-        self._away = False
+        self._kept = KeptConnection(self._connect, log)
 
     def prepare(self) -> None:
         """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
@@ -81,24 +82,20 @@ class Reader:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._kept.close()
 
     def ask(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
-        """The answer; None while the database is away. A read changes nothing: whoever asked may simply ask again."""
+        """The answer; None while the database is away, which is not tried again at once. A read changes nothing:
+        whoever asked may simply ask again."""
         try:
-            if self._connection is None or self._connection.closed:
-                self._connection = connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)
-                sever_in_children(self._connection)
-            answer = read(self._connection)
+            answer = read(self._kept.ready())
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
-            if not self._away:
-                log.warning("the database is away, reading goes on when it is back: %s", error)
-            self._away = True
-            self.close()
+            self._kept.failed(error)
             return None
-        if self._away:
-            log.info("the database is back")
-            self._away = False
+        self._kept.worked()
         return answer
+
+    def _connect(self) -> BoundedConnection:
+        connection = connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)
+        sever_in_children(connection)
+        return connection

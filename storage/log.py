@@ -295,14 +295,20 @@ def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
     says, and `Unavailable` is raised if it takes longer.
     """
     try:
-        with conn.transaction():
-            conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
+        with _registering(conn, producer_id):
             return _register(conn, producer_id)
     except psycopg.errors.LockNotAvailable:
         raise Unavailable(
             f"producer {producer_id!r}: an earlier incarnation of it is still writing, and a new one begins only after "
             "that. Try again; if it goes on, end the process that publishes under this name."
         ) from None
+
+
+@contextmanager
+def _registering(conn: psycopg.Connection[Any], producer_id: str) -> Iterator[None]:
+    with conn.transaction():
+        conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
+        yield
 
 
 def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
@@ -321,8 +327,7 @@ def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
 def register_again(conn: psycopg.Connection[Any], who: Producer) -> None:
     """On another timeline of the database, where the registration may be missing: older incarnations stay fenced. Not
     for producers without a name, which have no other."""
-    with conn.transaction():
-        conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (who.producer_id,))
+    with _registering(conn, who.producer_id):
         conn.execute(
             "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
             " values (%s, 0, %s, 0, 0) on conflict (producer_id, stream_id) do update"

@@ -10,11 +10,13 @@ from typing import TypeVar
 import psycopg
 
 from protocol.errors import DatabaseUnreachable, PayloadUnavailable
+from storage.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+JITTER = 0.5
 
 _T = TypeVar("_T")
 
@@ -24,13 +26,11 @@ def patiently(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
 
     Raises what the last attempt raised.
     """
-    give_up_at, pause_s = time.monotonic() + away_s, FIRST_PAUSE_S
-    while True:
-        try:
-            return attempt()
-        except (psycopg.OperationalError, DatabaseUnreachable, PayloadUnavailable) as error:
-            if time.monotonic() > give_up_at:
-                raise
-            log.warning("%s: %s", said, error)
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def is_away(error: Exception) -> bool:
+        if not isinstance(error, (psycopg.OperationalError, DatabaseUnreachable, PayloadUnavailable)):
+            return False
+        log.warning("%s: %s", said, error)
+        return True
+
+    return call_with_retry(attempt, is_away, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, JITTER), time.monotonic() + away_s)

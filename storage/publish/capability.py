@@ -17,6 +17,7 @@ from storage.connect import connect
 from storage.log import Append, Producer, append
 from storage.notify.teller import shared
 from storage.publish.sender import FIRST_PAUSE_S, LOCK_TIMEOUT_S, LONGEST_PAUSE_S, Retryable
+from storage.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
 
@@ -126,16 +127,23 @@ class Capability:
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """`hold` may be repeated: what it has done already, it does again."""
-        deadline, pause_s = time.monotonic() + self._retry_timeout_s, FIRST_PAUSE_S
-        while True:
-            try:
-                return attempt(self._ready())
-            except Retryable as error:
+        deadline = time.monotonic() + self._retry_timeout_s
+
+        def may_try_again(error: Exception) -> bool:
+            if isinstance(error, Retryable):
                 self._let_go()
-                if self._over.is_set() or time.monotonic() + pause_s > deadline:
-                    raise _too_late(error) from error
-            self._over.wait(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            return isinstance(error, Retryable) and not self._over.is_set()
+
+        try:
+            return call_with_retry(
+                lambda: attempt(self._ready()),
+                may_try_again,
+                Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S),
+                deadline,
+                self._over.wait,
+            )
+        except Retryable as error:
+            raise _too_late(error) from error
 
     def _ready(self) -> psycopg.Connection[Any]:
         """The connection that is kept for whoever has the lock: epochs may follow one another quickly."""

@@ -24,6 +24,7 @@ from storage.notify.teller import shared
 from storage.publish.buffer import Buffer
 from storage.publish.pieces import Load
 from storage.publish.routes import Routes
+from storage.retry import Backoff, call_with_retry
 
 LOCK_TIMEOUT_S = 10.0
 TRANSACTION_TIMEOUT_S = 30.0
@@ -158,20 +159,24 @@ class Sender(threading.Thread):
 
         Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
-        deadline, pause_s = time.monotonic() + self._retry_timeout_s, FIRST_PAUSE_S
-        while True:
-            try:
-                return self._once(attempt, deadline)
-            except Retryable as error:
+        deadline, why = time.monotonic() + self._retry_timeout_s, ""
+
+        def may_try_again(error: Exception) -> bool:
+            nonlocal why
+            if isinstance(error, (*Retryable, psycopg.Error)):
                 why = self._why(error)
                 self._disconnect()
-                if self._giving_up.is_set() or time.monotonic() + pause_s > deadline:
-                    raise self._too_late(error, why) from error
-            except psycopg.Error as error:
-                self._disconnect()
-                raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
-            self._giving_up.wait(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            return isinstance(error, Retryable) and not self._giving_up.is_set()
+
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        try:
+            return call_with_retry(
+                lambda: self._once(attempt, deadline), may_try_again, backoff, deadline, self._giving_up.wait
+            )
+        except Retryable as error:
+            raise self._too_late(error, why) from error
+        except psycopg.Error as error:
+            raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
 
     def _once(self, attempt: Callable[[psycopg.Connection[Any]], _T], deadline: float) -> _T:
         """One attempt, which ends in time also where the server is frozen."""

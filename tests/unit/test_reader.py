@@ -18,6 +18,7 @@ from borrower.reader import Reader
 from protocol.errors import DatabaseUnreachable, Gone
 from protocol.messages import Grant, RevokedReason
 from protocol.words import Filter
+from storage.kept_connection import LONGEST_PAUSE_S
 from storage.log import Head, Page
 
 
@@ -185,16 +186,24 @@ def test_heads_are_those_of_the_streams_asked_for(log: Log, connections: list[Co
     assert log.asked == [(7, 8)]
 
 
+@pytest.mark.conforms("E13")
 @pytest.mark.parametrize("error", [psycopg.OperationalError("gone away"), DatabaseUnreachable("not there")])
-def test_a_database_that_is_away_is_said_once_and_read_on_when_it_is_back(
-    log: Log, connections: list[Connection], caplog: pytest.LogCaptureFixture, error: Exception
+def test_a_database_that_is_away_is_said_once_tried_with_pauses_and_read_on_when_it_is_back(
+    log: Log,
+    connections: list[Connection],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     caplog.set_level("INFO")
+    now = 0.0
+    monkeypatch.setattr("storage.kept_connection.time.monotonic", lambda: now)
     reader, stream = Reader("url", 1, 30.0), lent(5)
     log.script = [error, error, error, page(5, 6), error]
-    assert reader.page(stream, always) is None
-    assert reader.heads([7]) == []
-    assert reader.page(stream, always) is None
+    for _ in range(3):
+        assert [reader.page(stream, always) for _ in range(100)] == [None] * 100
+        now += LONGEST_PAUSE_S
+    assert len(connections) == 3, "once after each pause"
     assert stream.read == 5
     assert reader.page(stream, always) == page(5, 6)
     assert [connection.closed for connection in connections] == [True, True, True, False]
