@@ -39,6 +39,8 @@ SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
 _TABLE = "lock table space in row exclusive mode"
 """Before the producer, the streams and the space's row, as who changes spaces has it."""
 
+_PRODUCER = "select pg_advisory_xact_lock(producer_lock(%s))"
+
 _HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s)"
 
 KEPT_S = 7 * 86400.0
@@ -81,6 +83,7 @@ def append_and_hold(
     wanted = LowerFrontier.of(least)
     with outcome_in_doubt(conn), conn.pipeline(), conn.transaction():
         conn.execute(_TABLE)
+        conn.execute(_PRODUCER, (who.producer_id,))  # before an append shares it: else two attempts wait for each other
         answers = append(conn, appends, in_pipeline=True)
         if any(answer.outcome not in STORED for answer in answers):
             return Moved(answers)
@@ -268,7 +271,7 @@ def _is_fenced(conn: psycopg.Connection[Any], who: Producer) -> bool:
 
 def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Space:
     conn.execute(_TABLE)
-    conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
+    conn.execute(_PRODUCER, (producer_id,))
     row = conn.execute(
         "select epoch_numbers, lower_frontier from space where space_id = %s and dropped_at is null for no key update",
         (space_id,),

@@ -1,0 +1,107 @@
+"""Appends, their retries, rollovers, compaction and readers, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from protocol.epochs import LowerFrontier
+from storage import compaction, epochs, spaces
+from storage.catalogue import find_space, open_streams
+from storage.log import Append, Appended, Outcome, Producer, Stamp, append
+from tests.integration.log_kit import block, everything, in_epochs, put, read, stamped, stream_of
+from tests.interleavings.harness import Connection, Interleavings, Run, Work
+
+WHO = Producer("p", 1)
+
+
+def values(run: Run) -> list[bytes]:
+    """All that is stored; offsets have no hole."""
+    return sorted(message["value"] for messages in everything(run.conn).values() for message in messages)
+
+
+@pytest.mark.conforms("W2", "W3")
+def test_an_append_during_a_rollover_is_stored_once_or_told_that_its_stream_is_closed(
+    conn: Connection, database: str
+) -> None:
+    streams = [stream.stream_id for stream in open_streams(conn)]
+    blocks = [stamped(stream, Stamp("p", 1, 1), b"%d" % stream) for stream in streams]
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        appended = {b"%d" % one for one, each in zip(streams, run.answers["append"], strict=True) if is_stored([each])}
+        assert values(run) == sorted(appended)
+        closed = dict(run.conn.execute("select stream_id, state = 'closed' from stream").fetchall())
+        told = zip(streams, run.answers["append"], strict=True)
+        assert all(closed[one] for one, each in told if each.outcome is Outcome.CLOSED)
+
+    participants: Mapping[str, Work] = {
+        "append": lambda conn: append(conn, blocks),
+        "roll over": lambda conn: spaces.rollover(conn, "eu"),
+    }
+    with Interleavings(database) as orders:
+        assert orders.explore(participants, judge) > 1
+
+
+def is_stored(answers: list[Appended]) -> bool:
+    return {each.outcome for each in answers} <= {Outcome.APPENDED, Outcome.DUPLICATE}
+
+
+@pytest.mark.conforms("W2", "S9")
+@pytest.mark.parametrize("advances", [False, True], ids=["append", "append and advance"])
+def test_an_append_and_its_retry_store_it_once_and_neither_waits_for_the_other_for_ever(
+    conn: Connection, database: str, advances: bool
+) -> None:
+    space, stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
+
+    def attempt(conn: Connection) -> list[Appended]:
+        if not advances:
+            blocks = [stamped(stream, Stamp("p", 1, number), b"%d" % number) for number in (1, 2)]
+            return append(conn, blocks)
+        one = Append(stream, in_epochs((1,)), Stamp("p", 1, 1))
+        moved = epochs.append_and_hold(conn, [one], space, WHO, [(5,)], 60)
+        assert moved.news is not None
+        return moved.answers
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        assert all(is_stored(answers) for answers in run.answers.values())
+        assert len(values(run)) == (1 if advances else 2)
+        assert not advances or epochs.lower_frontier(run.conn, space) == LowerFrontier(((5,),))
+
+    if advances:
+        epochs.hold(conn, space, WHO, [(1,)], 60)
+    with Interleavings(database) as orders:
+        assert orders.explore({"attempt": attempt, "retry": attempt}, judge) > 1
+
+
+@pytest.mark.conforms("W5")
+def test_compaction_changes_nothing_for_who_reads_appends_or_compacts_meanwhile(
+    conn: Connection, database: str
+) -> None:
+    stream = stream_of(conn, "eu")
+    old = [b"%d" % number for number in range(3)]
+    for value in old:
+        put(conn, stream, value)
+
+    def compact(conn: Connection) -> int:
+        return compaction.compact_stream(conn, stream, older_than_s=0)
+
+    def found(conn: Connection) -> list[Any]:
+        return [message["value"] for message in read(conn, stream, limit_blocks=1)]
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        assert run.answers.get("read", old) == old
+        assert found(run.conn) == old + ([b"new"] if "append" in run.answers else [])
+
+    others: Mapping[str, Work] = {
+        "read": found,
+        "append": lambda conn: append(conn, [Append(stream, block(b"new"))]),
+        "compact again": compact,
+    }
+    with Interleavings(database) as orders:
+        for name, other in others.items():
+            assert orders.explore({"compact": compact, name: other}, judge) > 1, name
