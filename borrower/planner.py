@@ -25,7 +25,7 @@ from borrower.plans import Begun, Fate, Lent, Most, Planned, fate
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
 from borrower.ways import by_database
-from protocol.errors import InvalidSetting, SubscriptionEnded
+from protocol.errors import InvalidSetting, SubscriptionEnded, Unavailable
 from protocol.messages import EndReason
 from protocol.words import Subscription
 from storage import fence
@@ -34,8 +34,8 @@ from storage.database import open_database
 
 log = logging.getLogger(__name__)
 
-SETTLED_S = 2.0
-"""A leader gives out what is free sooner than that."""
+AVAILABLE_NOW_S = 120.0
+"""For so long a plan that is to be finite waits for streams that nobody has."""
 LAGS_S = 1.0
 """Between two looks at how far all streams go, for people."""
 LOOK_S = 0.25
@@ -47,8 +47,8 @@ WRITTEN_S = 10.0
 
 class Planner:
     """See the module's page. `name` is the session's, which stays the same from process to process. `hold_s`: for how
-    long what is in doubt is kept for it when it is lost. `whole_epochs`: the group must be atomic. The rest is as for
-    `Session`.
+    long what is in doubt is kept for it when it is lost. `whole_epochs`: the group must be atomic. `lent_within_s`: how
+    long a finite plan waits for what nobody has. The rest is as for `Session`.
 
     Raises what `Session` raises.
     """
@@ -65,8 +65,10 @@ class Planner:
         weight: float = 1.0,
         start: str = "latest",
         whole_epochs: bool = False,
+        lent_within_s: float = AVAILABLE_NOW_S,
         settings: BorrowerSettings | None = None,
     ) -> None:
+        self._filter = Subscription.parse(subscription).filter
         self.subscription, self.name = str(Subscription.parse(subscription)), name
         self.settings = settings or BorrowerSettings.from_env()
         self._planning = Planning(self._report, hold_s)
@@ -75,7 +77,8 @@ class Planner:
         self._whole_epochs = whole_epochs
         self._group: int | None = None
         self._spaces: dict[int, str] = {}
-        self._connected_at: float | None = None
+        self._lent_within_s = lent_within_s
+        self._targets: dict[int, int] | None = None
         self._lags_at = float("-inf")
         with contextlib.ExitStack() as opened:
             self.url = opened.enter_context(open_database(url, data_dir)).url
@@ -154,11 +157,15 @@ class Planner:
         What was planned before and is not acknowledged is among it. Where there is nothing it waits so long for news.
         A leader that cannot be reached is waited for, with a plan that it has to write down for `WRITTEN_S`. `finite`:
         nothing is planned behind where the streams ended when they were first looked at, and it waits until there is a
-        plan, or it is certain that there will be none. Raises `SubscriptionEnded`.
+        plan, or all that was there for the group at the first such call is done, by whomever, or blocked. What other
+        members have is waited for no longer than what nobody has, and then left to them. Raises `SubscriptionEnded`, and
+        `Unavailable` where that is not lent for too long.
         """
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + (self._lent_within_s if finite else wait_s)
         self._digest()
         while True:
+            if finite and self._targets is None:
+                self._left()
             self._see()
             self._epochs.prepare()
             self._check_kind()
@@ -171,9 +178,13 @@ class Planner:
             if self._lookout.look():
                 continue
             left_s = deadline - time.monotonic()
-            if self._is_through() if finite else left_s <= 0:
+            if finite and self._is_through():
                 return []
-            self._digest(min(self._lookout.wait_s, LOOK_S) if finite else min(self._lookout.wait_s, left_s))
+            if left_s <= 0:
+                if finite:
+                    self._give_up()
+                return []
+            self._digest(min(self._lookout.wait_s, left_s, LOOK_S if finite else left_s))
 
     def unsaved(self) -> tuple[Planned, ...]:
         """What is acknowledged and not known to be written down: who begins with a checkpoint that knows nothing of it
@@ -211,13 +222,45 @@ class Planner:
             self._digest()
 
     def _is_through(self) -> bool:
-        """All that was there is done, and it is long enough that a leader has given out, or taken, any stream."""
-        if self._group is None:
-            return False
-        now = time.monotonic()
-        if self._connected_at is None:
-            self._connected_at = now
-        return self._planning.is_through() and now >= max(self._connected_at, self._planning.moved_at) + SETTLED_S
+        """All that was there for the group is done, or blocked."""
+        return self._left() == [] and self._planning.is_through()
+
+    def _left(self) -> list[fence.Ahead] | None:
+        """Streams with something that was there for the group at first, and that are not here: what is here the
+        planning knows of. None where the rows cannot be asked."""
+        group_id = self._group
+        rows = None if group_id is None else self._reader.ask(lambda conn: fence.ahead(conn, group_id, self._filter))
+        if rows is None:
+            return None
+        if self._targets is None:
+            self._targets = {stream_id: each.head for stream_id, each in rows.items()}
+        here, targets = self._planning.lags(), self._targets
+        return [
+            each
+            for stream_id, each in rows.items()
+            if each.position < targets.get(stream_id, 0) and each.status != "blocked" and stream_id not in here
+        ]
+
+    def _give_up(self) -> None:
+        """Raise `Unavailable`, unless other members have all that is left."""
+        left = self._left()
+        unlent = [each.stream_id for each in left or () if not each.is_anothers(self.name)]
+        if left and not unlent:
+            log.warning(
+                "%s: this query ends after %g s without work, and other members have not done all that was there: "
+                "streams %s of %d",
+                self.subscription,
+                self._lent_within_s,
+                [each.stream_id for each in left[:5]],
+                len(left),
+            )
+            return
+        what = f"streams {unlent[:5]} of {len(unlent)} were not lent to it" if unlent else "no leader has answered"
+        raise Unavailable(
+            f"{self.subscription}: {what} within {self._lent_within_s:g} s, and what was there is not all read. "
+            f"`sublet groups why '{self.subscription}'` says what they wait for; the option availableNowWait waits "
+            "longer."
+        )
 
     def spaces(self, stream_ids: Iterable[int]) -> dict[int, str]:
         """The name of each stream's space."""

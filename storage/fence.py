@@ -1,4 +1,5 @@
-"""What a consumer writes itself: progress within its own transaction, and which life of its session is the newer.
+"""What a consumer writes and asks itself: progress within its own transaction, which life of its session is the newer,
+what is planned, and what lies before its group.
 
 All are functions of the database that run with its owner's rights: a consumer's role needs no right on the tables.
 """
@@ -17,6 +18,8 @@ from psycopg import sql
 from protocol.epochs import ConsumedFrontier
 from protocol.errors import GrantLost, UsageError
 from protocol.in_doubt import InDoubt, still_open
+from protocol.words import Filter
+from storage.catalogue import filled
 from storage.connect import UnknownOutcome, schema_name
 
 BEFORE_COMMIT_S = 10.0
@@ -72,6 +75,21 @@ class Attempt:
 def idle_limit_s(batch_s: float) -> float:
     """How long a client may idle in a user's transaction: longer than a batch may take."""
     return min(batch_s + BEFORE_COMMIT_S, MAX_IDLE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A stream with messages that the group has not consumed; `session`: who has it, or for whom it is kept."""
+
+    stream_id: int
+    position: int
+    head: int
+    status: str
+    session: str | None
+
+    def is_anothers(self, session: str) -> bool:
+        """Whether another member has it, or it is kept for one."""
+        return self.status in ("held", "reserved") and self.session != session
 
 
 def draw_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
@@ -179,3 +197,15 @@ def last_plans(
             is_open = still_open(in_doubt, reached, done_before) is not None
             found[stream_id] = LastPlan(in_doubt, is_open, session, grant_id)
     return found
+
+
+def ahead(
+    conn: psycopg.Connection[Any], group_id: int, filter: Filter, *, schema: str | None = None
+) -> dict[int, Ahead]:
+    """{stream: what the group has before it}, of those that it has something before it in, also where no leader has
+    made a row yet. What a session is to have read that ends when it has had all there was is known by this."""
+    wanted = filled(conn).wanted(filter)
+    call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text[], %s::text[])")
+    filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]
+    rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (group_id, *filters))
+    return {row[0]: Ahead(*row) for row in rows}

@@ -68,6 +68,10 @@ class StreamOptions:
     fail_on_data_loss: bool = True
     """Whether the query fails when retention has taken messages that a micro-batch was to have; else they are left out,
     with a warning."""
+    available_now_wait: float = 120.0
+    """With the trigger `availableNow`: how long the query waits, with nothing else to do, for streams with messages
+    that were there when it began. Then it fails and names those that were not lent to it; what other members have by
+    then is left to them. Seconds, or with a unit."""
 
     def settings(self) -> BorrowerSettings:
         """The session's timers, from the driver's environment."""
@@ -76,7 +80,7 @@ class StreamOptions:
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
     """The options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot be."""
-    found = read_options(given, StreamOptions, "readStream", {"inDoubtHold": _duration})
+    found = read_options(given, StreamOptions, "readStream", {"inDoubtHold": _duration, "availableNowWait": _duration})
     for name, remedy in (
         ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
         ("session_name", "a name for this query, which is its own and stays the same when the query is started again"),

@@ -144,6 +144,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 weight=o.weight,
                 start=o.starting_position,
                 whole_epochs=o.whole_epochs,
+                lent_within_s=o.available_now_wait,
                 settings=o.settings(),
             )
         return self._planner

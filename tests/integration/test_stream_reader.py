@@ -5,6 +5,7 @@ What Spark itself makes of it is in `tests/spark/test_source.py`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,14 +15,18 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
+from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from borrower.spark.offsets import Offset
 from borrower.spark.ranges import RangePartition
 from borrower.spark.stream_reader import SubletStreamReader
 from leader.settings import LeaderSettings
-from protocol.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded
+from protocol.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded, Unavailable
+from protocol.words import Start, Subscription
 from storage.connect import connect
-from storage.groups.model import LOSSES_BEFORE_BLOCKED
+from storage.groups import instructions
+from storage.groups.model import LOSSES_BEFORE_BLOCKED, GroupOptions
+from storage.groups.orders import Pause
 from storage.publish import Publisher
 from storage.spaces import reshard
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
@@ -376,6 +381,40 @@ def test_available_now_ends_where_there_is_nothing(url: str, runs: list[Run], co
     runs.append(run := Run(Checkpoint(), url))
     run.reader.prepareForTriggerAvailableNow()
     assert not run.step()
+
+
+@pytest.mark.conforms("E26")
+def test_available_now_waits_for_what_another_member_gives_back(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    """Which takes longer than any leader needs to lend what is free."""
+    values = publish(url, 0, 30)
+    other = Session("$share/g/#", url, start="earliest", settings=BorrowerSettings().scaled(SPEED))
+    try:
+        eventually(lambda: len(other.held()) == len(lending(conn)) > 0, 30.0)
+        gives_back = threading.Timer(4.0, other.close)
+        gives_back.start()
+        runs.append(run := Run(Checkpoint(), url))
+        run.reader.prepareForTriggerAvailableNow()
+        while run.step():
+            pass
+        gives_back.join()
+    finally:
+        other.close()
+    assert run.checkpoint.values() == values
+
+
+def test_available_now_fails_where_what_was_there_is_not_lent_in_time(
+    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+) -> None:
+    publish(url, 0, 30)
+    group, _ = instructions.declare(url, Subscription.parse("$share/g/#"), GroupOptions(Start.EARLIEST))
+    instructions.instruct(url, group.subscription, Pause("repairs"))
+    runs.append(run := Run(Checkpoint(), url, availableNowWait="500 ms"))
+    run.reader.prepareForTriggerAvailableNow()
+    eventually(lambda: run.reader._opened()._agent.group_id(run.reader._opened()._handle) is not None, 30.0)
+    with pytest.raises(Unavailable, match=r"streams \[.*were not lent to it within 0.5 s.*availableNowWait"):
+        run.step()
 
 
 def test_it_reads_on_in_the_children_of_streams_that_are_closed(

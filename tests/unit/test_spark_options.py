@@ -30,6 +30,7 @@ def test_everything_and_in_any_case() -> None:
         "inDoubtHold": "5 minutes",
         "onLostRange": "fail",
         "failOnDataLoss": "FALSE",
+        "availableNowWait": "1m",
     }
     assert stream_options(given) == StreamOptions(
         "$queue/q/a",
@@ -47,6 +48,7 @@ def test_everything_and_in_any_case() -> None:
         300.0,
         "fail",
         False,
+        60.0,
     )
 
 

@@ -1,0 +1,1 @@
+drop function ahead_of(bigint, text[], text[]);
