@@ -182,6 +182,7 @@ def _conninfo(
     given = _parse(url)
     settings = [] if search_path is None else [f"-c search_path={search_path}"]
     settings.append("-c timezone=UTC")
+    settings.append("-c random_page_cost=1.1")  # as for any disk of today: what is past must not be scanned
     settings += [f"-c {name}={_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
     probe_s = max(1, round(tcp_timeout_s / 4))
     ours: dict[str, Any] = {
