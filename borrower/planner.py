@@ -158,8 +158,9 @@ class Planner:
         A leader that cannot be reached is waited for, with a plan that it has to write down for `WRITTEN_S`. `finite`:
         nothing is planned behind where the streams ended when they were first looked at, and it waits until there is a
         plan, or all that was there for the group at the first such call is done, by whomever, or blocked. What other
-        members have is waited for no longer than what nobody has, and then left to them. Raises `SubscriptionEnded`, and
-        `Unavailable` where that is not lent for too long.
+        members have is waited for no longer than what nobody has, and then left to them.
+
+        Raises `SubscriptionEnded`, and `Unavailable` where that is not lent for too long.
         """
         deadline = time.monotonic() + (self._lent_within_s if finite else wait_s)
         self._digest()

@@ -195,12 +195,7 @@ class Session:
     def _next_batch(self, timeout_s: float | None) -> Batch | None:
         if self._attendance.is_over:
             self._join_again()
-        if self._transactions is not None:
-            with contextlib.suppress(UnknownOutcome):
-                self._transactions.find_out(0.0)
-        if self._auto_ack and self._last is not None and (self._last.committed or not self._last.began):
-            self._last.ack()
-        self._last = None
+        self._settle_last()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait_s = 0.0
         while not self.closed:
@@ -227,6 +222,15 @@ class Session:
                 return None
             wait_s = 0.0 if moved_on else min(self._lookout.wait_s, LONGEST_WAIT_S)
         return None
+
+    def _settle_last(self) -> None:
+        """To ask for the next batch acknowledges the one before, unless its transaction was not committed."""
+        if self._transactions is not None:
+            with contextlib.suppress(UnknownOutcome):
+                self._transactions.find_out(0.0)
+        if self._auto_ack and self._last is not None and (self._last.committed or not self._last.began):
+            self._last.ack()
+        self._last = None
 
     def interrupt(self) -> None:
         """Let a `next_batch` that waits, or else the next one, return None if it finds nothing. From any thread."""

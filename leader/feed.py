@@ -87,7 +87,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._batches = Gate("batches", limits.batches, limits.batch_bytes, limits.retry_after_ms)
         self._readers = Gate("readers", limits.readers, 0, limits.reader_retry_after_ms)
         self._reads = Gate("reads", limits.reads, 0, limits.retry_after_ms)
-        self.watch = Watch(lambda ids: self._watching.run(partial(messages.heads, stream_ids=ids)))
+        self.watch = Watch(lambda ids: self._watching.run(partial(messages.heads_or_ends, stream_ids=ids)))
         self.pages_written = 0
 
     def register(self, server: Any) -> None:

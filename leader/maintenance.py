@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from protocol.errors import LostLeadership, SubletError
-from storage import catalogue, compaction, epochs, history, retention, spaces
+from storage import catalogue, compaction, epochs, history, past, retention, spaces
 from storage.connect import connect
 from storage.groups import leadership
 from storage.groups.model import MAINTENANCE
@@ -59,7 +59,7 @@ class Housekeeper:
         every_s: float = EVERY_S,
         grace_s: float = objects.GRACE_S,
     ) -> None:
-        house = partial(_steps, history_s=history_s, tell=shared(url).tell)
+        house = partial(_steps, history_s=history_s, tell=shared(url).tell, collapse=past.Collapse())
         payloads = partial(_payload_steps, grace_s=grace_s)
         self._keepers = [
             _Keeper(url, term, every_s, "sublet-maintenance", house),
@@ -141,7 +141,7 @@ class _Keeper:
 
 
 def _steps(
-    connection: psycopg.Connection[Any], guard: Guard, history_s: float, tell: Tell
+    connection: psycopg.Connection[Any], guard: Guard, history_s: float, tell: Tell, collapse: past.Collapse
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """What is to be done in Postgres."""
     due: list[str] = []
@@ -149,8 +149,9 @@ def _steps(
     for name in due:
         yield f"rollover of space {name}", partial(_roll_over, connection, guard, name, tell)
     yield "retention", partial(_retain, connection, guard)
+    yield "deleting of rows of past generations", partial(_collapse, connection, guard, collapse)
     fragmented: list[int] = []
-    yield "the search for fragmented streams", lambda: fragmented.extend(compaction.fragmented_streams(connection))
+    yield "the search for fragmented streams", lambda: fragmented.extend(compaction.newly_fragmented(connection, guard))
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
     yield "closing of dead publishers' epochs", partial(_expire_epochs, connection, guard)
@@ -179,6 +180,11 @@ def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, tel
 def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
     if dropped := retention.retain(connection, guard):
         log.info("generations %s are past their retention", dropped)
+
+
+def _collapse(connection: psycopg.Connection[Any], guard: Guard, collapse: past.Collapse) -> None:
+    if deleted := collapse(connection, guard):
+        log.info("generations %s are past: their rows are deleted", deleted)
 
 
 def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:

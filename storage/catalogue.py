@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -21,7 +22,23 @@ select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::t
   from stream s join space p using (space_id)
  where s.state = 'open' order by s.stream_id"""
 
-_FILLED = "select filter, bool_or(state = 'open'), max(generation_id) from generation group by filter"
+_MISSING = """
+select u.stream_id, u.stream_id <= ever.lost
+  from unnest(%(streams)s::bigint[]) as u (stream_id), (
+    select (select max(lost_stream) from space) as lost, (select max(stream_id) from stream) as newest) as ever
+ where u.stream_id between 1 and greatest(ever.lost, ever.newest)
+   and not exists (select from stream s where s.stream_id = u.stream_id)"""
+
+# From each filter to the next one by the index: there are few, whatever the number of generations.
+_FILLED = """
+with recursive filled as (
+  (select filter from generation order by filter limit 1)
+  union all
+  select (select g.filter from generation g where g.filter > filled.filter order by g.filter limit 1)
+    from filled where filled.filter is not null)
+select f.filter, exists (select from generation g where g.filter = f.filter and g.state = 'open'),
+       (select max(generation_id) from generation)
+  from filled f where f.filter is not null"""
 
 
 def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
@@ -63,6 +80,12 @@ def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tup
         if space_id not in spaces:
             spaces[space_id] = _space(space_id, *settings)
     return tuple(spaces.values()), tuple(streams)
+
+
+def missing(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, bool]:
+    """Of these streams those whose rows housekeeping has deleted: whether they had messages, as far as is known."""
+    rows = conn.execute(_MISSING, {"streams": list(stream_ids)}).fetchall()
+    return dict(rows)
 
 
 def filled(conn: psycopg.Connection[Any]) -> Filled:

@@ -31,7 +31,7 @@ SCANNED = 5000
 _FRAGMENTED = """
 with tiny as (
   select b.stream_id, b.generation_id from generation g join block b using (generation_id)
-   where g.state <> 'gone' and {small} group by b.stream_id, b.generation_id having count(*) >= %(least)s)
+   where g.state <> 'gone' and {among} and {small} group by b.stream_id, b.generation_id having count(*) >= %(least)s)
 select t.stream_id from tiny t
   cross join lateral (
     select count(*) filter (where merges) as found from (
@@ -41,6 +41,25 @@ select t.stream_id from tiny t
       window neighbours as (order by end_offset)) judged) stream
  where stream.found >= %(least)s
  order by stream.found desc, t.stream_id"""
+_AMONG = """
+  (b.generation_id, b.stream_id) in (select * from unnest(%(generations)s::bigint[], %(streams)s::bigint[]))"""
+# A stream's last block that is old enough; one that has grown since it was looked at may have none.
+_UNSEEN = """
+select s.generation_id, s.stream_id, coalesce((
+         select b.end_offset from block b
+          where b.generation_id = s.generation_id and b.stream_id = s.stream_id
+            and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s)
+          order by b.end_offset desc limit 1), 0) as upto
+  from (select stream_id, generation_id from stream where state = 'open' and head > seen_offset
+        union all
+        (select stream_id, generation_id from stream where state = 'closed' and not is_compact
+          order by stream_id limit 1000)) s
+  join generation g using (generation_id) where g.state <> 'gone'"""
+_SEEN = """
+update stream s set seen_offset = u.upto, is_compact = s.state = 'closed' and s.head = u.upto
+  from (select * from unnest(%(streams)s::bigint[], %(upto)s::bigint[]) as u (stream_id, upto)) u
+ where s.stream_id = u.stream_id
+   and (s.seen_offset, s.is_compact) <> (u.upto, s.state = 'closed' and s.head = u.upto)"""
 _SMALL = """
   (b.count < %(messages)s and octet_length(b.payload) < %(bytes)s
    and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s))"""
@@ -98,13 +117,36 @@ def compact_stream(
     return saved
 
 
-def fragmented_streams(conn: psycopg.Connection[Any], at_least: int = 100, older_than_s: float = 60.0) -> list[int]:
-    """Streams not gone with that many blocks to merge of less than a tenth of the target; the most fragmented first."""
+def fragmented_streams(
+    conn: psycopg.Connection[Any],
+    at_least: int = 100,
+    older_than_s: float = 60.0,
+    among: Sequence[tuple[int, int]] | None = None,
+) -> list[int]:
+    """Streams not gone with that many blocks to merge of less than a tenth of the target; the most fragmented first.
+    `among`: of these (generation, stream) only."""
     smallest = {"messages": BLOCK_MESSAGES // 10, "bytes": BLOCK_BYTES // 10}
-    rows = conn.execute(
-        _FRAGMENTED.format(small=_SMALL, frontiers=_FRONTIERS), {**smallest, "age": older_than_s, "least": at_least}
-    )
+    given = {"generations": [each[0] for each in among or ()], "streams": [each[1] for each in among or ()]}
+    statement = _FRAGMENTED.format(small=_SMALL, frontiers=_FRONTIERS, among="true" if among is None else _AMONG)
+    rows = conn.execute(statement, {**smallest, **given, "age": older_than_s, "least": at_least})
     return [row[0] for row in rows]
+
+
+def newly_fragmented(
+    conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
+) -> list[int]:
+    """The same among streams with blocks that nobody has looked at yet; the others are not looked at again before there
+    are more."""
+    found = conn.execute(_UNSEEN, {"age": older_than_s}).fetchall()
+    among = [(generation_id, stream_id) for generation_id, stream_id, _ in found]
+    fragmented = fragmented_streams(conn, at_least, older_than_s, among) if among else []
+    seen = [(stream_id, upto) for _, stream_id, upto in found if stream_id not in fragmented]
+    if seen:
+        with conn.transaction():
+            if guard is not None:
+                guard(conn)
+            conn.execute(_SEEN, {"streams": [each[0] for each in seen], "upto": [each[1] for each in seen]})
+    return fragmented
 
 
 def _scan(

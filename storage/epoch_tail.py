@@ -147,7 +147,7 @@ class EpochReading:
 
     def _lost(self, conn: psycopg.Connection[Any], gone: Gone) -> None:
         row = conn.execute(_UPPER, (gone.stream_id,)).fetchone()
-        if self._whole and row is not None and self._selection.wants(row[0], upper_of_json(row[1])):
+        if self._whole and (row is None or self._selection.wants(row[0], upper_of_json(row[1]))):
             self._torn = gone
             raise gone
         self._on_gone(gone)
@@ -185,7 +185,8 @@ def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
         heads[stream_id] = log.Head(head, closed, gone)
         if not closed:
             lowers[space_id] = lower_of_json(lower)
-    return _Look(heads, lowers)
+    ended = log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
+    return _Look(heads | ended, lowers)
 
 
 def _lowers(conn: psycopg.Connection[Any], places: list[Place]) -> dict[int, LowerFrontier | None]:

@@ -49,7 +49,7 @@ _HOLDING = ("grant", "reclaim", "revoke", UNREADABLE, READABLE)
 _FORGET = f"""
 delete from lending_history where history_id in (
   select h.history_id from lending_history h
-   where h.at < clock_timestamp() - make_interval(secs => %(older)s)
+   where h.at < now() - make_interval(secs => %(older)s)
      and not (h.event = 'block' and exists (
        select from lending l where l.group_id = h.group_id and l.stream_id = h.stream_id and l.status = 'blocked'))
      and not (h.event = '{UNREADABLE}' and exists (

@@ -26,8 +26,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
 from protocol.errors import BeyondHead, Gone, NotFound, PayloadDamaged, PoisonBlock, ProducerFenced, Unavailable
-from protocol.words import Filter
+from protocol.words import MAX_OFFSET, Filter
 from storage.block import Epochs, Packed, checked, deliver, from_offset, matching, restored
+from storage.catalogue import missing
 from storage.connect import UnknownOutcome
 from storage.epoch_selection import LeftOut, without
 from storage.layout import has_one_epoch
@@ -37,6 +38,9 @@ from storage.wanted import IN_BLOCK, Wanted
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
 ALL = Filter("#")
+
+UNKNOWN: Final = MAX_OFFSET
+"""The head of a stream that had messages of which not even the number is known any more."""
 
 LONGEST_PATTERN: Final = 16_384
 """In characters. Postgres finds some longer ones too complex: what a longer one matches is found after reading."""
@@ -218,7 +222,7 @@ def since(
     `PoisonBlock` of the first block only, as a page ends before the next that cannot be had.
     """
     if generation_id is None:
-        generation_id = _generation_of(conn, stream_id)
+        generation_id = _generation_of(conn, stream_id, offset)
     statement = _statement(_is_for_postgres(filter), left_out is not None, wanted is not None, end is not None)
     parameters = {
         "generation": Int8(generation_id),
@@ -258,6 +262,19 @@ def heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int,
     return {stream_id: Head(*facts) for stream_id, *facts in rows}
 
 
+def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Head]:
+    """The same; streams that are past and deleted have ended, as `ends` says."""
+    wanted = list(stream_ids)
+    found = heads(conn, wanted)
+    return found | ends(conn, [stream_id for stream_id in wanted if stream_id not in found])
+
+
+def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, Head]:
+    """Of streams without a row, those that had one: at `UNKNOWN` where they had messages, else at 0."""
+    ended = missing(conn, absent) if absent else {}
+    return {stream_id: Head(UNKNOWN if had else 0, True, had) for stream_id, had in ended.items()}
+
+
 def within(
     conn: psycopg.Connection[Any], ranges: Iterable[tuple[int, int, int, int]], limit_bytes: int
 ) -> dict[int, int]:
@@ -284,7 +301,7 @@ def position_at(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -
         (when, stream_id),
     ).fetchone()
     if row is None:
-        raise no_stream(stream_id)
+        raise no_stream(conn, stream_id)
     return int(row[0])
 
 
@@ -381,14 +398,17 @@ def _answer(cursor: psycopg.Cursor[Any]) -> Appended:
     return Appended(Outcome(row[0]), row[1])
 
 
-def _generation_of(conn: psycopg.Connection[Any], stream_id: int) -> int:
+def _generation_of(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     if row is None:
-        raise no_stream(stream_id)
+        raise no_stream(conn, stream_id, offset)
     return int(row[0])
 
 
-def no_stream(stream_id: int) -> NotFound:
+def no_stream(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> Gone | NotFound:
+    """Of one that is past and gone nothing but its number is known."""
+    if missing(conn, [stream_id]):
+        return Gone(stream_id, offset, None)
     return NotFound(f"stream {stream_id}: there is no such stream in this database. Look at the catalogue of streams.")
 
 
@@ -426,7 +446,7 @@ def _found(
     """The stream's head, whether it is closed, and its blocks with their payloads."""
     rows = conn.execute(statement, parameters, prepare=True, binary=True).fetchall()
     if not rows:
-        raise no_stream(stream_id)
+        raise no_stream(conn, stream_id, offset)
     head, closed, gone, first_end, count = rows[0][:5]
     check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
     blocks = [] if first_end is None else [row[3:] for row in rows]

@@ -42,7 +42,7 @@ _DECLARE_GONE = """
 update generation g set state = 'gone'
   from space p
  where p.space_id = g.space_id and g.state = 'closed'
-   and g.closed_at + make_interval(secs => p.retention_s) <= clock_timestamp()
+   and p.retention_s is not null and g.closed_at <= now() - make_interval(secs => p.retention_s)
    and not exists (
      select from stream s
        join unnest(%(filters)s::text[], %(groups)s::bigint[]) as held(filter, group_id) on held.filter = g.filter
@@ -59,7 +59,7 @@ select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, fal
   from generation g
   join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
- where g.state = 'gone' order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
+ where g.state = 'gone' and g.is_past is not true order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
 
 # Of a space that never had a place no row is looked at.
 _DOOM = """

@@ -18,7 +18,7 @@ from protocol.errors import BeyondHead, Gone, PayloadUnavailable, PoisonBlock, S
 from protocol.words import Bookmark, Filter
 from storage import log
 from storage.bounded import timeline_of
-from storage.catalogue import filled
+from storage.catalogue import filled, missing
 from storage.epoch_selection import LeftOut
 
 Begin = str | int | datetime | Bookmark
@@ -91,6 +91,8 @@ class Reading:
             self._known = max(self._known, place.stream_id)
             place.target, place.position = place.head, _first_position(conn, place, begin)
             self._add(place)
+        if isinstance(begin, Bookmark):
+            self._add_lost(conn, begin)
         self._forget()
 
     @property
@@ -185,7 +187,8 @@ class Reading:
             if place is None or place.done or head.head < place.head:
                 continue
             self._closures = self._closures or (head.closed and not place.closed)
-            place.head, place.closed = head.head, place.closed or head.closed
+            end = max(place.head, place.position + 1) if head.head == log.UNKNOWN else head.head
+            place.head, place.closed = end, place.closed or head.closed
             place.done = place.closed and place.position >= place.head
 
     def rematch(self, conn: psycopg.Connection[Any]) -> None:
@@ -203,6 +206,13 @@ class Reading:
     def _add(self, place: Place) -> None:
         place.done = place.closed and place.position == place.head
         self._places[place.stream_id] = place
+
+    def _add_lost(self, conn: psycopg.Connection[Any], begin: Bookmark) -> None:
+        """What it names of streams that are no more is read once, and found to be gone."""
+        for stream_id, had_messages in missing(conn, begin.offsets.keys() - self._places.keys()).items():
+            if had_messages:
+                offset = begin.offsets[stream_id]
+                self._add(Place(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
 
     def _forget(self) -> None:
         """Those that are over. One that never had anything to read stays while there is something to read before it."""
@@ -250,7 +260,7 @@ class Tail:
         Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
         reading = self._reading
-        reading.look(log.heads(self.conn, reading.watched))
+        reading.look(log.heads_or_ends(self.conn, reading.watched))
         if reading.stale:
             reading.rematch(self.conn)
         while turn := reading.turn():

@@ -91,7 +91,7 @@ def marks(conn: psycopg.Connection[Any], stream_id: int, generation_id: int, off
         prepare=True,
     ).fetchall()
     if not rows:
-        raise log.no_stream(stream_id)
+        raise log.no_stream(conn, stream_id, offset)
     head, closed, gone, lower = rows[0][:4]
     found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
     log.check_covered(stream_id, offset, head, gone, found[0].first if found else None)

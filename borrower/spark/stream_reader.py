@@ -180,7 +180,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start=one.position,
                 end=one.planned.end,
                 filter=one.filter,
-                space=spaces[one.planned.stream_id],
+                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, as reading says
                 url=planner.url,
                 schema_name=os.environ.get("SUBLET_SCHEMA"),
                 driver=socket.gethostname(),

@@ -15,12 +15,12 @@ from psycopg.rows import class_row
 
 from protocol.epochs import ConsumedFrontier, LowerFrontier, lower_of_json
 from protocol.errors import Conflict, UsageError
-from protocol.words import MAX_OFFSET, Subscription
-from storage.catalogue import filled
+from protocol.words import MAX_OFFSET, Filter, Subscription
+from storage.catalogue import filled, missing
 from storage.groups import births, rows
 from storage.groups.channel import Connection
 from storage.groups.model import CREATE, Group, HistoryRecord, LendingStatus
-from storage.groups.options import GroupOptions
+from storage.groups.options import GroupOptions, WhenGone
 from storage.groups.overview import NEW
 from storage.groups.refusals import no_such_group
 from storage.groups.rules import by
@@ -42,6 +42,8 @@ select s.stream_id, s.head, n.filter from stream s join generation n using (gene
  where s.stream_id = any(%(streams)s::bigint[])"""
 
 _LAST = "select coalesce(max(generation_id), 0) from generation"
+
+_LOST = "select name, filter, lost_generation from space where lost_generation > %(after)s"
 
 _SPACES = "select space_id from space where space_id = any(%(spaces)s::bigint[])"
 
@@ -129,14 +131,36 @@ def begin(
             f"{subscription} exists already, and has its own progress. To move it, `sublet groups reset`; to lose it, "
             f"`sublet groups delete '{subscription}'` first."
         )
-    _check(connection, subscription, options, progress)
-    _lend(connection, group_id, progress.places)
+    there = _there(connection, subscription, options, progress)
+    _check(connection, subscription, options, there)
+    _lend(connection, group_id, there.places)
     spaces, least = [space_id for space_id, _ in progress.frontiers], [_json(each) for _, each in progress.frontiers]
     connection.execute(_FRONTIERS, {"now_us": None, "group": group_id, "spaces": spaces, "least": least})
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
     line = HistoryRecord(now_us, group_id, 0, CREATE, why, 0, None, None, 0, 0, forced=False)
     rows.write_history(connection, [line], now_us)
     return Group(group_id, subscription, options)
+
+
+def _there(connection: Connection, subscription: Subscription, options: GroupOptions, progress: Progress) -> Progress:
+    """Without the streams that are no more. Raises `Conflict` where messages went with them that the group was to have,
+    unless it skips what is gone."""
+    absent = missing(connection, [place.stream_id for place in progress.places])
+    if options.when_gone is WhenGone.FAIL:
+        for place in progress.places:
+            if absent.get(place.stream_id) and place.status is not LendingStatus.FINISHED:
+                raise _gone(f"stream {place.stream_id}: what there was from offset {place.position} on", subscription)
+        for name, filter, lost in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
+            if Filter(filter).intersects(subscription.filter):
+                raise _gone(f"space {name}: all that was published up to generation {lost}", subscription)
+    return replace(progress, places=tuple(place for place in progress.places if place.stream_id not in absent))
+
+
+def _gone(what: str, subscription: Subscription) -> Conflict:
+    return Conflict(
+        f"{what} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one, give "
+        "it the option when_gone skip, or create the group anew with --start earliest."
+    )
 
 
 def _lend(connection: Connection, group_id: int, places: Sequence[Place]) -> None:

@@ -57,7 +57,7 @@ _HELD_BACK = """
 with behind as (
   select l.group_id, s.space_id, l.consumed -> 'least' as least, p.epoch_numbers = 1 as is_total
     from lending l join stream s using (stream_id) join space p on p.space_id = s.space_id
-   where l.group_id = any(%(groups)s::bigint[]) and l.status <> 'finished' and l.position <> s.head
+   where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.position <> s.head
      and l.consumed is not null)
 select group_id, space_id, case when bool_or(jsonb_typeof(least) = 'null') then 'null'
          else coalesce(jsonb_build_array(jsonb_build_array(min((least -> 0 ->> 0)::bigint))), '[]') end

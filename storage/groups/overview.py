@@ -128,7 +128,7 @@ NO_STREAMS = Counts({}, 0, None, 0, 0)
 class GroupLine:
     """A group that is not deleted. Its options and orders stay JSON until somebody looks: lists of groups are long.
 
-    `after_generation`: the newest generation when it was created.
+    `after_generation`: up to this generation it has the rows that it is to have.
     """
 
     group_id: int

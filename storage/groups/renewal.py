@@ -25,7 +25,7 @@ from storage.groups.rules import lending, tidy
 from storage.groups.sql import NOW
 
 _FILTERS = """
-select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders from consumer_group
+select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders, after_generation from consumer_group
  where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
 _ADD = f"""
@@ -41,15 +41,19 @@ select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 
     on conflict do nothing
 returning l.group_id, l.stream_id, l.status"""
 
+_ADDED = """
+update consumer_group set after_generation = %(newest)s
+ where group_id = any(%(groups)s::bigint[]) and after_generation < %(newest)s"""
+
 _UNTIDY = f"""
 select {ROW} from lending l join stream s using (stream_id) join generation n using (generation_id)
- where l.group_id = any(%(groups)s::bigint[]) and l.status in ('free', 'held') and s.state = 'closed'
+ where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.status in ('free', 'held') and s.state = 'closed'
    and (l.position > s.head or n.state = 'gone' or (l.position = s.head and l.status = 'free'))
  order by l.group_id, l.stream_id for no key update of l skip locked"""
 
 _REPORT = f"""
 select {ROW}, {FACTS} from lending l join stream s using (stream_id) join generation n using (generation_id)
- where l.group_id = any(%(groups)s::bigint[]) and l.status <> 'finished' and s.state = 'closed'
+ where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and s.state = 'closed'
 union all
 select {ROW}, {FACTS}
   from unnest(%(touched_groups)s::bigint[], %(touched_streams)s::bigint[]) as u (group_id, stream_id)
@@ -70,6 +74,7 @@ class _Renewing:
     filter: str
     atomic: bool
     orders: Mapping[str, Any]
+    after_generation: int
 
 
 def renew_streams(
@@ -116,6 +121,9 @@ def _renewing(connection: Connection, group_ids: Iterable[int]) -> list[_Renewin
 
 def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -> set[Key]:
     generations = filled(connection)
+    groups = [one for one in groups if one.after_generation < generations.newest]
+    if not groups:
+        return set()
     pairs = [(one.group_id, *pair) for one in groups for pair in generations.wanted(Filter(one.filter)).items()]
     parameters: dict[str, Any] = {
         "groups": [group for group, _, _ in pairs],
@@ -125,6 +133,7 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
         "now_us": now_us,
     }
     added = connection.execute(_ADD, parameters).fetchall()
+    connection.execute(_ADDED, {"groups": [one.group_id for one in groups], "newest": generations.newest})
     if added and (atomic := [one.group_id for one in groups if one.atomic]):
         frontiers.add_spaces(connection, atomic, now_us)
     return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}

@@ -1,0 +1,13 @@
+drop index consumer_group_behind;
+drop index stream_to_compact;
+alter table stream drop column is_compact, drop column seen_offset;
+drop index stream_parents;
+drop index stream_open;
+alter table space drop column lost_stream, drop column lost_generation;
+drop index generation_past;
+drop index generation_gone;
+drop index generation_unseen;
+drop index generation_ended;
+drop index generation_open;
+drop index generation_filter;
+alter table generation drop column is_past;

@@ -1,0 +1,232 @@
+"""Rows of generations of which nothing is left: they go, nothing is believed lost by it, and nothing costs more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from leader.maintenance import _steps
+from protocol.errors import Conflict, Gone, NotFound
+from protocol.words import Bookmark, Filter, Subscription
+from storage import log
+from storage.connect import connect
+from storage.groups import copies
+from storage.groups.model import Advance, Grant, GroupOptions, GroupWrites, NodeRef, Start, WhenGone
+from storage.groups.postgres import PostgresGroups
+from storage.past import Collapse
+from storage.retention import retain
+from storage.spaces import reshard, rollover
+from storage.tail import Tail
+from tests.integration.log_kit import put, stream_of
+
+GROUP = Subscription.parse("$share/g/#")
+NODE = NodeRef("n1", "i1", "127.0.0.1:1")
+ALL = Filter("#")
+
+
+class House:
+    """A database with one group, its leader, and housekeeping that is done when it is called for."""
+
+    def __init__(self, url: str, conn: psycopg.Connection[Any]) -> None:
+        self.url, self.conn, self.store = url, conn, PostgresGroups(url)
+        reshard(conn, "default", 1)
+        self.group = self.store.declare_group(GROUP, GroupOptions(Start.EARLIEST))
+        self.collapse = Collapse(rest_s=0)
+
+    def keep(self) -> set[int]:
+        """Housekeeping until there is nothing to do; the generations that are left."""
+        idle = 0
+        while idle < 3:  # found to be past, dropped, deleted
+            idle = 0 if retain(self.conn) or self.collapse(self.conn) else idle + 1
+        return {row[0] for row in self.conn.execute("select generation_id from generation")}
+
+    def ended(self, *values: bytes) -> int:
+        """A generation with these messages, closed; its stream."""
+        stream = stream_of(self.conn, "default")
+        for value in values:
+            put(self.conn, stream, value)
+        rollover(self.conn, "default")
+        return stream
+
+    def retire(self) -> None:
+        """What is closed is past its retention."""
+        self.conn.execute("update space set retention_s = 1")
+        self.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+
+    def renew(self) -> Any:
+        term = self.store.claim(self.group.group_id, NODE, 60).term
+        return self.store.commit([GroupWrites(self.group.group_id, term, (), True)])[0]
+
+    def consume(self, stream: int) -> None:
+        term = self.store.claim(self.group.group_id, NODE, 60).term
+        grant = Grant(stream, "b", "a", None, "x")
+        (lent,) = self.store.commit([GroupWrites(self.group.group_id, term, (grant,))])[0].results
+        assert lent.verdict == "applied"
+        assert lent.lending is not None
+        done = Advance(stream, lent.lending.grant_id, lent.lending.head)
+        self.store.commit([GroupWrites(self.group.group_id, term, (done,))])
+
+    def rows(self) -> set[int]:
+        return {row[0] for row in self.conn.execute("select stream_id from lending")}
+
+
+@pytest.fixture
+def house(database: str) -> Iterator[House]:
+    with connect(database) as conn:
+        house = House(database, conn)
+        yield house
+        house.store.close()
+
+
+@pytest.mark.conforms("E39")
+def test_what_is_empty_or_gone_leaves_no_rows_and_what_is_unread_keeps_all_of_them(house: House) -> None:
+    first = house.ended(b"0")
+    for _ in range(5):
+        house.ended()
+    last = house.ended(b"1")
+    house.renew()
+    left = house.keep()
+    assert house.rows() >= {first, last}
+    assert len(left) == 3, "the two with messages, and the open one"
+    house.renew()
+    parents = house.conn.execute("select parents from stream where stream_id = %s", (last,)).fetchone()
+    assert parents == ([first],), "order survives"
+    house.consume(first)
+    house.consume(last)
+    house.retire()
+    assert house.keep() == {max(left)}
+    house.renew()
+    assert house.rows() == {stream_of(house.conn, "default")}
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_messages_that_a_group_was_to_have_are_not_forgotten(house: House) -> None:
+    unread = house.ended(b"0")
+    house.retire()
+    left = house.keep()
+    assert len(left) == 2, "nobody has noticed that it is gone"
+    house.renew()
+    assert house.keep() == left
+    blocked = "select status from lending where stream_id = %s"
+    assert house.conn.execute(blocked, (unread,)).fetchone() == ("blocked",)
+    house.store.delete_group(GROUP)
+    assert len(house.keep()) == 1
+
+
+def by_offset(house: House, stream: int) -> None:
+    log.since(house.conn, stream, 1)
+
+
+def by_bookmark(house: House, stream: int) -> None:
+    gone: list[Gone] = []
+    for _ in Tail(house.conn, ALL, Bookmark(stream, {stream: 1}), gone.append).pages():
+        pass
+    raise gone[0]
+
+
+@pytest.mark.conforms("E39", "P10")
+@pytest.mark.parametrize("read", [by_offset, by_bookmark])
+def test_a_position_in_a_stream_that_is_no_more_is_gone_and_one_that_never_was_is_unknown(
+    house: House, read: Callable[[House, int], None]
+) -> None:
+    stream = house.ended(b"0", b"1")
+    house.renew()
+    house.consume(stream)
+    house.retire()
+    house.keep()
+    with pytest.raises(Gone):
+        read(house, stream)
+    with pytest.raises(NotFound):
+        log.since(house.conn, 10_000, 0)
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize("had_messages", [False, True])
+def test_a_reader_that_was_away_meanwhile_goes_on_behind_what_is_no_more(house: House, had_messages: bool) -> None:
+    gone: list[Gone] = []
+    tail = Tail(house.conn, ALL, "earliest", gone.append)
+    assert list(tail.pages()) == []
+    stream = house.ended(*([b"0"] if had_messages else []))
+    house.renew()
+    if had_messages:
+        house.consume(stream)
+    house.retire()
+    house.keep()
+    put(house.conn, stream_of(house.conn, "default"), b"1")
+    found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
+    assert found == [b"1"]
+    assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
+
+
+@pytest.mark.conforms("E39", "A4")
+@pytest.mark.parametrize("when_gone", WhenGone)
+@pytest.mark.parametrize("had_messages", [False, True])
+def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
+    house: House, when_gone: WhenGone, had_messages: bool
+) -> None:
+    house.renew()
+    stored = json.dumps(copies.to_json(copies.take(house.conn, house.group)))
+    stream = house.ended(*([b"0"] if had_messages else []))
+    house.renew()
+    if had_messages:
+        house.consume(stream)
+    house.retire()
+    house.keep()
+    other, options = Subscription.parse("$share/other/#"), GroupOptions(when_gone=when_gone)
+
+    def begin() -> None:
+        with house.conn.transaction():
+            copies.begin(house.conn, other, options, copies.of_json(json.loads(stored)), "imported")
+
+    if had_messages and when_gone is WhenGone.FAIL:
+        with pytest.raises(Conflict, match="gone by retention"):
+            begin()
+    else:
+        begin()
+
+
+def read(conn: psycopg.Connection[Any]) -> int:
+    """Rows of our tables that were read so far."""
+    conn.execute("select pg_stat_force_next_flush()")
+    conn.execute("select pg_stat_clear_snapshot()")
+    (row,) = conn.execute(
+        "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_user_tables"
+        " where relname ~ '^(generation|stream|lending|consumer_group|space|leadership|block.*)$'"
+    ).fetchall()
+    return int(row[0])
+
+
+def cost(house: House) -> int:
+    """Rows that a renewal and a round of housekeeping read while nothing happens."""
+    for _ in range(2):  # the second finds what the first has left
+        with connect(house.url) as conn:
+            before = read(conn)
+        store, collapse = PostgresGroups(house.url), Collapse(rest_s=0)
+        term = store.claim(house.group.group_id, NODE, 60).term
+        store.commit([GroupWrites(house.group.group_id, term, (), True)])
+        store.close()
+        with connect(house.url) as conn:
+            for _, step in _steps(conn, lambda _: None, 1e9, lambda _: None, collapse):
+                step()
+        with connect(house.url) as conn:
+            after = read(conn)
+    return after - before
+
+
+@pytest.mark.conforms("E39")
+def test_what_nothing_costs_does_not_grow_with_what_has_been(house: House) -> None:
+    found = []
+    for count in (10, 290):
+        for _ in range(count):
+            house.ended()
+            house.renew()
+        house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+        house.keep()
+        house.conn.execute("analyze generation, stream, lending")
+        cost(house)
+        found.append(cost(house))
+    assert found[1] <= found[0] * 1.2 + 20, found
