@@ -221,15 +221,22 @@ class Slots:
         slot.lending = row
         slot.kept_until = now + row.kept_s if row.kept_s > 0 else 0.0
         if before is not None and before != row.session:
-            self._by_session.get(before, set()).discard(row.stream_id)
+            self._forget_name(before, row.stream_id)
         if row.session is not None:
             self._by_session.setdefault(row.session, set()).add(row.stream_id)
+
+    def _forget_name(self, session: str, stream_id: int) -> None:
+        """Names come and go as long as a leader leads: of one that has nothing here nothing is kept."""
+        streams = self._by_session.get(session, set())
+        streams.discard(stream_id)
+        if not streams:
+            self._by_session.pop(session, None)
 
     def drop_finished(self, slot: Slot) -> bool:
         """Forget a stream that is consumed to its end; True if it was."""
         if slot.lending.status is not LendingStatus.FINISHED or slot.in_flight is not None or slot.queue:
             return False
         self._slots.pop(slot.lending.stream_id, None)
-        self._by_session.get(slot.lending.session or "", set()).discard(slot.lending.stream_id)
+        self._forget_name(slot.lending.session or "", slot.lending.stream_id)
         self._ready.discard(slot.lending.stream_id)
         return True

@@ -82,6 +82,7 @@ class SessionPublisher:
         self._size_of = size_of
         self._counts: Counter[str] = Counter()
         self._subscribers: dict[str, _Subscriber] = {}
+        self._expelled: list[str] = []
         self._past: OrderedDict[str, None] = OrderedDict()
         self._index = SubscriptionIndex()
         self._states = StateValues()
@@ -173,12 +174,13 @@ class SessionPublisher:
         self._states.drop(channel, key)
 
     def expire(self, now: float) -> tuple[str, ...]:
-        """Forget every subscriber silent for three hold times; their ids."""
+        """Forget every subscriber silent for three hold times; their ids, and of who was expelled since the last."""
         since = now - SILENT_HOLDS * self.settings.hold_s
         silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.heard_at <= since)
         for subscriber_id in silent:
             self._forget(subscriber_id, "expired")
-        return silent
+        expelled, self._expelled = tuple(self._expelled), []
+        return silent + expelled
 
     @property
     def wake_at(self) -> float | None:
@@ -242,6 +244,7 @@ class SessionPublisher:
 
     def _expel(self, subscriber_id: str, why: str) -> Unknown:
         self._forget(subscriber_id, "expelled")
+        self._expelled.append(subscriber_id)
         return self._unknown(why)
 
     def _forget(self, subscriber_id: str, counted_as: str) -> None:

@@ -52,9 +52,9 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     """Serves sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order.
 
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
-    the sender as that message's error. `on_expired` hears of subscriber ids that were forgotten after their silence.
-    `on_interest(channel, key or None for all, wanted)` hears when the first subscriber of it has come, or the last has
-    gone. `channels` are those of the publisher.
+    the sender as that message's error. `on_expired` hears of subscriber ids that were forgotten: they were silent, or
+    broke a rule. `on_interest(channel, key or None for all, wanted)` hears when the first subscriber of it has come, or
+    the last has gone. `channels` are those of the publisher.
     """
 
     def __init__(

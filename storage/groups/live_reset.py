@@ -12,7 +12,7 @@ from storage.groups.channel import Connection
 from storage.groups.exclusive import resetting
 from storage.groups.instructions import instruct
 from storage.groups.model import Group
-from storage.groups.orders import Pause, Resume
+from storage.groups.orders import FOR_A_RESET, Pause, Resume
 from storage.groups.resets import Move
 from storage.groups.rules import by
 from storage.groups.sql import database_user
@@ -61,15 +61,14 @@ def reset(
 @contextlib.contextmanager
 def _paused(url: str, group: Group, target: Target) -> Iterator[None]:
     """The group is paused meanwhile; whatever happens, it is resumed afterwards unless somebody else has paused it."""
-    wanted = group.subscription
-    found, is_ours = instruct(url, wanted, Pause(f"to be reset to {target}"))
+    wanted, reason = group.subscription, f"{FOR_A_RESET}{target}"
+    found, _ = instruct(url, wanted, Pause(reason))
     try:
         if found.group_id != group.group_id:
             raise NotFound(f"group {str(wanted)!r} was deleted and made anew meanwhile. Look at it, and try again.")
         yield
     finally:
-        if is_ours:
-            instruct(url, wanted, Resume())
+        instruct(url, wanted, Resume(only=reason))
 
 
 def _wait(connection: Connection, group: Group, patience_s: float, waiting: Callable[[int], None]) -> None:

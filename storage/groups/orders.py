@@ -10,11 +10,17 @@ from typing import Any, assert_never
 from protocol.errors import UsageError
 
 MAX_TEXT = 255
+FOR_A_RESET = "to be reset to "
+"""Begins the reason of a pause that ends with a reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Take all streams back, and lend none until `Resume`; members stay. Raises `UsageError` for a reason too long."""
+    """Take all streams back, and lend none until `Resume`; members stay. Raises `UsageError` for a reason too long.
+
+    A group that is paused stays paused for its first reason. Only what a reset has paused for as long as it takes may
+    be paused for another, and is not resumed by that reset then.
+    """
 
     reason: str = ""
 
@@ -27,7 +33,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Lend again."""
+    """Lend again. `only`: if the group is paused for this very reason."""
+
+    only: str | None = None
 
     def __str__(self) -> str:
         return "resumed"
@@ -67,9 +75,10 @@ class Orders:
         """With one more; the same where that is in force already."""
         match order:
             case Pause(reason):
-                return self if self.paused is not None else replace(self, paused=reason)
-            case Resume():
-                return replace(self, paused=None)
+                for_a_while = self.paused is None or self.paused.startswith(FOR_A_RESET)
+                return replace(self, paused=reason) if for_a_while else self
+            case Resume(only):
+                return replace(self, paused=None) if only in (None, self.paused) else self
             case Weigh(session, weight):
                 others = {name: each for name, each in self.weights if name != session}
                 weights = others if weight is None else {**others, session: float(weight)}

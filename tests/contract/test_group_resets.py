@@ -11,7 +11,11 @@ from protocol.epochs import ConsumedFrontier, LowerFrontier
 from protocol.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from protocol.words import Subscription
 from storage.groups import resets
+from storage.groups.instructions import instruct
+from storage.groups.live_reset import _paused
 from storage.groups.model import Advance, Group, LendingStatus, Seize, Start
+from storage.groups.orders import Pause
+from storage.groups.postgres import PostgresGroups
 from storage.groups.targets import LARGEST, Target
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, PostgresWorld, grant, lent
 
@@ -314,3 +318,33 @@ def test_targets_that_are_none_are_refused() -> None:
         Target.offsets({0: 1})
     with pytest.raises(UsageError, match="no stream is so long"):
         Target.shift(2**64)
+
+
+@pytest.mark.conforms("A4", "A5")
+@pytest.mark.parametrize("when", ["before", "as it begins", "meanwhile", "never"])
+def test_a_group_that_an_operator_pauses_stays_paused_after_a_reset(
+    postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    group = postgres.group(Subscription.parse("$share/g/#"))
+    look = PostgresGroups.live_group
+
+    def pause(now: str) -> None:
+        if now == when:
+            instruct(postgres.url, group.subscription, Pause("repairs"))
+
+    def look_and_be_slow(store: PostgresGroups, wanted: Subscription) -> Group | None:
+        found = look(store, wanted)
+        monkeypatch.setattr(PostgresGroups, "live_group", look)
+        pause("as it begins")
+        return found
+
+    pause("before")
+    monkeypatch.setattr(PostgresGroups, "live_group", look_and_be_slow)
+    with _paused(postgres.url, group, Target("earliest")):
+        pause("meanwhile")
+        found = look(postgres.store, group.subscription)
+        assert found is not None
+        assert found.orders.paused is not None
+    found = look(postgres.store, group.subscription)
+    assert found is not None
+    assert found.orders.paused == (None if when == "never" else "repairs")

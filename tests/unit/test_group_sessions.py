@@ -326,3 +326,12 @@ def test_a_grant_that_waits_for_a_lock_is_not_tried_again_for_an_older_process()
     assert bench.holders() == {1: "b/1"}
     grants = [line.borrower_id for line in bench.store.history(bench.group.group_id) if line.event == "grant"]
     assert grants == ["b/1"]
+
+
+@pytest.mark.conforms("X4")
+def test_of_names_that_have_gone_a_leader_keeps_nothing() -> None:
+    bench = Bench(1)
+    for number in range(1, 20):
+        named(bench, f"a/{number}", f"name {number}", number)
+        leave(bench, f"a/{number}")
+    assert len(bench.leader.slots._by_session) <= 1

@@ -31,7 +31,8 @@ def test_a_publisher_whose_subscribers_come_and_go_keeps_nothing_of_them() -> No
     assert node.leaks() == ()
     node.poll("a", 99, "n1", 0.0, 5.0)  # breaks a rule
     assert node.leaks() == ()
-    node.expire(1e9)
+    assert node.expire(1e9) == ("b", "a"), "whoever keeps names of them hears of both"
+    assert node.expire(1e9) == ()
     assert node.leaks() == ()
     assert not node._index._channels
 
