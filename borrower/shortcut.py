@@ -19,7 +19,8 @@ from protocol.errors import SubletError
 from storage.connect import connect, schema_name
 from storage.notify.places import heads_of, places, take_place
 from storage.notify.postgres import SILENCE_S, payloads
-from storage.notify.threads import DriverThread, Pauses
+from storage.notify.threads import DriverThread
+from storage.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Shortcut(DriverThread):
         self.hearers: tuple[OnHeads, ...] = ()
 
     def run(self) -> None:
-        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.pause(pauses.next_s())
         while not self.ending:
             try:

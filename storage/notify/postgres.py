@@ -24,7 +24,8 @@ from protocol.errors import SubletError
 from storage.connect import connect, schema_name
 from storage.notify.driver import Capabilities, OnConnected, OnLost, OnMessage
 from storage.notify.poll import PollOutlet
-from storage.notify.threads import DriverThread, Pauses
+from storage.notify.threads import DriverThread
+from storage.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class _Sender(DriverThread):
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._in_hand: list[bytes] = []
-        self._pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.dropped = 0
 
     def add(self, message: bytes) -> None:
@@ -217,7 +218,7 @@ class PostgresInlet(DriverThread):
         super().__init__("sublet notify postgres inlet")
         self._url, self._channel = url, channel
         self._on_message, self._on_connected, self._on_lost = on_message, on_connected, on_lost
-        self._pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.start()
 
     def close(self) -> None:

@@ -20,23 +20,6 @@ END_S = 2.0
 """What a thread that was asked to end is waited for: longer only takes one that is stuck, in a handler or a connect."""
 
 
-class Pauses:
-    """Longer and longer ones while nothing succeeds."""
-
-    def __init__(self, first_s: float, longest_s: float) -> None:
-        self._first_s, self._longest_s = first_s, longest_s
-        self._next_s = first_s
-
-    def succeeded(self) -> None:
-        """Begin again with the first."""
-        self._next_s = self._first_s
-
-    def next_s(self) -> float:
-        """Seconds to wait now."""
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
-        return pause_s
-
-
 class DriverThread(threading.Thread):
     """A daemon that ends when asked. A fork of its process has a copy of this object and no such thread: there, asking
     does nothing, as the bell is the parent's."""
