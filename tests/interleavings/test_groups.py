@@ -1,0 +1,148 @@
+"""A leader's writes against consumers, publishers, rollovers and resets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from protocol.errors import Conflict, GrantLost
+from protocol.words import Subscription
+from storage import epochs, fence, spaces
+from storage.catalogue import find_space
+from storage.groups import births, resets
+from storage.groups.model import (
+    Entry,
+    Grant,
+    Group,
+    GroupOptions,
+    GroupResult,
+    GroupWrites,
+    NodeRef,
+    Seize,
+    Start,
+    Verdict,
+)
+from storage.groups.postgres import PostgresGroups
+from storage.groups.targets import Target
+from storage.log import Append, Producer, Stamp
+from tests.integration.log_kit import in_epochs, put, stream_of
+from tests.interleavings.harness import Connection, Interleavings, Run, Work
+
+NODE, WHO = NodeRef("n1", "n1-1", "127.0.0.1:1"), Producer("p", 1)
+ATOMIC, SHARED = Subscription.parse("$share/atomic/eu/#"), Subscription.parse("$share/plain/eu/#")
+
+
+class Stage:
+    """A stream of one message, and two groups, each with a leader. One is atomic and has consumed it, and all epochs up
+    to 1; to a consumer of the other the stream is lent."""
+
+    def __init__(self, conn: Connection, url: str) -> None:
+        self.conn, self.space, self.stream = conn, find_space(conn, "eu").space_id, stream_of(conn, "eu")
+        epochs.hold(conn, self.space, WHO, [(1,)], 600)
+        put(conn, self.stream, b"x", topic="eu/1")
+        with closing(PostgresGroups(url)) as store:
+            self.atomic = store.declare_group(ATOMIC, GroupOptions(atomic=True))
+            self.plain = store.declare_group(SHARED, GroupOptions(Start.EARLIEST))
+            self.terms = {each: store.claim(each.group_id, NODE, 3600).term for each in (self.atomic, self.plain)}
+            self._write(store, self.plain, renew=True)  # the stream's parents are empty, and over
+            lent = self._write(store, self.plain, Grant(self.stream, "b", "a", "s", "share"))
+        assert lent.results[0].lending is not None
+        self.grant = lent.results[0].lending.grant_id
+        assert lent.results[0].verdict is Verdict.APPLIED
+
+    def renew(self, conn: Connection) -> GroupResult:
+        return self._write(PostgresGroups(lambda: conn), self.atomic, renew=True)
+
+    def seize(self, conn: Connection) -> GroupResult:
+        return self._write(PostgresGroups(lambda: conn), self.plain, Seize(self.stream, self.grant, "gone"), renew=True)
+
+    def reset(self, conn: Connection) -> None:
+        with conn.transaction():
+            group = births.live(conn, SHARED)
+            resets.carry_out(conn, group, Target.earliest(), reason="x", force=True)
+
+    def consume(self, conn: Connection) -> None:
+        """In the consumer's own transaction."""
+        with conn.transaction():
+            fence.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
+
+    def publish(self, conn: Connection) -> Any:
+        """In epoch 2, and finish with that: all up to 4 is completed."""
+        stamp = Stamp(WHO.producer_id, WHO.incarnation, 1)
+        block = Append(stream_of(conn, "eu"), in_epochs((2,)), stamp)
+        moved = epochs.append_and_hold(conn, [block], self.space, WHO, [(5,)], 600)
+        assert moved.news is not None
+        return moved
+
+    def roll_over(self, conn: Connection) -> int:
+        return spaces.rollover(conn, "eu")
+
+    def at_once(self, work: Work) -> Work:
+        """As one step: others see of it what it has committed."""
+
+        def step(conn: Connection) -> Any:
+            conn.execute("select")
+            return work(self.conn)
+
+        return step
+
+    def _write(self, store: PostgresGroups, group: Group, *entries: Entry, renew: bool = False) -> GroupResult:
+        (result,) = store.commit([GroupWrites(group.group_id, self.terms[group], entries, renew)])
+        assert not result.deposed
+        return result
+
+
+@pytest.fixture
+def stage(conn: Connection, database: str) -> Stage:
+    return Stage(conn, database)
+
+
+@pytest.fixture
+def orders(stage: Stage, database: str) -> Iterator[Interleavings]:
+    with Interleavings(database) as orders:
+        yield orders
+
+
+@pytest.mark.conforms("S8", "W6")
+def test_an_atomic_group_has_consumed_no_epoch_of_which_something_is_unread(
+    orders: Interleavings, stage: Stage
+) -> None:
+    def judge(run: Run) -> None:
+        assert not run.errors
+        behind = run.conn.execute(
+            "select b.stream_id, e.epoch, f.least from block b join stream s using (stream_id)"
+            " join consumed_frontier f on f.space_id = s.space_id"
+            " left join lending l on l.stream_id = s.stream_id and l.group_id = f.group_id"
+            " cross join jsonb_array_elements(b.epochs -> 'least') as e(epoch)"
+            " where b.end_offset > coalesce(l.position, 0) and f.least <> 'null' and not may_come(f.least, e.epoch)"
+        ).fetchall()
+        assert behind == []
+
+    others = {"publish": stage.at_once(stage.publish), "roll over": stage.at_once(stage.roll_over)}
+    assert orders.explore({"renew": stage.renew, **others}, judge) > 1
+
+
+@pytest.mark.conforms("E17", "A5")
+def test_progress_that_was_committed_stays_and_none_is_committed_under_a_grant_that_is_over(
+    orders: Interleavings, stage: Stage
+) -> None:
+    def judge(run: Run) -> None:
+        asked = "select status, position, grant_id from lending where group_id = %s and stream_id = %s"
+        ((status, position, grant),) = run.conn.execute(asked, (stage.plain.group_id, stage.stream)).fetchall()
+        consumed = run.answers["consume"] is None
+        assert consumed or isinstance(run.answers["consume"], GrantLost)
+        if "seize" in run.answers:
+            ended = run.answers["seize"].results[0].verdict is Verdict.APPLIED
+            assert position == consumed
+        else:
+            ended = run.answers["reset"] is None
+            assert ended or isinstance(run.answers["reset"], Conflict)
+            assert position == (consumed and not ended)
+        assert (status, grant == stage.grant) == (("free", False) if ended else ("held", True))
+        assert consumed or ended
+
+    for act in (stage.seize, stage.reset):
+        assert orders.explore({"consume": stage.consume, act.__name__: act}, judge) > 1
