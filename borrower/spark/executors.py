@@ -13,6 +13,7 @@ new session; its streams move on once it is evicted, and whatever the dead attem
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from borrower.spark.control import Control
+
+log = logging.getLogger(__name__)
 
 MAX_NAME = 400
 """Longest name, in characters: each session's own has the application, the task and the attempt behind it."""
@@ -227,8 +230,12 @@ class Consumption:
         except BaseException as error:  # noqa: BLE001 whoever asks for the result gets it
             self._error = error
         finally:
-            resources.close()
-            self._over.set()
+            try:
+                resources.close()
+            except Exception as error:  # noqa: BLE001 how the job ended is known, whatever becomes of its helpers
+                log.warning("the job is over, and what served it has not ended well: %s", error)
+            finally:
+                self._over.set()
 
     def _describe(self, work: Work) -> None:
         """A tag by which this job can be cancelled, and words for Spark's page. Both belong to this thread."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.epochs import LowerFrontier, UpperFrontier
-from protocol.errors import InvalidEpoch, UsageError
+from protocol.errors import InvalidEpoch, PoisonBlock, UsageError
 from protocol.words import Filter
 from storage import log
 from storage.block import pack
@@ -271,7 +271,7 @@ def test_blocks_that_are_left_out_are_neither_fetched_nor_decoded(conn: psycopg.
     left_out = LeftOut(UpperFrontier(((5,),)), None)
     page = log.since(conn, stream, 3, left_out=left_out, limit_bytes=1)
     assert page.position == page.head, "what is not fetched does not count as bytes of a page"
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises(PoisonBlock):
         log.since(conn, stream, 3)
 
 

@@ -32,6 +32,8 @@ from storage.tail import Tail
 from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
 from tests.integration.log_kit import batch, read
+from tests.integration.query_kit import Checkpoint, Run
+from tests.integration.replay_kit import Plan
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -184,6 +186,30 @@ def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
     assert drained(said.table for said in reading.messages(conn) if hasattr(said, "table")) == whole
     with serving(database) as server, Feed([server.address]) as feed:
         assert drained(feed.history("eu/#", "earliest")) == whole
+    with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 "):
+        Plan(database, filter="eu/#").rows()
+
+
+@pytest.mark.conforms("W10")
+def test_a_streaming_query_fails_by_name_and_goes_on_when_its_group_is_past_it(
+    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int]
+) -> None:
+    eventually(lambda: fleet.node("n1") if not fleet.nodes else fleet.state("n1"), WAIT_S)
+    checkpoint, options = Checkpoint(), {"subscription": GROUP, "inDoubtHold": "1 s"}
+    run = Run(checkpoint, database, **options)
+    with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 .*sublet groups reset"):
+        run.until(40)
+    run.stop()
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        for stream in streams[:-1]:
+            told = shell.run("groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes", "--force")
+            assert told.code == 0, told.err
+    run = Run(checkpoint, database, **options)
+    try:
+        run.until(2 * len(streams) - 2 + 8)
+        assert checkpoint.values() == sorted(values_of(streams[:-1], range(6, 8)) + values_of(streams[-1:], range(8)))
+    finally:
+        run.stop()
 
 
 @pytest.mark.conforms("W10")
