@@ -65,7 +65,7 @@ class Troubles:
         node = operator.choice(nodes)
         led = node.machine.election.led()
         draining = operator.random() < 0.4
-        some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5}
+        some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5 and group_id}
         self._world.say("operator", f"{'drains' if draining else 'orders'} {node.name}, which leads {led}: {some}")
         node.order(draining=draining, step_down=some)
         self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
