@@ -25,7 +25,7 @@ from tests.simulation.turnover import Turnover
 from tests.simulation.world import Weather, World
 
 SAFETY_S = 48.0
-LIVENESS_S = 75.0
+LIVENESS_S = 150.0
 STILL_S = 7.0
 """Longer than a stream that was just granted is left where it is."""
 LOSSES_HERE = 1_000
