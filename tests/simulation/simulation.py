@@ -11,6 +11,7 @@ from storage.groups.memory_streams import MemoryStreams
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.database import WatchedGroups
+from tests.simulation.failover import Failover
 from tests.simulation.groups import Groups
 from tests.simulation.journal import Journal
 from tests.simulation.network import Network
@@ -55,6 +56,7 @@ class Simulation:
         self.checkers = self.store.checkers = Checkers(self)
         self.nodes = [SimulatedNode(self, name, leader, self._drift) for name in ("n1", "n2", "n3")]
         self.agents: dict[str, SimulatedAgent] = {}
+        self.failover = Failover(self)
         self.network = Network(self.world, {node.address: node for node in self.nodes}, self.agents)
         self.groups = Groups(self)
         self.troubles = Troubles(self)
@@ -118,9 +120,12 @@ class Simulation:
         self.publishing.begin()
         self.groups.begin()
         self.troubles.begin(SAFETY_S)
-        self.queries.begin(SAFETY_S)
+        if not self.failover.runs:
+            self.queries.begin(SAFETY_S)
         self.turnover.begin(SAFETY_S)
-        self.operators.begin(SAFETY_S)
+        self.failover.begin(SAFETY_S)
+        if not self.failover.runs:
+            self.operators.begin(SAFETY_S)
         for node in self.nodes:
             node.start()
         for _ in range(self.world.random.randint(1, 4)):

@@ -179,7 +179,7 @@ class Troubles:
         match kind:
             case "roll" | "retire" | "snatch":
                 self._befall_streams(kind)
-            case "delete":
+            case "delete" if not simulation.failover.runs:
                 simulation.groups.delete(subscription)
             case "revoke":
                 streams = tuple(s for s in rows if self._world.chance(0.3))

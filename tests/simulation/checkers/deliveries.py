@@ -71,6 +71,17 @@ class Deliveries:
         """Everything before that position was written in users' transactions, or done before."""
         self._done[key] = max(self._done.get(key, 0), position)
 
+    def failed_over(self, fenced: bool) -> None:
+        """The ends of the streams are lost. What was had may come again, and calls that run count for nothing."""
+        self.order.failed_over()
+        self._seen.clear()
+        streams = self._simulation.streams.streams
+        self._done = {key: min(done, streams[key[1]].head) for key, done in self._done.items()}
+        if fenced:
+            clock_us = self._simulation.world.clock_us()
+            for key in {(group, stream) for group, stream, _ in self._holder}:
+                self._reset[key] = clock_us
+
     def consumed(self, group_id: int, stream_id: int) -> int:
         """Everything before this offset, from the group's start on, was in a call that ended, or was skipped."""
         start = self._lives[group_id].start(stream_id) or 0
