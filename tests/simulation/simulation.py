@@ -165,23 +165,27 @@ class Simulation:
             self.world.run_until(self.world.now + 2.0)
             self._fill()
             self.operators.mend()
-            try:
-                self.checkers.check_rest()
-            except Violation as wrong:
-                self.world.say("world", f"not at rest: {wrong}")
-                continue
-            return
+            if self._is_at_rest():
+                return
         self.checkers.check_rest()
 
     def _stay_at_rest(self) -> None:
-        """The last streams find their place, then nothing moves any more."""
+        """The last streams find their place, also for who came late, then nothing moves any more."""
         for _ in range(6):
             moved = self.checkers.authority.moves
             self.world.run_until(self.world.now + STILL_S)
-            if self.checkers.authority.moves == moved:
-                self.checkers.check_rest()
+            if self.checkers.authority.moves == moved and self._is_at_rest():
                 return
+        self.checkers.check_rest()
         raise Violation("streams move on and on although nothing has changed")
+
+    def _is_at_rest(self) -> bool:
+        try:
+            self.checkers.check_rest()
+        except Violation as wrong:
+            self.world.say("world", f"not at rest: {wrong}")
+            return False
+        return True
 
     def _relieve_a_holder(self) -> None:
         """Somebody comes and somebody who holds streams goes, so that streams move in every run."""
