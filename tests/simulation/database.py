@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leader.node_events import NodeEvent, Request
 from leader.requests import execute, failed
@@ -23,9 +23,10 @@ from storage.groups.model import (
     HistoryRecord,
     LendingStatus,
     NodeRef,
+    Seize,
 )
 from storage.groups.options import DEFAULTS
-from storage.groups.rules import Row, reset
+from storage.groups.rules import Row, judge, reset
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class WatchedGroups(MemoryGroups):
         super().__init__(streams, world.clock_us)
         self._world = world
         self.checkers: Checkers | None = None
+        self._timeline = 0
+        self._timelines: dict[int, int] = {}
 
     @property
     def lines(self) -> Sequence[HistoryRecord]:
@@ -73,9 +76,15 @@ class WatchedGroups(MemoryGroups):
     def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
         """As the twin."""
         before = self.look([leadership_id]).get(leadership_id)
+        older = before is not None and self._is_older(leadership_id)
+        if older:
+            self._leaderships[leadership_id].expires_us = 0
         claim = super().claim(leadership_id, node, lease_s)
+        self._timelines[leadership_id] = self._timeline
         if self.checkers is not None:
             self.checkers.claimed(before, claim)
+        if older and leadership_id in self._lives:
+            self._seize_all(leadership_id, claim.term)
         return claim
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
@@ -84,6 +93,39 @@ class WatchedGroups(MemoryGroups):
         if self.checkers is not None:
             self.checkers.committed(batch, results)
         return results
+
+    # --- failovers --------------------------------------------------------------------------------------------------
+
+    def saved(self) -> tuple[Any, ...]:
+        """What a standby has of it."""
+        lives = {group_id: _copied(life) for group_id, life in self._lives.items()}
+        leaderships = {i: replace(row) for i, row in self._leaderships.items()}
+        return lives, leaderships, list(self._history), dict(self._timelines)
+
+    def restore(self, saved: tuple[Any, ...], fenced: bool) -> None:
+        """A standby that had that is the database from now on; `fenced`: terms end with their timeline."""
+        self._lives, self._leaderships, self._history, self._timelines = saved
+        self._timeline += fenced
+        self.locked.clear()
+
+    def _is_older(self, leadership_id: int) -> bool:
+        return self._timelines.get(leadership_id, 0) != self._timeline
+
+    def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
+        return self._is_older(leadership_id) or super()._deposed(leadership_id, term, now)
+
+    def _own(self, node: NodeRef, terms: Mapping[int, int]) -> list[int]:
+        return [i for i in super()._own(node, terms) if not self._is_older(i)]
+
+    def _seize_all(self, group_id: int, term: int) -> None:
+        """What was lent on the timeline before is over."""
+        now = self._clock()
+        for row in tuple(self._lives[group_id].rows.values()):
+            if row.status is LendingStatus.HELD:
+                entry = Seize(row.stream_id, row.grant_id, "the database has gone over to another timeline")
+                self._keep(judge(entry, row, self._facts(row.stream_id), held_back=False, now_us=now), term, now)
+                if self.checkers is not None:
+                    self.checkers.authority.was_seized((group_id, row.stream_id))
 
     # --- what operators do, which the twin has no door for ----------------------------------------------------------
 
@@ -233,6 +275,11 @@ class Way:
             return failed(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)
         answer = execute(request, self._store, ref, lease_s, jitter_s)
         return answer if fate is Fate.ANSWERED else failed(request, unknown=True, jitter_s=jitter_s)
+
+
+def _copied(life: _Life) -> _Life:
+    """A group with its rows, none of which changes in place."""
+    return replace(life, rows=dict(life.rows), frontiers=dict(life.frontiers))
 
 
 def _start_of(target: str) -> Start:

@@ -73,8 +73,8 @@ class Figures:
             f"{self.deleted} groups deleted, {self.fenced} sessions fenced, {self.returned} streams returned, "
             f"{self.unaware} calls begun unaware of a loss, {self.atomic} atomic groups, given {self.given_in_epochs} "
             f"messages of epochs and {self.announced} announcements, {self.stored} messages in queries' sinks, "
-            f"{self.resets} resets, {self.written} messages written in users' transactions, {self.unknown} commits "
-            "without an answer, "
+            f"{self.resets} resets, {self.written} messages written in users' transactions, {self.unknown} commits not "
+            f"answered, "
             f"{len(self.pairs)} of {len(all_pairs())} pairs of the tables; {len(self.failures)} failures"
         )
 

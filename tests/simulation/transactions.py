@@ -79,7 +79,11 @@ class UsersDatabase:
 
     def is_used_by(self, agent: SimulatedAgent) -> bool:
         """Whether the sessions of that process write in transactions."""
-        return self.runs and Random(f"{self._simulation.seed} {agent.name} writes").random() < _OF_AGENTS
+        return (
+            self.runs
+            and not self._simulation.failover.runs
+            and Random(f"{self._simulation.seed} {agent.name} writes").random() < _OF_AGENTS
+        )
 
     def connect(self, *_: object, **__: object) -> _Connection:
         """A new connection, if it is to be had."""

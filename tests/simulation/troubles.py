@@ -65,7 +65,7 @@ class Troubles:
         node = operator.choice(nodes)
         led = node.machine.election.led()
         draining = operator.random() < 0.4
-        some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5}
+        some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5 and group_id}
         self._world.say("operator", f"{'drains' if draining else 'orders'} {node.name}, which leads {led}: {some}")
         node.order(draining=draining, step_down=some)
         self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
@@ -179,7 +179,7 @@ class Troubles:
         match kind:
             case "roll" | "retire" | "snatch":
                 self._befall_streams(kind)
-            case "delete":
+            case "delete" if not simulation.failover.runs:
                 simulation.groups.delete(subscription)
             case "revoke":
                 streams = tuple(s for s in rows if self._world.chance(0.3))

@@ -10,7 +10,7 @@ the epochs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from borrower.machine.agent import Closed
 from borrower.machine.events import Progressed
@@ -79,6 +79,18 @@ class Checkers:
             self.transactions.was_reset(at, position)
         if group.options.atomic:
             self.epochs.was_reset(group, rows)
+
+    def saved(self) -> tuple[Any, ...]:
+        """What they know of the database, as a standby has it."""
+        return self.record.saved(), self.authority.saved(), self.names.saved()
+
+    def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
+        """The database is as it was then, and its streams are; `fenced`: with its timeline every term is over."""
+        record, authority, names = saved
+        self.record.failed_over(record, fenced)
+        self.authority.failed_over(authority)
+        self.names.failed_over(names, fenced)
+        self.deliveries.failed_over(fenced)
 
     def live_groups(self) -> list[Group]:
         """Those that are not deleted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from storage.groups.model import (
     Advance,
@@ -41,6 +41,20 @@ class Authority:
         self._had: dict[Key, str | None] = {}
         self._reported: dict[tuple[int, int, int], int] = {}
 
+    def saved(self) -> tuple[Any, ...]:
+        """What it knows of the rows."""
+        return dict(self._positions), dict(self._grants), dict(self._in_force), dict(self._had)
+
+    def failed_over(self, saved: tuple[Any, ...]) -> None:
+        """The rows are as they were then; whoever leads does not know it yet."""
+        self._positions, self._grants, self._in_force, self._had = saved
+        for node in self._simulation.nodes:
+            self._cut_short.update(node.machine.election.led().items())
+
+    def was_seized(self, key: Key) -> None:
+        """No grant of the stream is in force any more."""
+        self._in_force.pop(key, None)
+
     def cut_short(self, group_id: int, term: int) -> None:
         """An operator has ended this term."""
         self._cut_short.add((group_id, term))
@@ -52,10 +66,10 @@ class Authority:
 
     def reported(self, work: Work) -> None:
         """A session says how far it is under this grant."""
-        self._reported[work.group_id, work.stream_id, work.grant_id] = work.position
+        self.written(work.group_id, work.stream_id, work.grant_id, work.position)
 
     def written(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:
-        """A user's own transaction has moved the progress under this grant."""
+        """Progress under this grant, of a session or of a user's own transaction."""
         key = group_id, stream_id, grant_id
         self._reported[key] = max(self._reported.get(key, 0), position)
 

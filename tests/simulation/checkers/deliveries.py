@@ -63,9 +63,24 @@ class Deliveries:
         self._reset[key] = grant_id
         self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < position}
 
+    def is_over(self, work: Work) -> bool:
+        """An operator has set the stream to another position since it was lent so."""
+        return work.grant_id < self._reset.get((work.group_id, work.stream_id), 0)
+
     def written(self, key: Key, position: int) -> None:
         """Everything before that position was written in users' transactions, or done before."""
         self._done[key] = max(self._done.get(key, 0), position)
+
+    def failed_over(self, fenced: bool) -> None:
+        """The ends of the streams are lost. What was had may come again, and calls that run count for nothing."""
+        self.order.failed_over()
+        self._seen.clear()
+        streams = self._simulation.streams.streams
+        self._done = {key: min(done, streams[key[1]].head) for key, done in self._done.items()}
+        if fenced:
+            clock_us = self._simulation.world.clock_us()
+            for key in {(group, stream) for group, stream, _ in self._holder}:
+                self._reset[key] = clock_us
 
     def consumed(self, group_id: int, stream_id: int) -> int:
         """Everything before this offset, from the group's start on, was in a call that ended, or was skipped."""
@@ -108,8 +123,8 @@ class Deliveries:
     def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
         """Its user is done with these."""
         key = work.group_id, work.stream_id
-        if work.grant_id < self._reset.get(key, 0):
-            return  # it began before an operator set the stream to another position
+        if self.is_over(work):
+            return
         if self._lives[work.group_id].group.options.atomic:
             self._epochs.call_finished(key, offsets)
         else:

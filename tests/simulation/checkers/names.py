@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from borrower.machine.agent import Closed
 from protocol.messages import EndReason
@@ -43,6 +43,16 @@ class Names:
     def installed(self, work: Work) -> None:
         """From now on the stream is that session's own; a grant that never reached it is nobody's loss."""
         self._installed.add((work.group_id, work.stream_id, work.grant_id))
+
+    def saved(self) -> tuple[Any, ...]:
+        """What it knows of the rows."""
+        return dict(self._holders), dict(self._kept)
+
+    def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
+        """The rows are as they were then; with its timeline a grant is over, and its stream kept for nobody."""
+        self._holders, self._kept = saved
+        if fenced:
+            self._holders.clear()
 
     def was_reset(self, key: Key) -> None:
         """An operator has set the stream to another position: it is kept for nobody."""

@@ -29,6 +29,10 @@ class Order:
         self._reset_at[at] = self._world.now
         self._passed = {known: count for known, count in self._passed.items() if known[0] != at[0]}
 
+    def failed_over(self) -> None:
+        """What was had may come again."""
+        self._passed.clear()
+
     def check_grant(self, at: Key, grant_id: int) -> None:
         """A stream is lent: of the keys that it has, everything that was published before is over."""
         self._granted_at[(*at, grant_id)] = self._world.now

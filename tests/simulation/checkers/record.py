@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 from leader.watching import Happened
 from storage.groups.model import CONSUMED, MAINTENANCE, ORDER, TAKEOVER, Claim, HistoryRecord, Lending, LendingStatus
@@ -37,6 +38,18 @@ class Record:
         self.by_reset: set[tuple[int, int, int]] = set()
         self.skipped: dict[Key, int] = {}
         self._reserved: dict[Key, set[int]] = {}
+
+    def saved(self) -> tuple[Any, ...]:
+        """What it has read."""
+        return deepcopy((self._read, self._in_force, self._terms, self._positions, self.skipped, self._reserved))
+
+    def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
+        """History is as it was then; holders of what was lent have not heard of it, nor have leaders."""
+        grants = {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
+        self._read, self._in_force, self._terms, self._positions, self.skipped, self._reserved = saved
+        grants |= {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
+        self.unheard.update(dict.fromkeys(grants, self._world.now))
+        self.by_reset.update(grants)
 
     def claimed(self, before: Claim | None, claim: Claim) -> None:
         """Who takes a group from another incarnation, or is its first leader, is in history with its term."""

@@ -40,7 +40,8 @@ class Transactions:
 
     def reported(self, work: Work) -> None:
         """A session says that everything before its position is done."""
-        self._check((work.group_id, work.stream_id), work.position, work)
+        if not self._deliveries.is_over(work):
+            self._check((work.group_id, work.stream_id), work.position, work)
 
     def _check(self, at: Key, position: int, what: object) -> None:
         had, begin = self._stored.get(at, set()), self._deliveries.consumed(*at)

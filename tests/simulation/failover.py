@@ -1,0 +1,84 @@
+"""A failover to a standby that is some moments behind: what was written last is lost, and the database is on another
+timeline. Nodes and consumers live on with what they remember. By chances of its own, in runs of plain groups.
+
+That a term of another timeline is over, and with it what was lent, is told here (`FENCED`) as the database's functions
+have it, which the twin has not. Streams that were opened in the moments lost are left out: then it happens later.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+FENCED = True
+"""Whether a term ends with its timeline."""
+_RUNS = 0.1
+_AGAIN_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """What it has."""
+
+    store: tuple[Any, ...]
+    streams: dict[int, tuple[Any, ...]]
+    gone: frozenset[int]
+    journal: tuple[Any, ...]
+    checkers: tuple[Any, ...]
+
+
+class Failover:
+    """Once in a run, if at all."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._random = Random(f"the failover of {simulation.seed}")
+        self.runs = self._random.random() < _RUNS
+        self.happened = 0
+
+    def begin(self, until: float) -> None:
+        """Let it happen before then."""
+        if self.runs:
+            self._until = until
+            self._world.after(self._random.uniform(10.0, 35.0), self._fall_behind)
+
+    def _fall_behind(self) -> None:
+        if self._world.now < self._until - 4.0:
+            standby = self._standby()
+            self._world.after(self._random.uniform(0.1, 3.0), lambda: self._promote(standby))
+
+    def _standby(self) -> Standby:
+        simulation = self._simulation
+        streams, journal = simulation.streams, simulation.journal
+        return Standby(
+            simulation.store.saved(),
+            {i: (s.head, s.closed, s.blocks[:], s.marks[:]) for i, s in streams.streams.items()},
+            frozenset(g.generation_id for g in streams.generations.values() if g.gone),
+            (deepcopy(journal.parts), deepcopy(journal.appended), dict(streams.lowers)),
+            simulation.checkers.saved(),
+        )
+
+    def _promote(self, standby: Standby) -> None:
+        simulation, streams = self._simulation, self._simulation.streams
+        gone = frozenset(g.generation_id for g in streams.generations.values() if g.gone)
+        if standby.streams.keys() != streams.streams.keys() or standby.gone != gone:
+            self._world.after(_AGAIN_S, self._fall_behind)
+            return
+        lost = sum(s.head - standby.streams[i][0] for i, s in streams.streams.items())
+        self._world.say("database", f"fails over to a standby: {lost} messages are lost")
+        self.happened += 1
+        for stream_id, stream in streams.streams.items():
+            stream.head, stream.closed, stream.blocks, stream.marks = standby.streams[stream_id]
+            del simulation.publishing.epochs[stream_id][stream.head :]
+            del simulation.journal.keys[stream_id][stream.head :]
+        simulation.journal.parts, simulation.journal.appended, streams.lowers = standby.journal
+        simulation.checkers.failed_over(standby.checkers, FENCED)
+        simulation.store.restore(standby.store, FENCED)
+        down_s = self._random.uniform(0.1, 4.0)
+        for node in simulation.nodes:
+            node.way.down(down_s)
