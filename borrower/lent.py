@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from borrower.machine.events import Progressed
 from borrower.trouble import Trouble
@@ -78,6 +79,16 @@ class Lent:
     def done_upto(self, ticket: int, position: int) -> None:
         """The batch, which is outstanding, is done up to there."""
         self.outstanding[ticket] = max(self.outstanding[ticket], position)
+
+    def place(self) -> tuple[Any, ...]:
+        """Where it is read to; for `go_back`."""
+        return self.read, self.ticket
+
+    def go_back(self, place: tuple[Any, ...]) -> None:
+        """As if nothing had been taken since it was there: nobody was given that."""
+        self.read, self.ticket = place
+        for ticket in [ticket for ticket in self.outstanding if ticket >= self.read]:
+            del self.outstanding[ticket]
 
     @property
     def is_settled(self) -> bool:

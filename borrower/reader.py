@@ -16,7 +16,7 @@ import pyarrow as pa
 from borrower.lent import Lent
 from borrower.process import sever_in_children
 from borrower.whole import WholeLent
-from protocol.errors import DatabaseUnreachable
+from protocol.errors import DatabaseUnreachable, SubletError
 from storage import log as message_log
 from storage import whole_epochs
 from storage.connect import connect
@@ -36,7 +36,7 @@ class Reader:
     def __init__(self, url: str, batch_bytes: int, timeout_s: float) -> None:
         self._url, self._batch_bytes, self._timeout_s = url, batch_bytes, timeout_s
         self._connection: psycopg.Connection[Any] | None = None
-        self._away = False
+        self._away = self._asking = False
 
     def prepare(self) -> None:
         """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
@@ -88,16 +88,23 @@ class Reader:
     def ask(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
         """The answer; None while the database is away. A read changes nothing: whoever asked may simply ask again."""
         try:
+            if self._asking:
+                self.close()  # an exception broke off the read before
             if self._connection is None or self._connection.closed:
                 self._connection = connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)
                 sever_in_children(self._connection)
+            self._asking = True
             answer = read(self._connection)
+            self._asking = False
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             if not self._away:
                 log.warning("the database is away, reading goes on when it is back: %s", error)
             self._away = True
             self.close()
             return None
+        except SubletError:  # what was read is at fault, and the connection is not
+            self._asking = False
+            raise
         if self._away:
             log.info("the database is back")
             self._away = False
