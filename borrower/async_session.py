@@ -21,6 +21,7 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 import psycopg
 
 from borrower.batch import Batch
+from borrower.iteration import AsyncIteration
 from borrower.process import Home
 from borrower.session import Session
 from borrower.worker import Worker, settled
@@ -37,10 +38,11 @@ _T = TypeVar("_T")
 class AsyncSession:
     """`Session` for asyncio, with the same arguments, settings and errors.
 
-    Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it. A batch whose work was
-    cancelled is acknowledged by asking for the next one, as ever: close the session instead, and it comes again to
-    whoever gets the stream. Several tasks may ask at once, and each batch goes to one of them; they need
-    `auto_ack=False`, since asking acknowledges what was given out last, to whomever.
+    Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it. An `async for` that is left
+    by an exception has failed, one that was cancelled too: its batch comes again, as with `Session`. After `next_batch`
+    to ask for the next one acknowledges the one before, whatever became of it. Several tasks may ask at once, and each
+    batch goes to one of them; they need `auto_ack=False`, since asking acknowledges what was given out last, to
+    whomever.
     """
 
     def __init__(self, subscription: str, url: str | None = None, **settings: Any) -> None:
@@ -54,6 +56,7 @@ class AsyncSession:
         self._opening: Future[Session] | None = None
         self._fetching: Future[Batch | None] | None = None
         self._ending: Future[None] | None = None
+        self._given: Batch | None = None
         self._draining = False
 
     # --- for the user -----------------------------------------------------------------------------------------------
@@ -73,10 +76,12 @@ class AsyncSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is None and (given := self._given) is not None:
+            self._left(given, well=True)
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Batch]:
-        return self._iterate()
+        return AsyncIteration(self._iterated, self._left)
 
     async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch; None once the session is drained or closed, or when the timeout is over.
@@ -94,6 +99,7 @@ class AsyncSession:
             batch = fetching.result()
             if batch is not None and self._ending is None:
                 if session.may_go_on(batch):
+                    self._given = batch
                     return batch
                 self._fetching = self._worker.submit(partial(_look_again, session, batch))
             elif deadline is not None and time.monotonic() >= deadline:
@@ -187,11 +193,17 @@ class AsyncSession:
         await settled(opening)
         return opening.result()
 
-    async def _iterate(self) -> AsyncIterator[Batch]:
-        """Closing ends it, also between two batches."""
-        await self._opened()
-        while self._ending is None and (batch := await self.next_batch()) is not None:
-            yield batch
+    async def _iterated(self) -> Batch | None:
+        """The next of an iteration. Closing ends it, also between two batches."""
+        if self._ending is not None and self._given is not None:
+            return None
+        return await self.next_batch()
+
+    def _left(self, batch: Batch, well: bool) -> None:
+        """See `Session.left`. From any thread."""
+        if (session := self._session) is not None and not self._home.is_elsewhere:
+            self._worker.submit(partial(session.left, batch, well=well))
+            session.interrupt()
 
     def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
         """The one that is under way or done and not taken, or a new one; None where nothing will come any more."""

@@ -90,6 +90,11 @@ class Batch:
         """True once the stream was taken away without our word: somebody else will see these messages again."""
         return self._lent.lost
 
+    @property
+    def is_outstanding(self) -> bool:
+        """Whether it is still to be done, and ours to do."""
+        return not self._lent.over and self.ticket in self._lent.outstanding
+
     def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
         """A transaction on the messages' database in which the user's output and this batch's progress are committed
         together: exactly once. An exception inside rolls it back, and the batch is still to be done.

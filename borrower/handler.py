@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import assert_never
+from typing import Any, assert_never
 
-import pyarrow as pa
-
+from borrower.inbox import let_go
 from borrower.lent import Lent
 from borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
 from borrower.whole import WholeLent
@@ -40,7 +40,7 @@ class Handler:
         self.epochs: dict[int, GroupFrontier] = {}
         self._lock = threading.RLock()
         self._lent: dict[int, Lent] = {}
-        self._turn: list[int] = []
+        self._turn: deque[int] = deque()
         self._again_at = math.inf
 
     def take(self, tell: Tell) -> None:
@@ -69,9 +69,8 @@ class Handler:
         """The next stream worth reading, each in its turn; it is being read until `Lent.take` or `not_read`."""
         with self._lock:
             for _ in range(len(self._turn)):
-                stream_id = self._turn.pop(0)
-                self._turn.append(stream_id)
-                lent = self._lent[stream_id]
+                lent = self._lent[self._turn[0]]
+                self._turn.rotate(-1)  # at once: what breaks off here must not leave a stream out
                 if lent.may_have_more and allowed(lent):
                     lent.reading = True
                     return lent
@@ -191,6 +190,20 @@ class Handler:
             if lent.is_ending and lent.is_settled and not lent.over:
                 self._report(lent.progress())
 
+    def go_back(self, lent: Lent, place: tuple[Any, ...]) -> None:
+        """What was taken of the stream since it was there was given to nobody."""
+        with self._lock:
+            if not lent.over:
+                lent.go_back(place)
+
+    def look_again(self) -> None:
+        """Reading was broken off, nobody knows where: nothing is being read, and where streams end is to be seen."""
+        let_go(self._lock.release)
+        with self._lock:
+            for lent in tuple(self._lent.values()):
+                lent.head = None
+                self.not_read(lent)
+
     def skipped(self, lent: Lent, ticket: int) -> None:
         """What was taken under that ticket has nothing for this subscription."""
         with self._lock:
@@ -202,14 +215,6 @@ class Handler:
         """What was taken last, of `size` bytes, is a batch in the user's hands."""
         with self._lock:
             lent.size += size
-
-    def not_given(self, lent: Lent, table: pa.Table, first: int, end: int, ticket: int) -> None:
-        """What was taken for a batch is not given out after all: it is the next again."""
-        with self._lock:
-            lent.give_back(table, first, end, ticket)
-            lent.size -= table.nbytes
-            if lent.stopping and lent.is_settled and not lent.over:
-                self._report(lent.progress())
 
     def acknowledged(self, lent: Lent, ticket: int) -> None:
         """The batch is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,13 @@ from borrower.machine.events import Saved, Tell
 from borrower.machine.following import Pushed
 
 News = Tell | Closed | Pushed
+
+
+def let_go(release: Callable[[], None]) -> None:
+    """Of a lock that can be taken again by who has it, where an exception broke off its holder on this thread."""
+    with contextlib.suppress(RuntimeError):  # it is not ours
+        while True:
+            release()
 
 
 class Inbox:
@@ -24,6 +32,8 @@ class Inbox:
     def __init__(self, hear: Callable[[Tell], None] | None = None) -> None:
         self._hear = hear
         self._news: deque[Tell | Closed] = deque()
+        self.end: Closed | None = None
+        """The last there is to tell, once that has come; also to whom an exception broke off that took it."""
         self._pushed: dict[int, Pushed] = {}
         self._condition = threading.Condition()
         self._woken = False
@@ -41,6 +51,8 @@ class Inbox:
                 if before is None or before.follow != news.follow or before.head < news.head:
                     self._pushed[news.follow.stream_id] = news
             else:
+                if isinstance(news, Closed):
+                    self.end = news
                 self._news.append(news)
             self._condition.notify_all()
 
@@ -49,6 +61,10 @@ class Inbox:
         with self._condition:
             self._woken = True
             self._condition.notify_all()
+
+    def let_go(self) -> None:
+        """An exception broke off whoever took news on this thread."""
+        let_go(self._condition.release)
 
     def take(self, wait_s: float = 0.0) -> tuple[News, ...]:
         """All news so far; waits for some, at most so long."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-
-import pyarrow as pa
+from typing import Any
 
 from borrower.machine.events import Progressed
 from borrower.trouble import Trouble, plain
@@ -76,11 +75,6 @@ class Lent:
         self.read, self.head, self.said, self.reading = end, head, 0, False
         return True
 
-    def give_back(self, table: pa.Table, first: int, end: int, ticket: int) -> None:
-        """What was taken last, and not given out, is to be read again."""
-        self.outstanding.pop(ticket, None)
-        self.read = first
-
     def done(self, ticket: int) -> bool:
         """The batch is done. False: it was before."""
         return self.outstanding.pop(ticket, None) is not None
@@ -88,6 +82,16 @@ class Lent:
     def done_upto(self, ticket: int, position: int) -> None:
         """The batch, which is outstanding, is done up to there."""
         self.outstanding[ticket] = max(self.outstanding[ticket], position)
+
+    def place(self) -> tuple[Any, ...]:
+        """Where it is read to; for `go_back`."""
+        return self.read, self.ticket, self.size
+
+    def go_back(self, place: tuple[Any, ...]) -> None:
+        """As if nothing had been taken since it was there: nobody was given that."""
+        self.read, self.ticket, self.size = place
+        for ticket in [ticket for ticket in self.outstanding if ticket >= self.read]:
+            del self.outstanding[ticket]
 
     @property
     def is_settled(self) -> bool:

@@ -4,9 +4,17 @@
         for batch in session:
             work(batch.table)
 
-A batch is acknowledged when the next one is asked for. A stream's progress stops before the first batch that was given
-out and not acknowledged; from there all is given out again when the stream moves: at least once. One thread uses a
-session; an agent's thread keeps it in touch.
+Work that ended well is acknowledged and not repeated; work that failed is not acknowledged, and comes again:
+
+- A batch is acknowledged when the next is asked for, and when its loop is left by `break` or `return`; the one that
+  `next_batch` gave last also when `with Session(...)` ends without an exception.
+- A loop that is left by an exception (KeyboardInterrupt too) has failed: its batch comes again, first of all, when the
+  session is asked on, or else to whoever gets the stream. Where it cannot be seen how a loop was left, it has failed.
+- `close()` acknowledges nothing; nor does anything but `ack()` with `auto_ack=False`.
+- What an exception in the middle of `next_batch` (a signal handler's) keeps from being returned the next call gives.
+
+A stream's progress stops before the first batch that was given out and not acknowledged; from there all is given out
+again when the stream moves: at least once. One thread uses a session; an agent's thread keeps it in touch.
 """
 
 from __future__ import annotations
@@ -29,9 +37,9 @@ from borrower.arguments import check_arguments
 from borrower.attendance import Attendance, weakly
 from borrower.batch import Batch
 from borrower.inbox import Inbox
+from borrower.iteration import Iteration
 from borrower.lent import Lent
 from borrower.lookout import Lookout
-from borrower.machine.agent import Closed
 from borrower.machine.following import FollowId, NewsCounters, Pushed
 from borrower.process import Home
 from borrower.settings import BorrowerSettings
@@ -130,6 +138,8 @@ class Session:
         self.settings = settings or BorrowerSettings.from_env()
         self._auto_ack = auto_ack
         self._last: Batch | None = None
+        self._again: list[Batch] = []
+        self._reading: tuple[Lent, tuple[Any, ...]] | None = None
         self._group: int | None = None
         self._draining = self._leaving = self._over = self._interrupted = False
         self._batch_bytes, self._whole_epochs, self._on_epoch = batch_bytes, whole_epochs, on_epoch
@@ -176,11 +186,12 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is None and not self._home.is_elsewhere:
+            self._acknowledge_last()
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        while (batch := self.next_batch()) is not None:
-            yield batch
+        return Iteration(self)
 
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch; None once the session is drained or closed, or when the timeout is over.
@@ -190,12 +201,18 @@ class Session:
         """
         self._home.check(self.subscription)
         with self._attendance.present():
-            return self._next_batch(timeout_s)
+            if self._attendance.is_over:
+                self._join_again()
+            before = self._last
+            try:
+                self._acknowledge_last()
+                self._last = None
+                return self._next(timeout_s)
+            except BaseException:
+                self._recover(before)
+                raise
 
-    def _next_batch(self, timeout_s: float | None) -> Batch | None:
-        if self._attendance.is_over:
-            self._join_again()
-        self._settle_last()
+    def _next(self, timeout_s: float | None) -> Batch | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait_s = 0.0
         while not self.closed:
@@ -208,11 +225,10 @@ class Session:
                 self._leave()
             batch, moved_on = (None, False) if self._leaving else self._read_next()
             if batch is not None:
-                self._last = batch
                 if self._agent.may_go_on(self._handle, batch.stream_id, batch.grant_id):  # the last thing before a call
+                    self._give(batch)
                     return batch
-                self._last = None
-                self._handler.not_given(batch._lent, batch.table, batch.first, batch.end, batch.ticket)
+                self._not_given()
                 moved_on = False
             if not (moved_on or looked) and self._lookout.look():
                 wait_s = 0.0
@@ -223,14 +239,15 @@ class Session:
             wait_s = 0.0 if moved_on else min(self._lookout.wait_s, LONGEST_WAIT_S)
         return None
 
-    def _settle_last(self) -> None:
-        """To ask for the next batch acknowledges the one before, unless its transaction was not committed."""
-        if self._transactions is not None:
-            with contextlib.suppress(UnknownOutcome):
-                self._transactions.find_out(0.0)
-        if self._auto_ack and self._last is not None and (self._last.committed or not self._last.began):
-            self._last.ack()
-        self._last = None
+    def left(self, batch: Batch, *, well: bool) -> None:
+        """A loop is over that was at work on this batch, which its user was given last. It is acknowledged if it ended
+        well, and else given out again before anything else. For the iterators of this session."""
+        if self._home.is_elsewhere or self._last is not batch or not self._auto_ack:
+            return
+        if well:
+            self._acknowledge_last()
+        else:
+            self._fail(batch)
 
     def interrupt(self) -> None:
         """Let a `next_batch` that waits, or else the next one, return None if it finds nothing. From any thread."""
@@ -378,33 +395,88 @@ class Session:
         """What it had is given up: its user has not come back in time, and is there now."""
         log.warning("%s: its user is back, and it joins its group again", self.subscription)
         self._last = None
+        self._again.clear()
         self._follows.clear()
         self._handle = self._subscribe()
         self._attendance.begin(self._agent, self._handle)
 
+    def _acknowledge_last(self) -> None:
+        """What was given out last has ended well, unless a transaction was begun for it and not committed."""
+        if self._transactions is not None:
+            with contextlib.suppress(UnknownOutcome):
+                self._transactions.find_out(0.0)
+        last = self._last
+        if self._auto_ack and last is not None and (last.committed or not last.began):
+            last.ack()
+
+    def _fail(self, batch: Batch) -> None:
+        """It is to be given out again."""
+        if batch not in self._again:
+            self._again.append(batch)
+        self._last = None
+
+    def _give(self, batch: Batch) -> None:
+        """It is in the user's hands when this returns, and nothing breaks `next_batch` off."""
+        self._last = batch
+        self._reading = None
+        if batch in self._again:
+            self._again.remove(batch)
+
+    def _not_given(self) -> None:
+        """The right to begin was over when the batch had been read: it is the next of its stream again."""
+        if self._reading is not None:  # else it is offered again already
+            (lent, place), self._reading = self._reading, None
+            self._handler.go_back(lent, place)
+            self._handler.not_read(lent)
+
+    def _recover(self, before: Batch | None) -> None:
+        """Something has broken `next_batch` off, an exception out of a signal handler say: what was taken of a stream
+        and not given out is given out by the next call. `before`: what had been given out."""
+        last, reading = self._last, self._reading
+        if last is not None and last is not before:
+            self._fail(last)
+        elif reading is not None:
+            self._handler.go_back(*reading)
+        self._reading = None
+        self._inbox.let_go()
+        self._handler.look_again()
+
+    def _offer_again(self) -> Batch | None:
+        """What failed, as soon as a user's call may begin on it, if it is still ours to do."""
+        for batch in tuple(self._again):
+            if not batch.is_outstanding:
+                self._again.remove(batch)
+            elif not self._is_in_doubt(batch) and self.may_go_on(batch):
+                return batch
+        return None
+
+    def _is_in_doubt(self, batch: Batch) -> bool:
+        return self._transactions is not None and self._transactions.is_in_doubt(batch.stream_id, batch.ticket)
+
     def _may_leave(self) -> bool:
-        """Epochs that are given out in part are given out whole before, if that does not take too long."""
+        """Epochs that are given out in part are given out whole before, and again what failed, if that does not take
+        too long."""
         if self._drain_by is None:
             self._drain_by = time.monotonic() + self.settings.unsubscribe_timeout_s
-        return time.monotonic() >= self._drain_by or not self._handler.is_within_a_step
+        if time.monotonic() >= self._drain_by:
+            return True
+        return not self._handler.is_within_a_step and not any(batch.is_outstanding for batch in self._again)
 
     def _leave(self) -> None:
         if not self._leaving:
-            self._leaving = True
             self._handler.cut_short()
             self._agent.unsubscribe(self._handle)
+            self._leaving = True
 
     def _digest(self, wait_s: float) -> None:
         for news in self._inbox.take(wait_s):
             if isinstance(news, Pushed):
                 self._lookout.pushed(news)
-                continue
-            assert isinstance(news, Closed), "what is told of streams the handler has heard"
-            if news.handle != self._handle or self._attendance.is_over:
-                continue
+        end = self._inbox.end
+        if end is not None and end.handle == self._handle and not (self._over or self._attendance.is_over):
             self._over = True
-            if news.reason is not EndReason.DONE:
-                raise SubscriptionEnded(self.subscription, news.reason.value, news.detail)
+            if end.reason is not EndReason.DONE:
+                raise SubscriptionEnded(self.subscription, end.reason.value, end.detail)
 
     def _see_to_epochs(self) -> None:
         if self._on_epoch is not None and self._handler.epochs:
@@ -452,9 +524,18 @@ class Session:
         """One page, of the stream whose turn it is: a batch if it has something for this subscription, and whether we
         have moved on in a stream. One page only: what happens meanwhile is looked at before the next."""
         self._handler.try_again(time.monotonic())
+        if (again := self._offer_again()) is not None:
+            return again, True
         lent = self._handler.next_to_read(self._may_start)
         if lent is None:
             return None, False
+        self._reading = lent, lent.place()
+        batch, moved_on = self._read(lent)
+        if batch is None:
+            self._reading = None
+        return batch, moved_on
+
+    def _read(self, lent: Lent) -> tuple[Batch | None, bool]:
         if isinstance(lent, WholeLent):
             return self._read_whole(lent)
         first = lent.read

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -157,13 +158,6 @@ class WholeLent(Lent):
         made.furthest = max(made.furthest, piece.end)
         return piece, made.place if made.complete and not self.pieces else None
 
-    def give_back(self, table: pa.Table, first: int, end: int, ticket: int) -> None:
-        """It was the next of the step, and is again; of a step that was cut short nothing is given out any more."""
-        if self.cut:
-            self.outstanding.pop(ticket, None)
-        else:
-            self.pieces.appendleft(Piece(table, first, end, ticket))
-
     def done(self, ticket: int) -> bool:
         """The batch is done. False: it was before."""
         if self.outstanding.pop(ticket, None) is None:
@@ -175,6 +169,23 @@ class WholeLent(Lent):
 
     def done_upto(self, ticket: int, position: int) -> None:
         """Progress does not move inside of a step."""
+
+    def place(self) -> tuple[Any, ...]:
+        """See `Lent.place`: with what is planned, and the step that has begun."""
+        made = [(one, one.complete, one.furthest) for one in self._made]
+        reading = (self.read, self.ticket, self.size, self.step, self._run, self.most_bytes, self._place)
+        return reading, made, tuple(self.pieces), self.plan.copy()
+
+    def go_back(self, place: tuple[Any, ...]) -> None:
+        """See `Lent.go_back`."""
+        reading, made, pieces, self.plan = place
+        self.read, self.ticket, self.size, self.step, self._run, self.most_bytes, self._place = reading
+        self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)
+        for one, complete, furthest in made:
+            one.complete, one.furthest = complete, furthest
+            one.tickets.intersection_update(range(self.ticket + 1))
+        for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
+            del self.outstanding[ticket]
 
     def cut_short(self) -> None:
         """Leave the step that has begun undone."""

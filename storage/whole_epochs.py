@@ -169,6 +169,12 @@ class WholeEpochs:
         self._waiting: list[Mark] = []
         self._draft, self._drafted = _Draft(consumed), 0
 
+    def copy(self) -> WholeEpochs:
+        """As it is now."""
+        other = WholeEpochs(self.position, self.consumed)
+        other.scanned, other.lower, other._waiting = self.scanned, self.lower, self._waiting.copy()
+        return other
+
     @property
     def is_waiting(self) -> bool:
         """There are messages whose epochs are not completed, or that no step was made of yet."""

@@ -215,12 +215,12 @@ def test_when_close_returns_the_streams_are_free_at_their_exact_positions(scene:
                 if len(batches) == 3:
                     break
             await session.close()
-            assert scene.rows() == {stream: ("free", batches[2].first)}
+            assert scene.rows() == {stream: ("free", batches[2].end)}
             assert session.closed
         async with scene.session() as session:
             again = await session.next_batch(WAIT_S)
             assert again is not None
-            assert again.first == batches[2].first
+            assert again.first == batches[2].end
             again.ack()
         assert scene.rows() == {stream: ("free", again.end)}
 

@@ -1,0 +1,325 @@
+"""Work that ended well is acknowledged and not repeated, work that failed comes again: however a loop is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from borrower.async_session import AsyncSession
+from borrower.batch import Batch
+from borrower.session import Session
+from borrower.settings import BorrowerSettings
+from storage.connect import connect
+from storage.publish import Publisher
+from storage.spaces import reshard
+from tests.integration.sharing_kit import ALL, WAIT_S
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+SETTINGS = BorrowerSettings().scaled(SPEED)
+BORROWER = Path(sys.modules[Session.__module__].__file__ or "").parent
+
+
+class Place:
+    """A node, and a stream of numbered messages, each a batch."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url, self.fleet = url, Fleet(url, directory)
+        with connect(url) as connection:
+            reshard(connection, "default", 1)
+            connection.execute("delete from stream where state <> 'open'")
+        node = self.fleet.node("n1")
+        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+
+    def publish(self, count: int) -> None:
+        with Publisher(self.url, block_messages=1) as publisher:
+            for _ in range(count):
+                publisher.publish("t", b"", key=b"k")
+
+    def session(self, subscription: str = ALL) -> Session:
+        return Session(subscription, self.url, start="earliest", batch_bytes=1, settings=SETTINGS)
+
+    def of_a_loop(self) -> AsyncSession:
+        return AsyncSession(ALL, self.url, start="earliest", batch_bytes=1, settings=SETTINGS)
+
+    def progress(self) -> int:
+        """Once nobody holds the stream."""
+        with connect(self.url) as connection:
+
+            def at_rest() -> list[tuple[int]]:
+                assert not connection.execute("select from lending where status = 'held'").fetchall()
+                return connection.execute("select max(position) from lending").fetchall()
+
+            return int(eventually(at_rest, WAIT_S)[0][0])
+
+
+@pytest.fixture
+def place(database: str, tmp_path: Path) -> Iterator[Place]:
+    found = Place(database, tmp_path)
+    found.publish(6)
+    yield found
+    found.fleet.close()
+
+
+class Failed(Exception):
+    """Work has."""
+
+
+Seen = list[int]
+Leave = Callable[[Session, Seen], object]
+
+
+def break_(session: Session, seen: Seen) -> None:
+    for batch in session:
+        seen.append(batch.first)
+        with contextlib.nullcontext():
+            if batch.first == 1:
+                break
+
+
+def return_(session: Session, seen: Seen) -> int:
+    for batch in session:
+        seen.append(batch.first)
+        if batch.first == 1:
+            return len(batch)
+    raise AssertionError
+
+
+def break_out_of_a_generator(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        for batch in session:  # noqa: UP028 `yield from` is another way
+            yield batch
+
+    for batch in batches():
+        seen.append(batch.first)
+        if batch.first == 1:
+            break
+
+
+def slice_(session: Session, seen: Seen) -> None:
+    for batch in itertools.islice(session, 2):
+        seen.append(batch.first)
+
+
+def zip_(session: Session, seen: Seen) -> None:
+    """The third is thrown away by `zip`, and nobody was at work on it."""
+    for batch, _ in zip(session, range(2), strict=False):
+        seen.append(batch.first)
+
+
+def close(session: Session, seen: Seen) -> None:
+    with contextlib.closing(iter(session)) as batches:  # type: ignore[type-var]
+        for batch in batches:
+            seen.append(batch.first)
+            if batch.first == 1:
+                break
+
+
+def by_hand(session: Session, seen: Seen) -> None:
+    for _ in range(2):
+        seen.append(next_of(session).first)
+
+
+def next_of(session: Session) -> Batch:
+    batch = session.next_batch(WAIT_S)
+    assert batch is not None
+    return batch
+
+
+WELL: list[Leave] = [break_, return_, break_out_of_a_generator, slice_, zip_, close]
+
+
+def fail(batch: Batch, error: type[BaseException] = Failed) -> None:
+    if batch.first == 1:
+        raise error
+
+
+def in_a_call(session: Session, seen: Seen) -> None:
+    for batch in session:
+        seen.append(batch.first)
+        fail(batch)
+
+
+def interrupted(session: Session, seen: Seen) -> None:
+    for batch in session:
+        seen.append(batch.first)
+        fail(batch, KeyboardInterrupt)
+
+
+def in_an_inner_loop(session: Session, seen: Seen) -> None:
+    def rows(batch: Batch) -> Iterator[int]:
+        yield 1
+        fail(batch)
+
+    for batch in session:
+        seen.append(batch.first)
+        for _ in rows(batch):
+            pass
+
+
+def within_with(session: Session, seen: Seen) -> None:
+    for batch in session:
+        with contextlib.closing(contextlib.ExitStack()):
+            seen.append(batch.first)
+            if batch.first == 1:
+                raise Failed
+
+
+def around_a_generator(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        yield from session
+
+    for batch in batches():
+        seen.append(batch.first)
+        fail(batch)
+
+
+def around_map(session: Session, seen: Seen) -> None:
+    def work(batch: Batch) -> None:
+        seen.append(batch.first)
+        fail(batch)
+
+    for _ in map(work, session):
+        pass
+
+
+def while_closing(session: Session, seen: Seen) -> None:
+    with contextlib.closing(iter(session)) as batches:  # type: ignore[type-var]
+        for batch in batches:
+            seen.append(batch.first)
+            fail(batch)
+
+
+BADLY: list[Leave] = [
+    in_a_call, interrupted, in_an_inner_loop, within_with, around_a_generator, around_map, while_closing,
+]  # fmt: skip
+
+
+@pytest.mark.conforms("E37")
+def test_what_ended_well_is_not_repeated_and_what_failed_comes_again_when_a_loop_is_entered_again(place: Place) -> None:
+    for leave in (*WELL, *BADLY):
+        seen: Seen = []
+        with place.session(f"$share/{leave.__name__}/#") as session:
+            with contextlib.suppress(Failed, KeyboardInterrupt):
+                leave(session, seen)
+            assert seen == [0, 1], leave
+            again = [next_of(session).first for _ in range(2)] if leave in WELL else [next(iter(session)).first]
+            assert again == ([2, 3] if leave in WELL else [1]), leave
+
+
+@pytest.mark.conforms("E37")
+@pytest.mark.parametrize("leave", [break_, by_hand, in_a_call, interrupted], ids=lambda leave: leave.__name__)
+@pytest.mark.parametrize("way", ["with", "caught within", "closed"])
+def test_what_ended_well_is_acknowledged_by_the_end_of_a_session_and_what_failed_is_not(
+    place: Place, leave: Leave, way: str
+) -> None:
+    seen: Seen = []
+    with contextlib.suppress(Failed, KeyboardInterrupt):
+        if way == "closed":
+            session = place.session()
+            try:
+                leave(session, seen)
+            finally:
+                session.close()
+        else:
+            with place.session() as session:
+                if way == "with":
+                    leave(session, seen)
+                else:
+                    with contextlib.suppress(Failed, KeyboardInterrupt):
+                        leave(session, seen)
+    kept = leave is break_ or (leave is by_hand and way != "closed")
+    assert (seen, place.progress()) == ([0, 1], 2 if kept else 1)
+
+
+@pytest.mark.conforms("E37")
+@pytest.mark.parametrize("error", [None, Failed, asyncio.CancelledError])
+@pytest.mark.parametrize("way", ["entered again", "with", "closed"])
+def test_so_it_is_in_an_event_loop(place: Place, error: type[BaseException] | None, way: str) -> None:
+    seen: Seen = []
+
+    async def loop(session: AsyncSession) -> None:
+        async for batch in session:
+            seen.append(batch.first)
+            await asyncio.sleep(0)
+            if batch.first == 1:
+                if error is not None:
+                    raise error
+                break
+
+    async def main() -> None:
+        session = place.of_a_loop()
+        if way == "with":
+            async with session:
+                await loop(session)
+            return
+        try:
+            with contextlib.suppress(Failed, asyncio.CancelledError):
+                await loop(session)
+            if way == "entered again":
+                async for batch in session:
+                    seen.append(batch.first)
+                    break
+        finally:
+            await session.close()
+
+    with contextlib.suppress(Failed, asyncio.CancelledError):
+        asyncio.run(main())
+    again = [] if way != "entered again" else [1 if error else 2]
+    assert (seen, place.progress()) == ([0, 1, *again], (2 if error else 3) if again else (1 if error else 2))
+
+
+class Broken(Exception):
+    """Out of a signal handler."""
+
+
+def broken_off(call: Callable[[], Batch | None], line: int) -> tuple[Batch | None, str]:
+    """The call, with an exception at so many lines of ours from its beginning; and where that was, if any."""
+    left, broken = line, ""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left, broken
+        if not frame.f_code.co_filename.startswith(str(BORROWER)) or frame.f_code.co_name == "_recover":
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                broken = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
+                raise Broken
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return call(), broken
+    except Broken:
+        return None, broken
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.conforms("E37")
+def test_wherever_an_exception_breaks_off_the_wait_for_a_batch_the_next_call_gets_it(place: Place) -> None:
+    place.publish(600)
+    seen: Seen = []
+    with place.session() as session:
+        seen.append(next_of(session).first)
+        for line in itertools.count(1):
+            batch, broken = broken_off(lambda: session.next_batch(WAIT_S), line)
+            if broken:
+                batch = session.next_batch(WAIT_S)
+            assert batch is not None, broken
+            assert batch.first == len(seen), broken
+            seen.append(batch.first)
+            if not broken:
+                break
+        assert line > 60
+    assert seen == list(range(len(seen)))
+    assert place.progress() == len(seen)
