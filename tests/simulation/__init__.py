@@ -13,7 +13,11 @@ are parted, one way or both; each has a clock that runs up to 8 % too fast or to
 database is slow, hangs, is down, is cut off from one node, leaves it unknown whether it has committed (`database`),
 and its clock, by which leases are judged, is set back; streams roll over, are resharded and taken by retention;
 operators revoke, seize by hand, delete groups and declare them anew with other options (`groups`); named processes
-return, or are started twice; users break off in the middle of a call. Publishers (`publishers`) publish in epochs,
+return, or are started twice, also while the older one hears of nobody; users break off in the middle of a call.
+Generations without a message follow each other, and topics move to another space and back (`turnover`). Groups are
+paused, reset, exported and imported at work, and begin at a time or an offset of a past of hours (`operators`).
+Some users write output and progress in one transaction, whose commit may get no answer (`transactions`), and now and
+then the database fails over to a standby that is behind (`failover`). Publishers (`publishers`) publish in epochs,
 in some runs in pairs of numbers, skip some, run ahead, leave and die; a third of the groups are atomic, and their
 streams are consumed in whole epochs (`whole`) by the product's own plan of them. Some runs have a streaming query
 (`queries`), which plans ahead, dies between any two steps and comes back to its checkpoint. Each run has its own
@@ -22,11 +26,11 @@ mixture.
 led by one, nobody waiting.
 
 **The checkers** (`checkers`) stand outside of the code. They know what users were given, what sessions reported and
-what the store answered, and compare: one holder for a grant, nothing lost, nothing twice but in a range that a forced
-move announced, nothing twice in a query's sink that it came back to in time, no epoch in part or before it is
-completed, each said to be consumed once and only when it is, no progress backwards, no writing without the term, a
-history from which all of this could be told again, no older process of a name beside a newer one. A `Violation` ends
-the run.
+what the store answered, and compare: one holder for a grant, each key in the order of its publisher (`journal`),
+nothing lost, nothing twice but in a range that a forced move announced, nothing twice in a query's sink that it came
+back to in time, no epoch in part or before it is completed, each said to be consumed once and only when it is, no
+progress backwards, no writing without the term, a history from which all of this could be told again, no older
+process of a name beside a newer one. A `Violation` ends the run.
 
 **The faults** (`faults.toml`) prove that they can see: each breaks the product in one place, and the simulator alone
 must notice within a thousand seeds. `exceptions` names the few pairs of the machines' tables that no run brings

@@ -244,12 +244,15 @@ class Troubles:
         self._world.after(self._lock_row(group_id, stream_id), lambda: self._seize(group_id, stream_id))
 
     def _seize(self, group_id: int, stream_id: int) -> None:
-        """Only a stream that somebody reads: a leader finds out at the next progress."""
+        """Only a stream that somebody reads and reports: a leader finds out at the next progress."""
         row: Row | None = self._simulation.store.rows(group_id).get(stream_id)
         claim = self._simulation.store.look([group_id]).get(group_id)
         if claim is None or row is None or row.status is not LendingStatus.HELD:
             return
-        if row.position == self._simulation.streams.streams[stream_id].head:
+        done = row.position if row.consumed is None else row.consumed.upto
+        holder = self._simulation.agents.get(row.agent or "")
+        writes = holder is not None and self._simulation.users.is_used_by(holder)
+        if done == self._simulation.streams.streams[stream_id].head or writes:
             return
         entry = Seize(stream_id, row.grant_id, "by hand")
         result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), renew=False)])[0]

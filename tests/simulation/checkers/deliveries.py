@@ -47,6 +47,7 @@ class Deliveries:
         self._seen: dict[Key, dict[int, Call]] = {}
         self._done: dict[Key, int] = {}
         self._reset: dict[Key, int] = {}
+        self._ended: set[tuple[int, int, int]] = set()
         self.order = Order(simulation, lives, self._is_over)
         trust_s = simulation.trust_s / (1 - MOST_DRIFT)
         self._ended_s, self._deleted_s = trust_s, simulation.lease_s + trust_s
@@ -64,8 +65,9 @@ class Deliveries:
         self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < position}
 
     def is_over(self, work: Work) -> bool:
-        """An operator has set the stream to another position since it was lent so."""
-        return work.grant_id < self._reset.get((work.group_id, work.stream_id), 0)
+        """An operator has set the stream to another position since it was lent so, or a failover has ended that."""
+        grant = work.group_id, work.stream_id, work.grant_id
+        return grant in self._ended or work.grant_id < self._reset.get(grant[:2], 0)
 
     def written(self, key: Key, position: int) -> None:
         """Everything before that position was written in users' transactions, or done before."""
@@ -78,9 +80,7 @@ class Deliveries:
         streams = self._simulation.streams.streams
         self._done = {key: min(done, streams[key[1]].head) for key, done in self._done.items()}
         if fenced:
-            clock_us = self._simulation.world.clock_us()
-            for key in {(group, stream) for group, stream, _ in self._holder}:
-                self._reset[key] = clock_us
+            self._ended |= self.order.granted()
 
     def consumed(self, group_id: int, stream_id: int) -> int:
         """Everything before this offset, from the group's start on, was in a call that ended, or was skipped."""

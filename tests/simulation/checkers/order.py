@@ -29,6 +29,10 @@ class Order:
         self._reset_at[at] = self._world.now
         self._passed = {known: count for known, count in self._passed.items() if known[0] != at[0]}
 
+    def granted(self) -> set[tuple[int, int, int]]:
+        """(group, stream, grant id) of all grants so far."""
+        return set(self._granted_at)
+
     def failed_over(self) -> None:
         """What was had may come again."""
         self._passed.clear()
