@@ -6,7 +6,8 @@
 
 Work that ended well is acknowledged and not repeated; work that failed is not acknowledged, and comes again:
 
-- A batch is acknowledged when the next is asked for, and when its loop is left by `break` or `return`; the one that `next_batch` gave last also when `with Session(...)` ends without an exception.
+- A batch is acknowledged when the next is asked for, and when its loop is left by `break` or `return`; the one
+  that `next_batch` gave last also when `with Session(...)` ends without an exception.
 - A loop that is left by an exception (KeyboardInterrupt too) has failed: its batch comes again, first of all, when the
   session is asked on, or else to whoever gets the stream. Where it cannot be seen how a loop was left, it has failed.
 - `close()` acknowledges nothing; nor does anything but `ack()` with `auto_ack=False`.
