@@ -121,6 +121,7 @@ class Borrower:
         self._final_by: float | None = None
         self._ask_at = self._ping_at = self._report_at = self._farewell_at = float("inf")
         self._lost_at = float("inf")
+        self._said_farewell = False
         self._out = _Out()
 
     # --- the one door -----------------------------------------------------------------------------------------------
@@ -146,8 +147,8 @@ class Borrower:
         return Outcome(tuple(self._out.sends), tuple(self._out.tells), self._out.ended, self._wake_at())
 
     def inheritance(self) -> Inheritance:
-        """What its successor is made with."""
-        streams = self.streams.inherit(self.trusted_until)
+        """What its successor is made with. Who has said goodbye may begin nothing more: its streams may be lent."""
+        streams = self.streams.inherit(float("-inf") if self._said_farewell else self.trusted_until)
         return Inheritance(self.group_id, streams, self._leave_by, self.borrower_id, self._why)
 
     def may_start(self, stream_id: int, grant_id: int, now: float) -> bool:
@@ -466,6 +467,7 @@ class Borrower:
             return
         self._send(Disconnect(self.borrower_id, self.term, tuple(s.last_word() for s in self.streams), self._why))
         self._final_by, self._farewell_at = None, now + self.settings.resend_s
+        self._said_farewell = True
 
     def _say_farewell(self, _: object, now: float) -> None:
         if self._leave_by is not None and now >= self._leave_by:

@@ -278,6 +278,31 @@ def test_several_batches_in_one_transaction_and_the_order_of_their_stream(place:
             pass
 
 
+@pytest.mark.conforms("E37")
+def test_parts_of_a_batch_are_committed_in_their_order_without_a_gap_and_none_twice(place: Place) -> None:
+    with Publisher(place.url) as publisher:
+        for number in range(5):
+            publisher.publish("t", str(number), key="k")
+    with place.session(auto_ack=False) as session:
+        batch = first(session)
+        assert len(batch) == 5
+
+        def commit(*parts: Batch) -> None:
+            with session.transaction(*parts) as connection:
+                for part in parts:
+                    write(connection, part)
+
+        with pytest.raises(UsageError, match="offset 0, which comes before it, is still to be done"):
+            commit(batch.part(2, 1))
+        commit(batch.part(0, 1), batch.part(1, 1))
+        for twice in (batch, batch.part(1, 2), batch.part(5, 0)):
+            with pytest.raises(UsageError):
+                commit(twice)
+        assert (place.output(), place.progress()) == (expected(2), 2)
+        commit(batch.part(2, 3))
+    assert (place.output(), place.progress()) == (expected(5), 5)
+
+
 def test_the_fencing_token_is_in_the_tables_metadata(place: Place) -> None:
     place.publish(1)
     with place.session() as session:
