@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from borrower.machine.events import (
     Announced,
@@ -148,7 +148,9 @@ class Borrower:
 
     def inheritance(self) -> Inheritance:
         """What its successor is made with. Who has said goodbye may begin nothing more: its streams may be lent."""
-        streams = self.streams.inherit(float("-inf") if self._said_farewell else self.trusted_until)
+        streams = self.streams.inherit(self.trusted_until)
+        if self._said_farewell:
+            streams = tuple(replace(stream, inherited_until=float("-inf")) for stream in streams)
         return Inheritance(self.group_id, streams, self._leave_by, self.borrower_id, self._why)
 
     def may_start(self, stream_id: int, grant_id: int, now: float) -> bool:
