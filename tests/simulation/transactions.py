@@ -9,7 +9,6 @@ the same batches, with more, with fewer or with others, as he likes.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -203,10 +202,10 @@ class _Shell(borrower.session.Session):
     """A session's part in transactions without the rest of it."""
 
     def __init__(self, group_id: int, acknowledged: Callable[[Lent, int], None]) -> None:
-        batch_s = {"batch_s": 60.0} if "batch_s" in inspect.signature(Transactions).parameters else {}
         self._group, self.subscription = group_id, "its subscription"
-        self._home, self._handler = mock.Mock(), mock.Mock(acknowledged=acknowledged)
-        self._transactions = Transactions("", lambda: group_id, **batch_s)
+        self._home, self._attendance = mock.Mock(), mock.Mock()
+        self._handler = mock.Mock(acknowledged=acknowledged)
+        self._transactions = Transactions("", lambda: group_id, 60.0)
 
     def __del__(self) -> None:
         """There is nothing to end."""
