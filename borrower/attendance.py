@@ -45,7 +45,7 @@ class Attendance:
         self._home, self._made_at = Home(), _caller()
         self._agent: AgentThread | None = None
         self._handle = 0
-        self._since, self._inside = time.monotonic(), 0
+        self._since, self._inside = time.monotonic(), False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, agent: AgentThread, handle: int) -> None:
@@ -65,12 +65,16 @@ class Attendance:
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
         """The user is there as long as the block lasts."""
-        self._inside += 1
+        self._inside = True
         try:
             yield
         finally:
-            self._inside -= 1
-            self.touch()
+            self.leave()
+
+    def leave(self) -> None:
+        """The user goes to work."""
+        self._inside = False
+        self.touch()
 
     def _report(self, progress: Progressed) -> None:
         self._home.check(self._subscription)

@@ -200,17 +200,17 @@ class Session:
         in the middle of a read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._home.check(self.subscription)
-        with self._attendance.present():
-            if self._attendance.is_over:
-                self._join_again()
-            before = self._last
-            try:
+        before = self._last
+        try:
+            with self._attendance.present():
+                if self._attendance.is_over:
+                    self._join_again()
                 self._acknowledge_last()
                 self._last = None
                 return self._next(timeout_s)
-            except BaseException:
-                self._recover(before)
-                raise
+        except BaseException:
+            self._recover(before)
+            raise
 
     def _next(self, timeout_s: float | None) -> Batch | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -438,6 +438,7 @@ class Session:
         elif reading is not None:
             self._handler.go_back(*reading)
         self._reading = None
+        self._attendance.leave()
         self._inbox.let_go()
         self._handler.look_again()
 

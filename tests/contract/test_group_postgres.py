@@ -82,6 +82,7 @@ def test_a_shadow_that_ends_in_the_middle_of_a_renewal_hides_nothing(postgres: P
     postgres.add_space("orders", "orders/#", rolls=(1,))
     group = postgres.group()
     term = postgres.lead(group)
+    postgres.rollover(1)
     with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
         with blocker.transaction():
             blocker.execute("lock table lending in share mode")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ def test_a_batch_that_was_not_acknowledged_is_given_again_whatever_was_done_afte
 
 def test_asking_for_the_next_batch_acknowledges_the_one_before(place: Place) -> None:
     _three_blocks(place)
-    with Session(ALL, place.url, start="earliest", batch_bytes=1, settings=BORROWER) as session:
+    with closing(Session(ALL, place.url, start="earliest", batch_bytes=1, settings=BORROWER)) as session:
         assert [_next(session).first for _ in range(3)] == [0, 1, 2]
     with Session(ALL, place.url, settings=BORROWER) as session:
         assert _next(session).first == 2
