@@ -1,5 +1,6 @@
 """A failover to a standby that is some moments behind: what was written last is lost, and the database is on another
-timeline. Nodes and consumers live on with what they remember. By chances of its own, in runs of plain groups.
+timeline. Nodes and consumers live on with what they remember; its clock may be behind by more than was lost. By chances of
+its own, in runs of plain groups.
 
 That a term of another timeline is over, and with it what was lent, is told here (`FENCED`) as the database's functions
 have it, which the twin has not. Streams that were opened in the moments lost are left out: then it happens later.
@@ -79,6 +80,8 @@ class Failover:
         simulation.journal.parts, simulation.journal.appended, streams.lowers = standby.journal
         simulation.checkers.failed_over(standby.checkers, FENCED)
         simulation.store.restore(standby.store, FENCED)
+        if self._random.random() < 0.5:
+            self._world.set_clock_back(self._random.uniform(0.0, 20.0))
         down_s = self._random.uniform(0.1, 4.0)
         for node in simulation.nodes:
             node.way.down(down_s)

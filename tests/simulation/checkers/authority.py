@@ -43,11 +43,11 @@ class Authority:
 
     def saved(self) -> tuple[Any, ...]:
         """What it knows of the rows."""
-        return dict(self._positions), dict(self._grants), dict(self._in_force), dict(self._had)
+        return dict(self._positions), dict(self._in_force), dict(self._had)
 
     def failed_over(self, saved: tuple[Any, ...]) -> None:
-        """The rows are as they were then; whoever leads does not know it yet."""
-        self._positions, self._grants, self._in_force, self._had = saved
+        """The rows are as they were then; whoever leads does not know it yet. What was given stays given."""
+        self._positions, self._in_force, self._had = saved
         for node in self._simulation.nodes:
             self._cut_short.update(node.machine.election.led().items())
 

@@ -41,12 +41,12 @@ class Record:
 
     def saved(self) -> tuple[Any, ...]:
         """What it has read."""
-        return deepcopy((self._read, self._in_force, self._terms, self._positions, self.skipped, self._reserved))
+        return deepcopy((self._read, self._in_force, self._positions, self.skipped, self._reserved))
 
     def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
         """History is as it was then; holders of what was lent have not heard of it, nor have leaders."""
         grants = {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
-        self._read, self._in_force, self._terms, self._positions, self.skipped, self._reserved = saved
+        self._read, self._in_force, self._positions, self.skipped, self._reserved = saved
         grants |= {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
         self.unheard.update(dict.fromkeys(grants, self._world.now))
         self.by_reset.update(grants)
