@@ -331,7 +331,7 @@ def _registering(conn: psycopg.Connection[Any], producer_id: str) -> Iterator[No
 def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
     row = conn.execute(
         "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
-        " values (%s, 0, (extract(epoch from clock_timestamp()) * 1e6)::bigint, 0, 0)"
+        " values (%s, 0, (extract(epoch from clock_timestamp()) * 1e6)::bigint + timeline_ahead(), 0, 0)"
         " on conflict (producer_id, stream_id) do update"
         " set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()"
         " returning incarnation",

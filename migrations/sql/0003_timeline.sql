@@ -1,6 +1,6 @@
 -- Which life of the database this is: a standby that is promoted begins another timeline, and what was committed last on
 -- the one before may be missing on it. The control file lags behind, the name of the WAL file does not. Null where the
--- server does not tell.
+-- server does not say.
 create function timeline_now() returns text language plpgsql stable as $$
 begin
   return (select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
@@ -14,6 +14,35 @@ alter table leadership add column timeline text, add column before_timeline text
 -- Whoever moves a group's progress in a transaction of its own has read its messages before: on this timeline, if the
 -- group has had a leader on it, who has ended all older grants.
 select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+
+-- What is added to the clock in whatever only grows: terms (and with them grant ids), session epochs, incarnations. What
+-- was given in the part of the former timeline that is lost is so below all that is given on this one, whatever the
+-- clocks say: 2^52 microseconds are 142 years. The number of a timeline is above that of every one that this database has
+-- been on, as far as the server or the table knows: a copy that was restored into another server begins at 1 there. After
+-- 2047 timelines the clock alone counts.
+create table timeline (
+  one boolean primary key default true check (one),
+  name text,
+  number integer not null
+);
+insert into timeline (number) values (0);
+create function timeline_ahead() returns bigint
+language plpgsql security definer set search_path from current as $$
+declare
+  here text := timeline_now();
+begin
+  update timeline t set name = here, number = greatest(t.number + 1, ('x' || right(here, 8))::bit(32)::integer)
+   where t.name <> here or (t.name is null and here is not null);
+  return (select (least(greatest(number, 1), 2048) - 1)::bigint << 52 from timeline);
+end $$;
+
+create or replace function draw_session_epoch() returns bigint
+language sql security definer set search_path from current as $$
+  insert into session_epoch as e (last) values ((extract(epoch from clock_timestamp()) * 1000000)::bigint + timeline_ahead())
+      on conflict (one) do update set last = greatest(e.last + 1, excluded.last)
+  returning last
+$$;
+
 create function check_timeline(p_group bigint) returns void
 language plpgsql security definer set search_path from current as $$
 begin

@@ -115,6 +115,7 @@ def _judge(entry: Entry, writes: GroupWrites, findings: _Findings, pen: Pen) -> 
         row,
         facts,
         held_back=bool(parents),
+        term=writes.term,
         now_us=pen.now_us,
         when_gone=findings.when_gone[writes.group_id],
     )

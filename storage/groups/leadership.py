@@ -32,11 +32,11 @@ select leadership_id, node, incarnation, address, term,
 _CLAIM = f"""
 with claimed as (
 insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at, timeline)
-values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {in_microseconds(NOW)},
+values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {in_microseconds(NOW)} + timeline_ahead(),
         {NOW} + %(lease_us)s * interval '1 microsecond', timeline_now())
 on conflict (leadership_id) do update
    set node = excluded.node, incarnation = excluded.incarnation, address = excluded.address,
-       term = greatest(l.term + 1, {in_microseconds(NOW)}),
+       term = greatest(l.term + 1, excluded.term),
        expires_at = {NOW} + %(lease_us)s * interval '1 microsecond',
        before_node = l.node, before_incarnation = l.incarnation,
        timeline = excluded.timeline, before_timeline = l.timeline

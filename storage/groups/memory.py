@@ -38,6 +38,7 @@ from storage.groups.orders import Order
 from storage.groups.refusals import check_batch, lost, same_options, undeclared
 from storage.groups.rules import (
     MICROSECONDS,
+    TIMELINE_US,
     Row,
     Ruling,
     StreamFacts,
@@ -80,6 +81,7 @@ class MemoryGroups:
         self.streams = streams
         self.locked: set[tuple[int, int]] = set()
         self.meanwhile: Callable[[], None] = lambda: None
+        self.timeline = 0
         self._clock = clock
         self._lives: dict[int, _Life] = {}
         self._leaderships: dict[int, _Leadership] = {}
@@ -156,7 +158,7 @@ class MemoryGroups:
         now = self._clock()
         held = self._leaderships.get(leadership_id)
         if held is None or held.expires_us <= now:
-            term = next_id(held.term if held else 0, now)
+            term = next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
             self._leaderships[leadership_id] = _Leadership(node, term, now + round(lease_s * MICROSECONDS))
             if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
                 self._history.append(takeover(leadership_id, node.name, held.node.name if held else None, term, now))
@@ -220,7 +222,7 @@ class MemoryGroups:
             return EntryResult(entry, Verdict.BUSY, None)
         facts = self._facts(entry.stream_id)
         parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
-        ruling = judge(entry, row, facts, held_back=bool(parents), now_us=now, when_gone=when_gone)
+        ruling = judge(entry, row, facts, held_back=bool(parents), term=writes.term, now_us=now, when_gone=when_gone)
         self._keep(ruling, writes.term, now)
         return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, now, parents))
 

@@ -53,6 +53,10 @@ from storage.groups.orders import Order
 MICROSECONDS = 1_000_000
 """In a second: times of the store are integers of microseconds since 1970."""
 
+TIMELINE_US = 1 << 52
+"""By so much each timeline of the database is ahead of the one before in terms and ids, whatever its clock says: for
+longer than any clock has run since 1970. As the function `timeline_ahead` has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -132,12 +136,14 @@ def judge(
     stream: StreamFacts,
     *,
     held_back: bool,
+    term: int,
     now_us: int,
     when_gone: WhenGone = WhenGone.FAIL,
 ) -> Ruling:
-    """Apply one entry. `held_back`: an ancestor of the stream has a row in this group that is not finished."""
+    """Apply one entry of who leads at that term. `held_back`: an ancestor of the stream has a row in this group that is
+    not finished."""
     if isinstance(entry, Grant):
-        return _grant(entry, row, stream, held_back, now_us, when_gone)
+        return _grant(entry, row, stream, held_back, max(term, now_us), when_gone)
     if isinstance(entry, Unreserve):
         return _unreserve(entry, row, now_us)
     if row.status is not LendingStatus.HELD or row.grant_id != entry.grant_id:
@@ -290,7 +296,8 @@ def deletion(rows: Iterable[Row], term: int, now_us: int, who: str = "") -> list
 
 
 def next_id(last: int, now_us: int) -> int:
-    """The next term or grant id: larger than the last, and than any a restored backup has forgotten."""
+    """The next term or grant id: larger than the last, and than any that the database has forgotten since. `now_us`: by
+    the database's clock and timeline (see `TIMELINE_US`), or the term, which was drawn by them."""
     return max(last + 1, now_us)
 
 

@@ -256,6 +256,16 @@ def test_a_released_claim_can_be_had_at_once(world: World) -> None:
     assert world.store.claim(1, TWO, LEASE_S).node == TWO
 
 
+@pytest.mark.conforms("E13")
+def test_a_grant_id_is_above_its_leaders_term_whatever_the_clock_says(world: World) -> None:
+    """A term is above all that was given before, also on a timeline of which the end is lost."""
+    (stream,) = world.add_space(shards=1)
+    group = world.group()
+    term = world.lead(group)
+    world.clock.advance(-5.0)
+    assert lent(world, group, term, stream).grant_id >= term
+
+
 @pytest.mark.conforms("E13", "E10")
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_nothing_is_written_under_a_term_that_is_over(world: World, succeeded: bool) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from storage.connect import connect
 from storage.embedded import EmbeddedPostgres
 from storage.embedded.binaries import find_binaries
 from storage.embedded.place import own, server_user
+from storage.fence import draw_session_epoch
 from storage.groups.model import Advance, Entry, GroupWrites
 from storage.groups.postgres import PostgresGroups
 from storage.log import Append, Outcome, Producer, Stamp, append, heads, register_again, register_producer
@@ -164,6 +166,43 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         register_again(conn, Producer("p", newer))
         assert append(conn, [Append(stream, block(b"x"), Stamp("p", older, 1))])[0].outcome is Outcome.FENCED
     groups.close()
+
+
+AHEAD_S = 86_400.0
+
+
+@pytest.mark.conforms("E13", "P10")
+def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pair) -> None:
+    """It has neither what was given last nor a clock that says so: also of a group, a stream and a producer of which it
+    has nothing yet."""
+
+    def given(url: str, ahead_s: float) -> list[int]:
+        """A term, a grant id, a session epoch and an incarnation, by a clock that is so far ahead."""
+        groups = PostgresGroups(url, clock=lambda: round((time.time() + ahead_s) * 1_000_000))
+        with connect(url) as conn:
+            term = groups.claim(group.group_id, ONE, LEASE_S).term
+            (result,) = groups.commit([GroupWrites(group.group_id, term, (grant(stream),))])
+            (lent,) = [answer.lending for answer in result.results if answer.lending is not None]
+            conn.execute(
+                "update session_epoch set last = last + %s", (ahead := round(ahead_s * 1_000_000),)
+            )  # as if drawn by that clock
+            groups.close()
+            return [term, lent.grant_id, draw_session_epoch(conn), register_producer(conn, "p") + ahead]
+
+    with connect(pair.url) as conn:
+        reshard(conn, "default", 1)
+        (stream,) = (each.stream_id for each in open_streams(conn))
+        draw_session_epoch(conn)
+        groups = PostgresGroups(pair.url)
+        group = groups.open_group(SHARE)
+        groups.close()
+        append(conn, [Append(stream, block(b"x"))])
+    pair.part()
+    lost = given(pair.url, AHEAD_S)
+    pair.fail_over()
+    assert [new > old for new, old in zip(given(pair.url, 0.0), lost, strict=True)] == [True] * 4
+    with connect(pair.url) as conn:
+        assert register_producer(conn, "q") > lost[-1], "one that it did not know"
 
 
 @pytest.mark.conforms("P10")

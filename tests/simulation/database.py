@@ -44,7 +44,6 @@ class WatchedGroups(MemoryGroups):
         super().__init__(streams, world.clock_us)
         self._world = world
         self.checkers: Checkers | None = None
-        self._timeline = 0
         self._timelines: dict[int, int] = {}
 
     @property
@@ -80,7 +79,7 @@ class WatchedGroups(MemoryGroups):
         if older:
             self._leaderships[leadership_id].expires_us = 0
         claim = super().claim(leadership_id, node, lease_s)
-        self._timelines[leadership_id] = self._timeline
+        self._timelines[leadership_id] = self.timeline
         if self.checkers is not None:
             self.checkers.claimed(before, claim)
         if older and leadership_id in self._lives:
@@ -105,11 +104,11 @@ class WatchedGroups(MemoryGroups):
     def restore(self, saved: tuple[Any, ...], fenced: bool) -> None:
         """A standby that had that is the database from now on; `fenced`: terms end with their timeline."""
         self._lives, self._leaderships, self._history, self._timelines = saved
-        self._timeline += fenced
+        self.timeline += fenced
         self.locked.clear()
 
     def _is_older(self, leadership_id: int) -> bool:
-        return self._timelines.get(leadership_id, 0) != self._timeline
+        return self._timelines.get(leadership_id, 0) != self.timeline
 
     def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
         return self._is_older(leadership_id) or super()._deposed(leadership_id, term, now)
@@ -123,7 +122,9 @@ class WatchedGroups(MemoryGroups):
         for row in tuple(self._lives[group_id].rows.values()):
             if row.status is LendingStatus.HELD:
                 entry = Seize(row.stream_id, row.grant_id, "the database has gone over to another timeline")
-                self._keep(judge(entry, row, self._facts(row.stream_id), held_back=False, now_us=now), term, now)
+                self._keep(
+                    judge(entry, row, self._facts(row.stream_id), held_back=False, term=term, now_us=now), term, now
+                )
                 if self.checkers is not None:
                     self.checkers.authority.was_seized((group_id, row.stream_id))
 

@@ -1,6 +1,6 @@
 """A failover to a standby that is some moments behind: what was written last is lost, and the database is on another
-timeline. Nodes and consumers live on with what they remember; its clock may be behind by more than was lost. By chances of
-its own, in runs of plain groups.
+timeline, by a clock that may be behind by more than that. Nodes and consumers live on with what they remember. By
+chances of its own, in runs of plain groups.
 
 That a term of another timeline is over, and with it what was lent, is told here (`FENCED`) as the database's functions
 have it, which the twin has not. Streams that were opened in the moments lost are left out: then it happens later.
