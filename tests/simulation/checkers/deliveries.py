@@ -185,6 +185,10 @@ class Deliveries:
             return grant in self._taken
         if now > ended_at + (self._deleted_s if grant in self._record.by_reset else self._ended_s):
             raise Violation(f"{call} begins, but its grant is over since {ended_at:.3f}")
+        row = self._simulation.store.rows(call.group_id).get(call.stream_id)
+        is_lent = row is not None and row.status is LendingStatus.HELD and row.grant_id > call.grant_id
+        if is_lent and grant not in self._taken:
+            raise Violation(f"{call} begins, but the stream is lent anew: {row}")
         return True
 
     def _note(self, key: Key, call: Call) -> None:
