@@ -83,7 +83,7 @@ class GroupLeader:
     def __init__(self, group: Group, term: int, rows: Iterable[Lending], settings: LeaderSettings, now: float) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.slots = Slots(rows, now, settings)
+        self.slots = Slots(rows, term, now, settings)
         self.schedule = Schedule(settings, now)
         self.epochs: tuple[GroupFrontier, ...] = ()
         self.orders = group.orders

@@ -12,6 +12,7 @@ from protocol.epochs import ConsumedFrontier
 from protocol.in_doubt import InDoubt
 from protocol.messages import RevokedReason
 from storage.groups.model import Advance, Entry, EntryResult, Grant, Lending, LendingStatus, Release, Seize, Verdict
+from storage.groups.rules import is_of_former_timeline
 
 BUSY_RETRY_S = 0.1
 """After which an entry is written again whose row a user's transaction held locked."""
@@ -95,7 +96,7 @@ class Slot:
 class Slots:
     """All unfinished streams of a group by id."""
 
-    def __init__(self, rows: Iterable[Lending], now: float, settings: LeaderSettings) -> None:
+    def __init__(self, rows: Iterable[Lending], term: int, now: float, settings: LeaderSettings) -> None:
         self._slots: dict[int, Slot] = {}
         self._by_session: dict[str, set[int]] = {}
         self._ready: set[int] = set()
@@ -103,7 +104,9 @@ class Slots:
             slot = self.note(row, now)
             if slot is None:
                 continue
-            if row.status is LendingStatus.HELD:  # the leader before may have answered its ping till now
+            if is_of_former_timeline(row.grant_id, term):  # its leader may not know yet, and have lent it last
+                slot.promised_until = now + settings.lease_s + settings.promise_s
+            elif row.status is LendingStatus.HELD:  # the leader before may have answered its ping till now
                 slot.promised_until = now + settings.promise_s
             elif row.session is None and row.kept_s < 0:  # or till its lease was over, had the reset not ended that
                 slot.promised_until = now + row.kept_s + settings.lease_s + settings.promise_s

@@ -13,6 +13,7 @@ from storage.groups import leadership, rows
 from storage.groups.channel import Connection, RolledBack
 from storage.groups.model import (
     HOLDING,
+    MAINTENANCE,
     Advance,
     Claim,
     Entry,
@@ -75,16 +76,18 @@ def write_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: in
 
 def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Claim:
     """Claim the leadership. Where the database has gone over to another timeline all grants end with it: what their
-    holders have read up to their positions may have been followed, on this one, by other messages at lower offsets."""
+    holders have read up to their positions may have been followed, on this one, by other messages at lower offsets.
+    What was lent last is not known here: all rows that there should be are made, and count as lent before."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us)
-    older = leadership.older_grants(connection, leadership_id) if claim.node == node else []
-    if older:
+    if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
+        older = leadership.older_grants(connection, leadership_id)
         ends = tuple(Seize(*each, "the database has gone over to another timeline") for each in older)
-        (result,) = write_batch(connection, (GroupWrites(leadership_id, claim.term, ends),), now_us)
+        (result,) = write_batch(connection, (GroupWrites(leadership_id, claim.term, ends, renew=True),), now_us)
         if any(each.verdict is Verdict.BUSY for each in result.results):
             raise RolledBack(
                 f"group {leadership_id}: somebody keeps rows locked that its first leader here has to free"
             )
+        leadership.mark_never_lent(connection, leadership_id)
     return claim
 
 

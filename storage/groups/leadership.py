@@ -70,9 +70,14 @@ update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecon
 _EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
 
 
+_FIRST_HERE = "select timeline <> before_timeline from leadership where leadership_id = %(id)s"
+
+# What is lent under this term or a later one has an id that is not below it.
 _OLDER_GRANTS = """
 select l.stream_id, l.grant_id from leadership d join lending l on l.group_id = d.leadership_id
- where d.leadership_id = %(id)s and d.timeline <> d.before_timeline and l.status = 'held'"""
+ where d.leadership_id = %(id)s and l.status = 'held' and l.grant_id < d.term"""
+
+_NEVER_LENT = "update lending set grant_id = 1 where group_id = %(id)s and grant_id = 0 and unfinished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +111,20 @@ def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: fl
     return look(connection, (leadership_id,), now_us)[leadership_id]
 
 
+def is_first_here(connection: Connection, leadership_id: int) -> bool:
+    """Whether the leader before was elected on another timeline."""
+    return connection.execute(_FIRST_HERE, {"id": leadership_id}).fetchall() == [(True,)]
+
+
 def older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:
-    """(stream, grant id) of what was lent on the timeline before that on which its leader has just been elected."""
+    """(stream, grant id) of what was lent before the term in force."""
     return [(stream, grant) for stream, grant in connection.execute(_OLDER_GRANTS, {"id": leadership_id}).fetchall()]
+
+
+def mark_never_lent(connection: Connection, leadership_id: int) -> None:
+    """Give what was never lent, as far as is known on this timeline, an id of the one before, as it may have been lent
+    there since."""
+    connection.execute(_NEVER_LENT, {"id": leadership_id})
 
 
 def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait: bool = True) -> psycopg.Cursor[Any]:

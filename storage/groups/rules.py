@@ -301,6 +301,11 @@ def next_id(last: int, now_us: int) -> int:
     return max(last + 1, now_us)
 
 
+def is_of_former_timeline(grant_id: int, term: int) -> bool:
+    """Whether nothing was lent under that row on the timeline of this term, but perhaps on the one before."""
+    return grant_id > 0 and grant_id // TIMELINE_US < term // TIMELINE_US
+
+
 def _grant(entry: Grant, row: Row, stream: StreamFacts, held_back: bool, now_us: int, when_gone: WhenGone) -> Ruling:
     if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, entry)):
         return Ruling(Verdict.REFUSED, row)

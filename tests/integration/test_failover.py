@@ -29,6 +29,7 @@ from storage.embedded.place import own, server_user
 from storage.fence import draw_session_epoch
 from storage.groups.model import Advance, Entry, GroupWrites
 from storage.groups.postgres import PostgresGroups
+from storage.groups.rules import is_of_former_timeline
 from storage.log import Append, Outcome, Producer, Stamp, append, heads, register_again, register_producer
 from storage.migrate import migrate
 from storage.publish import Publisher
@@ -171,7 +172,7 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
 AHEAD_S = 86_400.0
 
 
-@pytest.mark.conforms("E13", "P10")
+@pytest.mark.conforms("E13", "E34", "P10")
 def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pair) -> None:
     """It has neither what was given last nor a clock that says so: also of a group, a stream and a producer of which it
     has nothing yet."""
@@ -195,11 +196,17 @@ def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pai
         draw_session_epoch(conn)
         groups = PostgresGroups(pair.url)
         group = groups.open_group(SHARE)
+        groups.release(TWO, {group.group_id: groups.claim(group.group_id, TWO, LEASE_S).term})
         groups.close()
         append(conn, [Append(stream, block(b"x"))])
     pair.part()
     lost = given(pair.url, AHEAD_S)
     pair.fail_over()
+    groups = PostgresGroups(pair.url)
+    term = groups.claim(group.group_id, ONE, LEASE_S).term
+    rows = groups.load(group.group_id, term)
+    assert [is_of_former_timeline(row.grant_id, term) for row in rows] == [True], "and may have been lent there"
+    groups.close()
     assert [new > old for new, old in zip(given(pair.url, 0.0), lost, strict=True)] == [True] * 4
     with connect(pair.url) as conn:
         assert register_producer(conn, "q") > lost[-1], "one that it did not know"

@@ -117,9 +117,13 @@ class WatchedGroups(MemoryGroups):
         return [i for i in super()._own(node, terms) if not self._is_older(i)]
 
     def _seize_all(self, group_id: int, term: int) -> None:
-        """What was lent on the timeline before is over."""
-        now = self._clock()
-        for row in tuple(self._lives[group_id].rows.values()):
+        """What was lent on the timeline before is over, and what was not may have been."""
+        now, rows = self._clock(), self._lives[group_id].rows
+        if not self._lives[group_id].deleted:
+            self._add_rows(self._lives[group_id])
+        for row in tuple(rows.values()):
+            if not row.grant_id and row.status is not LendingStatus.FINISHED:
+                rows[row.stream_id] = replace(row, grant_id=1)
             if row.status is LendingStatus.HELD:
                 entry = Seize(row.stream_id, row.grant_id, "the database has gone over to another timeline")
                 self._keep(

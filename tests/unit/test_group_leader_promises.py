@@ -115,10 +115,22 @@ def taken_by_the_database(talk: Talk) -> None:
 
 def forced_reset(talk: Talk) -> None:
     """It changes the rows and ends the lease, which the leader before trusts, and answers pings, as long as it may."""
-    bench, row, term = talk.bench, talk.bench.row(), talk.bench.term
+    bench, row = talk.bench, talk.bench.row()
     facts = StreamFacts(1, 1, 0, 9, HEAD, closed=False, gone=False)
     after = reset(row, facts, 0, "reset", EPOCH_US + round(bench.now * 1_000_000)).row
     bench.change_row(**{field.name: getattr(after, field.name) for field in fields(after)})
+    lead_beside_the_leader_before(talk)
+
+
+def failover(talk: Talk) -> None:
+    """On the new timeline the row is as it was before it was lent last."""
+    talk.bench.change_row(grant_id=1, status=LendingStatus.FREE, borrower_id=None, agent=None, session=None)
+    talk.bench.store.timeline += 1
+    lead_beside_the_leader_before(talk)
+
+
+def lead_beside_the_leader_before(talk: Talk) -> None:
+    bench, term = talk.bench, talk.bench.term
     bench.now += 0.01
     bench.lead()
     for _ in range(round((bench.settings.lease_s - bench.settings.margin_s) / STEP_S)):
@@ -140,7 +152,7 @@ def new_leader(talk: Talk) -> None:
 @pytest.mark.parametrize("hears", [PINGS, ()], ids=["pings", "silent"])
 @pytest.mark.parametrize(
     "force",
-    [operator, takeover, takeover_under_a_new_leader, taken_by_the_database, forced_reset, new_leader],
+    [operator, takeover, takeover_under_a_new_leader, taken_by_the_database, forced_reset, failover, new_leader],
 )
 def test_who_hears_of_no_revoke_may_begin_nothing_once_another_is_lent_the_stream(
     force: Callable[[Talk], None], hears: tuple[type, ...]
