@@ -30,12 +30,13 @@ class Cursor:
         self._ids = (f"{name}.{number}" for number in count(1))
         self.subscription = next(self._ids)
         self._known = 0
+        self._timeline: str | None = None
         self._offsets: dict[int, int] | None = None
 
     @property
     def bookmark(self) -> Bookmark | None:
         """A copy, to be kept."""
-        return None if self._offsets is None else Bookmark(self._known, dict(self._offsets))
+        return None if self._offsets is None else Bookmark(self._known, dict(self._offsets), self._timeline)
 
     def renew(self) -> str:
         """A new id, for another call; pages under the older ones are discarded from now on."""
@@ -66,4 +67,5 @@ class Cursor:
         ):
             return Taken.DOUBT
         self._known, self._offsets = bookmark.known, dict(bookmark.offsets)
+        self._timeline = bookmark.timeline or self._timeline
         return Taken.NOTHING

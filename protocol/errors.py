@@ -227,7 +227,8 @@ class LostRange(SubletError):
 
 
 class BeyondHead(Conflict):
-    """A position after the end of its stream: the database is not the one it was saved for, or was restored."""
+    """A position after the end of its stream, or of another timeline: the database is not the one it was saved for, was
+    restored, or a standby was promoted."""
 
 
 class SubscriptionEnded(SubletError):

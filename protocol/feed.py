@@ -208,13 +208,14 @@ def decode_page(wire: Any) -> Page:
 
 def _bookmark(bookmark: Bookmark) -> Any:
     positions = [pb.FeedPosition(stream_id=stream, offset=offset) for stream, offset in bookmark.offsets.items()]
-    return pb.FeedBookmark(known=bookmark.known, positions=positions)
+    return pb.FeedBookmark(known=bookmark.known, positions=positions, timeline=bookmark.timeline)
 
 
 def _read_bookmark(wire: Any) -> Bookmark:
     if len(wire.positions) > MAX_STREAMS:
         raise MalformedMessage(f"a bookmark of {len(wire.positions)} streams, and the limit is {MAX_STREAMS}")
-    return Bookmark(wire.known, {each.stream_id: each.offset for each in wire.positions})
+    timeline = wire.timeline if wire.HasField("timeline") else None
+    return Bookmark(wire.known, {each.stream_id: each.offset for each in wire.positions}, timeline)
 
 
 def check_version(version: int) -> None:

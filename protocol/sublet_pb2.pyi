@@ -504,12 +504,14 @@ class PublishedPart(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., first_offset: _Optional[int] = ..., count: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FeedBookmark(_message.Message):
-    __slots__ = ("known", "positions")
+    __slots__ = ("known", "positions", "timeline")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     known: int
     positions: _containers.RepeatedCompositeFieldContainer[FeedPosition]
-    def __init__(self, known: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[FeedPosition, _Mapping]]] = ...) -> None: ...
+    timeline: str
+    def __init__(self, known: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[FeedPosition, _Mapping]]] = ..., timeline: _Optional[str] = ...) -> None: ...
 
 class FeedPosition(_message.Message):
     __slots__ = ("stream_id", "offset")

@@ -25,6 +25,9 @@ MAX_GROUP_CHARACTERS = 255
 MAX_OFFSET = 2**63 - 1
 """The largest offset that a stream could ever reach."""
 
+MAX_TIMELINE = 100
+"""Longest name of a database's timeline, in characters."""
+
 GroupKind = Literal["share", "queue"]
 StartPolicy = Literal["latest", "earliest", "time", "offset"]
 
@@ -227,17 +230,24 @@ class Start:
 class Bookmark:
     """How far a reader has come: the next offset in each stream that it has not read to its end.
 
-    Of the streams up to `known` all others have been read; those after it will be read from their beginning. `str()`
-    and `parse` keep it as text.
+    Of the streams up to `known` all others have been read; those after it will be read from their beginning.
+    `timeline`: of the database, on another one of which these offsets may be those of other messages; None: not known.
+    `str()` and `parse` keep it as text.
     """
 
     known: int = 0
     offsets: Mapping[int, int] = field(default_factory=dict)
+    timeline: str | None = None
 
     def __post_init__(self) -> None:
         numbers = (self.known, *self.offsets, *self.offsets.values())
         if any(type(number) is not int or not 0 <= number <= MAX_OFFSET for number in numbers):
             rule = f"streams and offsets are whole numbers from 0 to {MAX_OFFSET}"
+            raise _refused(UsageError, "bookmark", str(self), rule, "Take it from a reader's `positions`")
+        if self.timeline is not None and not (
+            isinstance(self.timeline, str) and 0 < len(self.timeline) <= MAX_TIMELINE
+        ):
+            rule = f"a timeline is a text of 1 to {MAX_TIMELINE} characters"
             raise _refused(UsageError, "bookmark", str(self), rule, "Take it from a reader's `positions`")
 
     @classmethod
@@ -250,13 +260,17 @@ class Bookmark:
         """Read what `str()` wrote. Raises `UsageError`."""
         try:
             read = json.loads(text)
-            return cls(read["known"], {int(stream): offset for stream, offset in read["offsets"].items()})
+            offsets = {int(stream): offset for stream, offset in read["offsets"].items()}
+            return cls(read["known"], offsets, read.get("timeline"))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            rule = 'a bookmark is {"known": N, "offsets": {"STREAM": OFFSET, ...}}'
+            rule = 'a bookmark is {"known": N, "offsets": {"STREAM": OFFSET, ...}, "timeline": "NAME"}'
             raise _refused(UsageError, "bookmark", text, rule, "Take it from a reader's `positions`") from None
 
     def __str__(self) -> str:
-        return json.dumps({"known": self.known, "offsets": {str(id): at for id, at in self.offsets.items()}})
+        timeline = {} if self.timeline is None else {"timeline": self.timeline}
+        return json.dumps(
+            {"known": self.known, "offsets": {str(id): at for id, at in self.offsets.items()}, **timeline}
+        )
 
 
 Start.LATEST = Start("latest")

@@ -84,6 +84,8 @@ class Reading:
     ) -> None:
         self.filter = filter
         self._timeline = timeline_of(conn)
+        if isinstance(begin, Bookmark):
+            _check_timeline(begin, self._timeline)
         self._places: dict[int, Place] = {}
         self._known = begin.known if isinstance(begin, Bookmark) else 0
         self._closures = False
@@ -114,7 +116,7 @@ class Reading:
     def bookmark(self) -> Bookmark:
         """How far it has come."""
         offsets = {place.stream_id: place.position for place in self._places.values() if not place.done}
-        return Bookmark(self._known, offsets)
+        return Bookmark(self._known, offsets, self._timeline)
 
     @property
     def stale(self) -> bool:
@@ -302,6 +304,16 @@ def _another_timeline(place: Place) -> BeyondHead:
         "reached, a standby was promoted: before that offset may lie other messages now. Begin again at a time, or at "
         "earliest."
     )
+
+
+def _check_timeline(begin: Bookmark, timeline: str | None) -> None:
+    """Raise `BeyondHead` for a bookmark of another timeline: also one below the head may have been beyond it once."""
+    if None not in (begin.timeline, timeline) and begin.timeline != timeline:
+        raise BeyondHead(
+            f"the bookmark is of timeline {begin.timeline} of the database, and this is {timeline}: a standby was "
+            "promoted, or a backup restored, and other messages may lie at its offsets now. Begin again at a time, or "
+            "at earliest. Where no message was lost, take `timeline` out of the bookmark."
+        )
 
 
 def _marked_position(place: Place, begin: Bookmark) -> int:

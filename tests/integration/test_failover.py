@@ -19,7 +19,7 @@ import pytest
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from protocol.errors import BeyondHead, DatabaseUnreachable, GrantLost, ProducerFenced
-from protocol.words import Filter
+from protocol.words import Bookmark, Filter
 from storage import fence
 from storage.catalogue import open_streams
 from storage.connect import connect
@@ -148,6 +148,12 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         with pytest.raises(BeyondHead, match=f"stream {stream}: offset 20 is beyond the head 10"):
             next(watching.pages())
         append(conn, [Append(stream, block(*[b"new"] * 20))])
+        with pytest.raises(
+            BeyondHead, match=r"bookmark is of timeline [0-9]+/00000001 .*, and this is [0-9]+/00000002"
+        ):
+            Reading(conn, Filter.parse("#"), Bookmark.parse(str(tail.bookmark)))
+        unnamed = Bookmark(tail.bookmark.known, tail.bookmark.offsets)
+        assert Reading(conn, Filter.parse("#"), unnamed).turn(), "who says that nothing was lost goes on"
         tail.note(heads(conn, [stream]))
         with pytest.raises(BeyondHead, match="another timeline since offset 20"):
             tail.read(conn, tail.turn()[0])

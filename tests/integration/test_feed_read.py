@@ -166,6 +166,10 @@ def test_what_cannot_be_read_is_refused_with_the_reason(feed: Feed, conn: psycop
     stream = stream_of(conn, "default")
     with pytest.raises(BeyondHead, match=f"stream {stream}: offset 5"):
         feed.history("#", Bookmark.of({stream: 5}))
+    with feed.follow("#", "earliest") as reader:
+        timeline = reader.positions.timeline
+    with pytest.raises(BeyondHead, match=f"is of timeline elsewhere of the database, and this is {timeline}"):
+        feed.history("#", Bookmark(stream, {stream: 0}, "elsewhere"))
     with pytest.raises(InvalidFilter):
         feed.history("a/#/b")
     with pytest.raises(UsageError, match="soon"):

@@ -12,7 +12,8 @@ from protocol.feed import Page, Part, Published, decode_page, decode_published, 
 from protocol.words import MAX_OFFSET, Bookmark
 
 OFFSETS = st.integers(0, MAX_OFFSET)
-BOOKMARKS = st.builds(Bookmark, OFFSETS, st.dictionaries(st.integers(1, MAX_OFFSET), OFFSETS, max_size=5))
+TIMELINES = st.none() | st.just("7312/00000002")
+BOOKMARKS = st.builds(Bookmark, OFFSETS, st.dictionaries(st.integers(1, MAX_OFFSET), OFFSETS, max_size=5), TIMELINES)
 
 
 @st.composite

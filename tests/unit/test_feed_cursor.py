@@ -61,7 +61,15 @@ def test_a_step_before_any_beginning_is_doubted() -> None:
     assert cursor.bookmark is None
 
 
+@pytest.mark.conforms("P10")
+def test_a_bookmark_bears_the_timeline_of_its_database(cursor: Cursor) -> None:
+    at = Bookmark(2, {1: 5, 2: 0}, "7312/00000001")
+    assert cursor.take(Page(cursor.subscription, bookmark=at)) is Taken.NOTHING
+    assert step(cursor, 1, 5, 8) is Taken.STEP
+    assert cursor.bookmark == Bookmark(2, {1: 8, 2: 0}, "7312/00000001")
+
+
 def test_a_bookmark_is_kept_as_text() -> None:
-    for bookmark in (Bookmark(), Bookmark(7, {1: 2, 30: 4}), Bookmark.of({5: 6})):
+    for bookmark in (Bookmark(), Bookmark(7, {1: 2, 30: 4}), Bookmark.of({5: 6}), Bookmark(7, {1: 2}, "7312/00000002")):
         assert Bookmark.parse(str(bookmark)) == bookmark
     assert Bookmark.of({5: 6}).known == MAX_OFFSET
