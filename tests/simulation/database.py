@@ -75,7 +75,7 @@ class WatchedGroups(MemoryGroups):
     def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
         """As the twin."""
         before = self.look([leadership_id]).get(leadership_id)
-        older = before is not None and self._is_older(leadership_id)
+        older = before is not None and self.is_older(leadership_id)
         if older:
             self._leaderships[leadership_id].expires_us = 0
         claim = super().claim(leadership_id, node, lease_s)
@@ -107,14 +107,15 @@ class WatchedGroups(MemoryGroups):
         self.timeline += fenced
         self.locked.clear()
 
-    def _is_older(self, leadership_id: int) -> bool:
+    def is_older(self, leadership_id: int) -> bool:
+        """Whether it was elected on another timeline."""
         return self._timelines.get(leadership_id, 0) != self.timeline
 
     def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
-        return self._is_older(leadership_id) or super()._deposed(leadership_id, term, now)
+        return self.is_older(leadership_id) or super()._deposed(leadership_id, term, now)
 
     def _own(self, node: NodeRef, terms: Mapping[int, int]) -> list[int]:
-        return [i for i in super()._own(node, terms) if not self._is_older(i)]
+        return [i for i in super()._own(node, terms) if not self.is_older(i)]
 
     def _seize_all(self, group_id: int, term: int) -> None:
         """What was lent on the timeline before is over, and what was not may have been."""

@@ -1,6 +1,6 @@
 """A failover to a standby that is some moments behind: what was written last is lost, and the database is on another
 timeline, by a clock that may be behind by more than that. Nodes and consumers live on with what they remember. By
-chances of its own, in runs of plain groups.
+chances of its own, in runs without queries.
 
 That a term of another timeline is over, and with it what was lent, is told here (`FENCED`) as the database's functions
 have it, which the twin has not. Streams that were opened in the moments lost are left out: then it happens later.
@@ -12,6 +12,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
+
+from tests.simulation.publishers import Held
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -31,6 +33,8 @@ class Standby:
     gone: frozenset[int]
     journal: tuple[Any, ...]
     checkers: tuple[Any, ...]
+    holding: dict[int, list[Held]]
+    committed: frozenset[str]
 
 
 class Failover:
@@ -62,6 +66,8 @@ class Failover:
             frozenset(g.generation_id for g in streams.generations.values() if g.gone),
             (deepcopy(journal.parts), deepcopy(journal.appended), dict(streams.lowers)),
             simulation.checkers.saved(),
+            simulation.publishing.saved(),
+            frozenset(simulation.users.committed),
         )
 
     def _promote(self, standby: Standby) -> None:
@@ -75,8 +81,9 @@ class Failover:
         self.happened += 1
         for stream_id, stream in streams.streams.items():
             stream.head, stream.closed, stream.blocks, stream.marks = standby.streams[stream_id]
-            del simulation.publishing.epochs[stream_id][stream.head :]
             del simulation.journal.keys[stream_id][stream.head :]
+        simulation.publishing.failed_over(standby.holding)
+        simulation.users.committed = set(standby.committed)
         simulation.journal.parts, simulation.journal.appended, streams.lowers = standby.journal
         simulation.checkers.failed_over(standby.checkers, FENCED)
         simulation.store.restore(standby.store, FENCED)

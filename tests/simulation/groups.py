@@ -94,7 +94,7 @@ class Groups:
     def _options(self) -> GroupOptions:
         rnd = self._world.random
         start = rnd.choice((Start.EARLIEST, Start.EARLIEST, Start.LATEST))
-        atomic = self._whims.random() < 1 / 3 and not self._simulation.failover.runs
+        atomic = self._whims.random() < 1 / 3
         if atomic and self._whims.random() < 0.4:
             start = Start.LATEST
         start = self._another_start(start)

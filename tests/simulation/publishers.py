@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ class Publisher:
     alive: bool = True
 
 
+Held = tuple[Publisher, LowerFrontier]
+
+
 class Publishers:
     """Those of one space. `epochs`: {stream: of each message its epoch}, which grows."""
 
@@ -40,6 +44,18 @@ class Publishers:
         self._random = Random(f"the epochs of {simulation.seed} in space {space_id}")
         self._numbers = self._random.choice((0, 1, 1, 1, 1, 1, 2, 2))
         self._holding: list[Publisher] = []
+
+    def saved(self) -> list[Held]:
+        """Who holds what."""
+        return [(one, one.held) for one in self._holding]
+
+    def failed_over(self, saved: Sequence[Held]) -> None:
+        """They hold that again; who is dead does so until its lease is over."""
+        self._holding = [one for one, _ in saved]
+        for one, held in saved:
+            one.held = held
+            if not one.alive:
+                self._world.after(self._random.uniform(*_LEASE_S), partial(self._expire, one))
 
     def publish(self, stream_id: int, count: int) -> None:
         """A block comes, of one of those that live, or of somebody who knows nothing of epochs."""

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from protocol.epochs import Epoch
-from tests.simulation.publishers import Publishers
+from tests.simulation.publishers import Held, Publishers
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -59,6 +59,18 @@ class Publishing:
     def any_space(self) -> int:
         """The id of one."""
         return self._random.choice(list(self._of))
+
+    def saved(self) -> dict[int, list[Held]]:
+        """What publishers hold, by space."""
+        return {space_id: publishers.saved() for space_id, publishers in self._of.items()}
+
+    def failed_over(self, saved: dict[int, list[Held]]) -> None:
+        """They hold what they held then; the ends of the streams are lost."""
+        for stream_id, stream in self._streams.streams.items():
+            del self.epochs[stream_id][stream.head :]
+        for space_id, held in saved.items():
+            if space_id in self._of:
+                self._of[space_id].failed_over(held)
 
     def publish(self, stream_id: int, count: int) -> None:
         """A block comes."""

@@ -78,11 +78,16 @@ class UsersDatabase:
 
     def is_used_by(self, agent: SimulatedAgent) -> bool:
         """Whether the sessions of that process write in transactions."""
-        return (
-            self.runs
-            and not self._simulation.failover.runs
-            and Random(f"{self._simulation.seed} {agent.name} writes").random() < _OF_AGENTS
-        )
+        return self.runs and Random(f"{self._simulation.seed} {agent.name} writes").random() < _OF_AGENTS
+
+    @property
+    def timeline(self) -> str:
+        """Of the database."""
+        return f"{self._simulation.store.timeline + 1:08X}"
+
+    def has_no_leader_here(self, group_id: int) -> bool:
+        """As the database's function `check_timeline`."""
+        return self._simulation.store.is_older(group_id)
 
     def connect(self, *_: object, **__: object) -> _Connection:
         """A new connection, if it is to be had."""
@@ -141,6 +146,7 @@ class _Connection:
     def __init__(self, database: UsersDatabase) -> None:
         self._database = database
         self._transaction: _Transaction | None = None
+        self._timeline = database.timeline
         self.closed = False
 
     @property
@@ -171,7 +177,7 @@ class _Connection:
 
     def execute(self, query: Any, parameters: Any = ()) -> _Answer:
         text = query if isinstance(query, str) else query.as_string(None)
-        if self.closed or self._database.fails():
+        if self.closed or self._timeline != self._database.timeline or self._database.fails():
             self._break()
         transaction = self._transaction
         if "set_config('sublet.transaction'" in text:
@@ -181,14 +187,18 @@ class _Connection:
         if "current_setting('sublet.transaction'" in text:
             return _Answer((transaction.mark,) if transaction is not None else None)
         if "pg_xact_status" in text:
+            if parameters["timeline"] != self._timeline:
+                return _Answer((None,))
             return _Answer(("committed" if parameters["number"] in self._database.committed else "aborted",))
+        if "check_timeline(" in text and self._database.has_no_leader_here(*parameters):
+            raise _Refused("the database has gone over to another timeline")
         if "advance(" in text:
             assert transaction is not None
             facts = [value for value in parameters if isinstance(value, int)]
             if not self._database.advance(*facts):
                 raise _Refused("the transaction must not commit")
             transaction.advances.append((facts[0], facts[1], facts[2], facts[3]))
-            return _Answer((str(transaction.number), "00000001", None, None))
+            return _Answer((str(transaction.number), self._timeline, None, None))
         if "progress(" in text:
             return _Answer((self._database.progress(*parameters),))
         return _Answer(("",))

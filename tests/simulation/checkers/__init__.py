@@ -82,15 +82,18 @@ class Checkers:
 
     def saved(self) -> tuple[Any, ...]:
         """What they know of the database, as a standby has it."""
-        return self.record.saved(), self.authority.saved(), self.names.saved()
+        output = self.deliveries.saved(), self.transactions.saved(), self.epochs.saved()
+        return self.record.saved(), self.authority.saved(), self.names.saved(), output
 
     def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
         """The database is as it was then, and its streams are; `fenced`: with its timeline every term is over."""
-        record, authority, names = saved
+        record, authority, names, (deliveries, transactions, epochs) = saved
         self.record.failed_over(record, fenced)
         self.authority.failed_over(authority)
         self.names.failed_over(names, fenced)
-        self.deliveries.failed_over(fenced)
+        self.deliveries.failed_over(deliveries, fenced)
+        self.transactions.failed_over(transactions)
+        self.epochs.failed_over(epochs)
 
     def live_groups(self) -> list[Group]:
         """Those that are not deleted."""

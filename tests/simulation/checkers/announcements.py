@@ -33,6 +33,17 @@ class Announcements:
                 self._former.setdefault((group.group_id, space_id), []).append(before)
             self._frontiers[group.group_id, space_id] = None if row.consumed is None else row.consumed.lower
 
+    def saved(self) -> dict[tuple[int, int], LowerFrontier | None]:
+        """How far they had come."""
+        return dict(self._frontiers)
+
+    def failed_over(self, saved: dict[tuple[int, int], LowerFrontier | None]) -> None:
+        """They are there again; who does not know may say for a while how far they came."""
+        for key, frontier in self._frontiers.items():
+            if frontier is not None:
+                self._former.setdefault(key, []).append(frontier)
+        self._frontiers = saved
+
     def imported(self, group: Group, before: Group) -> None:
         """It has come as far as that one had."""
         for (group_id, space_id), frontier in tuple(self._frontiers.items()):

@@ -73,12 +73,15 @@ class Deliveries:
         """Everything before that position was written in users' transactions, or done before."""
         self._done[key] = max(self._done.get(key, 0), position)
 
-    def failed_over(self, fenced: bool) -> None:
-        """The ends of the streams are lost. What was had may come again, and calls that run count for nothing."""
+    def saved(self) -> dict[Key, int]:
+        """What was had."""
+        return dict(self._done)
+
+    def failed_over(self, saved: dict[Key, int], fenced: bool) -> None:
+        """What was had since is lost, in users' output too, and comes again. Calls that run count for nothing."""
         self.order.failed_over()
         self._seen.clear()
-        streams = self._simulation.streams.streams
-        self._done = {key: min(done, streams[key[1]].head) for key, done in self._done.items()}
+        self._done = saved
         if fenced:
             self._ended |= self.order.granted()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 from borrower.machine.events import Progressed
 from protocol.epochs import ConsumedFrontier, Epoch, GroupFrontier
@@ -48,6 +49,15 @@ class Epochs:
         for row in rows.values():
             if row.consumed is not None:
                 self._said[group.group_id, row.stream_id].add((row.position, row.consumed))
+
+    def saved(self) -> tuple[Any, ...]:
+        """What was had, and what it knows of the rows."""
+        return dict(self._rows), deepcopy((self._wanted.given, self._wanted.done)), self.announcements.saved()
+
+    def failed_over(self, saved: tuple[Any, ...]) -> None:
+        """The rows are as they were then, and what was had since comes again."""
+        self._rows, (self._wanted.given, self._wanted.done), announcements = saved
+        self.announcements.failed_over(announcements)
 
     def was_reset(self, group: Group, rows: Mapping[int, Row]) -> None:
         """It begins anew, at other positions."""

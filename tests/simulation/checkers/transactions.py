@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from tests.simulation.checkers.deliveries import Deliveries
@@ -19,6 +20,14 @@ class Transactions:
         self._deliveries = deliveries
         self._stored: dict[Key, set[int]] = {}
         self.stored = 0
+
+    def saved(self) -> dict[Key, set[int]]:
+        """What is in users' output, which is in the same database."""
+        return deepcopy(self._stored)
+
+    def failed_over(self, saved: dict[Key, set[int]]) -> None:
+        """What was written since is lost."""
+        self._stored = saved
 
     def was_reset(self, at: Key, position: int) -> None:
         """An operator wants what follows again."""
