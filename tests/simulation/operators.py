@@ -105,9 +105,12 @@ class Operators:
     # --- resets -----------------------------------------------------------------------------------------------------
 
     def _reset_one(self, group: Group) -> None:
-        """One stream, also one that was consumed long ago, or was blocked."""
+        """One stream, also one that is blocked; or one that was consumed long ago, once more."""
         rows = self._store.rows(group.group_id)
-        if rows:
+        consumed = [s for s in sorted(rows) if self._is_closed(s) and rows[s].status is LendingStatus.FINISHED]
+        if consumed and self._random.random() < 0.5:
+            self.reset(group, "earliest", (self._random.choice(consumed),))
+        elif rows:
             self.reset(group, self._random.choice(_TARGETS), (self._random.choice(sorted(rows)),))
 
     def _unblock(self) -> None:

@@ -111,7 +111,7 @@ class Deliveries:
             self.unaware += 1
             return False
         self._check_row(call)
-        self.order.check_call(f"{call} begins", key, call.grant_id, offsets)
+        self.order.check_call(f"{call} begins", key, offsets)
         if self._lives[call.group_id].group.options.atomic:
             self._epochs.call_started(key, offsets)
         elif (offsets[0] if work.since is None else work.since) > self.consumed(*key):
@@ -146,7 +146,7 @@ class Deliveries:
         if doubt is not None and planned.is_of(doubt) and row.session == query:
             if begun.position > self.consumed(*key):
                 raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
-            self.order.check_call(f"{call} is stored", key, call.grant_id, call.offsets)
+            self.order.check_call(f"{call} is stored", key, call.offsets)
             self._note(key, call)
         else:
             self.unaware += 1
