@@ -178,6 +178,7 @@ class WatchedGroups(MemoryGroups):
         for place in progress.settled.places:
             row = Row(group.group_id, place.stream_id, place.status, place.position, consumed=place.consumed)
             life.rows[place.stream_id] = row
+        self._heed_former(life)
         life.frontiers = dict(progress.frontiers)
         self._lives[group.group_id] = life
         if self.checkers is not None:

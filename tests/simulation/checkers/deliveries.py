@@ -178,6 +178,7 @@ class Deliveries:
         if deleted_at is not None:
             if now > deleted_at + self._deleted_s:
                 raise Violation(f"{call} begins, but its group is gone since {deleted_at:.3f}")
+            self._check_next_life(call)
             return True
         grant = call.group_id, call.stream_id, call.grant_id
         ended_at = self._record.unheard.get(grant)
@@ -186,6 +187,21 @@ class Deliveries:
         if now > ended_at + (self._deleted_s if grant in self._record.by_reset else self._ended_s):
             raise Violation(f"{call} begins, but its grant is over since {ended_at:.3f}")
         return True
+
+    def _check_next_life(self, call: Call) -> None:
+        """Its group is deleted; in a group that goes by its name now the stream is nobody's."""
+        if (call.group_id, call.stream_id, call.grant_id) in self._taken:
+            return
+        name = self._lives[call.group_id].group.subscription
+        for life in self._lives.live():
+            row = self._simulation.store.rows(life.group.group_id).get(call.stream_id)
+            lent = row is not None and row.status is LendingStatus.HELD
+            if (
+                life.group.subscription == name
+                and lent
+                and (call.group_id, call.stream_id, call.grant_id) not in self._taken
+            ):
+                raise Violation(f"{call} begins, but in the next life of its group {row} is lent")
 
     def _note(self, key: Key, call: Call) -> None:
         """What was seen before was seen under a grant that ended by force, and in the range announced then."""
