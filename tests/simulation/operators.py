@@ -62,8 +62,10 @@ class Operators:
             return
         self._later()
         group = self._simulation.groups.live(self._random.choice(self._simulation.groups.subscriptions))
-        if group is None:
-            return
+        if group is not None:
+            self._act(group)
+
+    def _act(self, group: Group) -> None:
         match self._random.choice(self._kinds):
             case "pause":
                 self._pause(group)
