@@ -238,6 +238,15 @@ class Handler:
                 if awaited:
                     self._report(lent.progress())
 
+    def lose(self, stream_id: int, grant_id: int) -> None:
+        """The database says that this grant is over. Its leader need not know: it is told that nothing more comes."""
+        with self._lock:
+            lent = self._under(stream_id, grant_id)
+            if lent is not None:
+                lent.stopping = lent.given_up = True
+                self._report(lent.progress())
+                self._remove(stream_id, RevokedReason.LOST)
+
     def abandon(self) -> str:
         """All streams are lost. What was given out of them and not acknowledged, in words."""
         with self._lock:

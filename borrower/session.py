@@ -49,6 +49,7 @@ from protocol.epochs import GroupFrontier
 from protocol.errors import (
     BeyondHead,
     Gone,
+    GrantLost,
     PayloadUnavailable,
     PayloadUnreadable,
     PoisonBlock,
@@ -279,8 +280,12 @@ class Session:
             return
         for batch in batches:
             batch.begin(batches)
-        with self._transactions.over(batches) as connection:
-            yield connection
+        try:
+            with self._transactions.over(batches) as connection:
+                yield connection
+        except GrantLost as lost:
+            self._handler.lose(lost.stream_id, lost.grant_id)
+            raise
         self._attendance.touch()
 
     def wait(self, timeout_s: float) -> None:

@@ -108,8 +108,9 @@ class Slots:
                 slot.promised_until = now + settings.lease_s + settings.promise_s
             elif row.status is LendingStatus.HELD:  # the leader before may have answered its ping till now
                 slot.promised_until = now + settings.promise_s
-            elif row.session is None and row.kept_s < 0:  # or till its lease was over, had the reset not ended that
-                slot.promised_until = now + row.kept_s + settings.lease_s + settings.promise_s
+            elif row.session is None and row.kept_s:  # or till its lease was over, though who took it had ended that
+                since = now + min(row.kept_s, 0.0)  # above 0 where the database's clock was set back
+                slot.promised_until = since + settings.lease_s + settings.promise_s
 
     def stuck(self) -> int:
         """How many have a holder who cannot read on."""

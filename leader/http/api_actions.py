@@ -30,6 +30,9 @@ LONGEST_WAIT_S = 5.0
 """For members to hand over before a reset: a request must have its answer in time."""
 
 
+_OPTIONS = ("start", "when_gone", "strategy", "session_expiry_s", "atomic", "on_poison", "holds_retention")
+
+
 class GroupActions:
     """The functions behind the paths below `/api/v1/group/`. What they raise becomes a status."""
 
@@ -38,12 +41,13 @@ class GroupActions:
 
     def create(self, told: Told) -> Response:
         """As `sublet groups create`: {"subscription"} and options, named as in the answer."""
-        of.only(told, "subscription", "start", "when_gone", "strategy", "session_expiry_s", "atomic", "on_poison")
+        of.only(told, "subscription", *_OPTIONS)
         wanted, strategy = of.subscription(told), of.text(told, "strategy", "even")
         find_strategy(strategy)
         start, expiry_s = Start.parse(of.text(told, "start", "latest")), of.number(told, "session_expiry_s", 0)
         when_gone, on_poison = _one_of(told, "when_gone", WhenGone.FAIL), _one_of(told, "on_poison", OnPoison.BLOCK)
-        options = GroupOptions(start, when_gone, strategy, expiry_s, of.truth(told, "atomic"), on_poison)
+        holds = of.truth(told, "holds_retention")
+        options = GroupOptions(start, when_gone, strategy, expiry_s, of.truth(told, "atomic"), on_poison, holds)
         group, is_new = instructions.declare(self._url, wanted, options)
         named = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
         return as_json({**named, **options_as_json(group.options)})

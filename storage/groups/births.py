@@ -52,6 +52,16 @@ select %(group)s, stream_id, position, {NOW} from (
   ) as begun
  where not (%(policy)s = 'time' and state = 'closed' and position = head)"""
 
+_FORMER = f"""
+update lending l set held_until = former.at
+  from (select h.stream_id, max(h.at) as at
+          from consumer_group g join consumer_group f using (kind, name, filter) join lending_history h
+            on h.group_id = f.group_id and h.at > {NOW} - interval '1 hour'
+         where g.group_id = %(group)s and f.deleted_at is not null
+           and (h.event = 'delete' or (h.event = 'reset' and h.forced))
+         group by h.stream_id) as former
+ where l.group_id = %(group)s and l.stream_id = former.stream_id"""
+
 _ORDERS = f"""
 select g.orders, g.revision, coalesce(l.term, 0), {in_microseconds(NOW)}
   from consumer_group g left join leadership l on l.leadership_id = g.group_id
@@ -92,9 +102,16 @@ def create(
     start = options.start
     parameters = {"group": group_id, "policy": start.policy, "value": start.value, "now_us": now_us}
     connection.execute(_BEGIN, {**parameters, **first_filters(connection, subscription.filter, start)})
+    heed_former(connection, group_id, now_us)
     if options.atomic:
         frontiers.begin(connection, group_id, start, now_us)
     return Group(group_id, subscription, options)
+
+
+def heed_former(connection: Connection, group_id: int, now_us: int | None) -> None:
+    """The rows that the new group has by now say when they were taken from members of former groups of that name, who
+    may not have heard: whoever leads it lends them when those may begin no more calls."""
+    connection.execute(_FORMER, {"group": group_id, "now_us": now_us})
 
 
 def keep_generations(connection: Connection) -> None:

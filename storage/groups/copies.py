@@ -134,6 +134,7 @@ def begin(
     there = _there(connection, subscription, options, progress)
     _check(connection, subscription, options, there)
     _lend(connection, group_id, there.places)
+    births.heed_former(connection, group_id, None)
     spaces, least = [space_id for space_id, _ in progress.frontiers], [_json(each) for _, each in progress.frontiers]
     connection.execute(_FRONTIERS, {"now_us": None, "group": group_id, "spaces": spaces, "least": least})
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()

@@ -29,6 +29,8 @@ select s.stream_id, s.space_id, r.reason as revoked_because,
        extract(epoch from clock_timestamp() - l.updated_at)::float8 as rested_s,
        case when l.status = 'reserved' then extract(epoch from l.held_until - clock_timestamp())::float8
             end as reserved_s,
+       case when l.status = 'free' and l.session is null
+            then extract(epoch from clock_timestamp() - l.held_until)::float8 end as taken_s,
        coalesce(l.consumed -> 'least' = p.lower_frontier, false) as waits,
        case when p.dropped_at is not null then p.name end as dropped
   from stream s join space p using (space_id)
@@ -60,6 +62,7 @@ class _More:
     revoked_because: str | None
     rested_s: float | None
     reserved_s: float | None
+    taken_s: float | None
     waits: bool
     dropped: str | None
 
@@ -136,6 +139,7 @@ def _state(
         rested_s=more.rested_s,
         owner=line.session or line.agent,
         kept_s=line.kept_s if more.reserved_s is None else more.reserved_s,
+        taken_s=more.taken_s,
         blocked_because=line.blocked_because,
         revoked_because=more.revoked_because,
         unreadable_because=line.unreadable_because,

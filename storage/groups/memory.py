@@ -308,10 +308,20 @@ class MemoryGroups:
             if options.start.policy == "time" and stream.closed and position == stream.head:
                 continue
             life.rows[stream.stream_id] = Row(group.group_id, stream.stream_id, LendingStatus.FREE, position)
+        self._heed_former(life)
         if options.atomic:
             self._begin_epochs(life)
         self._lives[group.group_id] = life
         return group
+
+    def _heed_former(self, life: _Life) -> None:
+        """Its rows say when they were taken from members of former groups of that name, who may not have heard."""
+        subscription, since_us = life.group.subscription, self._clock() - 3600 * MICROSECONDS
+        former = {i for i, other in self._lives.items() if other.deleted and other.group.subscription == subscription}
+        for line in self._history:
+            is_unheard = line.event == "delete" or (line.event == "reset" and line.forced)
+            if line.group_id in former and line.at_us > since_us and is_unheard and line.stream_id in life.rows:
+                life.rows[line.stream_id] = replace(life.rows[line.stream_id], held_until_us=line.at_us)
 
     def _begin_epochs(self, life: _Life) -> None:
         """Which epochs it is given, by what had begun before its start positions."""

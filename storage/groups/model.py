@@ -102,7 +102,7 @@ class Lending:
     `head` and `closed` are the stream's at that instant. `parents`: of a row that may be granted, the nearest ancestors
     of its stream that the group has not finished, whatever lies between; it waits for them. Of other rows: none.
     `kept_s`: for how long the row, which is free or reserved, is still kept for `session`; not, if it is not above 0.
-    Below 0 and without a session: so long ago a reset took it from its holder.
+    Below 0 and without a session: so long ago a reset, or the end of the group's former life, took it from its holder.
     `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`: what a holder planned last.
     """
 

@@ -34,7 +34,8 @@ class GroupOptions:
     """What a group is created with, once for its life. Raises `UsageError` for what can never work.
 
     `session_expiry_s`: for so long the streams of a named session that has left are kept for its return. `atomic`: its
-    consumers are given whole epochs only.
+    consumers are given whole epochs only. `holds_retention`: retention takes nothing that it has not consumed, as of
+    every `$queue` group.
     """
 
     start: Start = Start.LATEST
@@ -43,6 +44,7 @@ class GroupOptions:
     session_expiry_s: float = 0.0
     atomic: bool = False
     on_poison: OnPoison = OnPoison.BLOCK
+    holds_retention: bool = False
 
     def __post_init__(self) -> None:
         if not self.strategy.strip() or not self.strategy.isprintable() or len(self.strategy) > 255:
@@ -72,7 +74,8 @@ class GroupOptions:
         when_gone, strategy = options.get("when_gone", WhenGone.FAIL), options.get("strategy", "even")
         expiry_s, atomic = options.get("session_expiry_s", 0.0), options.get("atomic", False)
         on_poison = OnPoison(options.get("on_poison", OnPoison.BLOCK))
-        return cls(Start.parse(start), WhenGone(when_gone), strategy, expiry_s, atomic, on_poison)
+        holds = options.get("holds_retention", False)
+        return cls(Start.parse(start), WhenGone(when_gone), strategy, expiry_s, atomic, on_poison, holds)
 
     def to_store(self) -> dict[str, Any]:
         """All but the start, which has a column of its own, as an object of JSON."""
@@ -82,6 +85,7 @@ class GroupOptions:
             "session_expiry_s": self.session_expiry_s,
             "atomic": self.atomic,
             "on_poison": self.on_poison.value,
+            "holds_retention": self.holds_retention,
         }
 
 

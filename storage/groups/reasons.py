@@ -16,6 +16,9 @@ from storage.groups.standing import GroupState, Reason, StreamState
 QUIET_S = 10.0
 """A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
 
+UNHEARD_S = 20.0
+"""For so long, a lease and a leader's promise of ten seconds each, a stream is lent to nobody after it was taken."""
+
 # What holders say of a block that cannot be had, or be decoded (`protocol.errors.PoisonBlock`). A place that is away
 # has none, and loses nothing.
 _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
@@ -248,6 +251,14 @@ RULES = (
         lambda g, s: s.kept_s is not None and s.kept_s > 0,
         lambda g, s: f"session {s.owner} has left, and it is kept for its return, {s.kept_s:.0f} s more",
         lambda g, s: f"Start {s.owner} again, or wait: then others get it.",
+    ),
+    Rule(
+        Reason.FORMER_HOLDER,
+        lambda g, s: s.taken_s is not None and s.taken_s < UNHEARD_S,
+        lambda g, s: (
+            f"it was taken from its holder {s.taken_s or 0.0:.0f} s ago, by a reset or with the group before this one, "
+            f"and {g.led_by} lends it when that one may begin no more calls: some 20 s after"
+        ),
     ),
     Rule(
         Reason.NO_MEMBER_HEARD,

@@ -58,6 +58,7 @@ def _spelled(options: GroupOptions) -> dict[str, str]:
         "start": str(options.start),
         "policy when messages are gone": options.when_gone.value,
         "policy at a block that cannot be decoded": options.on_poison.value,
+        "hold on retention": "on" if options.holds_retention else "off",
         "strategy": options.strategy,
         "session expiry": f"{float(options.session_expiry_s)} s",
         "delivery": "atomic, in whole epochs" if options.atomic else "message by message",

@@ -5,7 +5,8 @@ then on the group holds it back, if it is one that does.
 
 Nothing may be lent meanwhile: a group is paused first, so that its members give up what they have and no message is
 given out under an old position afterwards. Every row has a new grant id after it, and whoever leads next loads the rows
-anew: streams that were consumed may be lent again, and their children then wait for them once more.
+anew: streams that were consumed may be lent again, and their descendants then wait for them once more. What is lent of
+those, in a reset of single streams, is taken back in the same transaction, and stays where it is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from storage.groups.model import Group, LendingStatus, Start
 from storage.groups.pen import Pen
 from storage.groups.refusals import no_such_group, no_such_stream
 from storage.groups.renewal import add_streams
-from storage.groups.rules import reset
+from storage.groups.rules import Row, reset
 from storage.groups.sql import NOW, in_microseconds
 from storage.groups.targets import Target
 
@@ -59,6 +60,8 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
 """Of the streams that the group may have; an open one that is finished lies in the shadow of another space."""
 
 _HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
+
+_LENT = "select stream_id from lending where group_id = %(group)s and status in ('held', 'reserved')"
 
 _NO_LEADER = f"""
 insert into leadership (leadership_id, node, incarnation, address, term, expires_at)
@@ -201,35 +204,46 @@ def carry_out(
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
     connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
-    keys = [(group.group_id, move.stream_id) for move in moves]
-    known = {row.stream_id: row for row in rows.read_rows(rows.lock(connection, keys))}
-    _check_at_rest(group, [row.stream_id for row in known.values() if row.status in _LENT], moves, known, force)
-    facts = rows.read_facts(rows.facts(connection, known))
     pen = Pen(leader.now_us)
+    known = _at_rest(connection, group, [move.stream_id for move in moves], force)
+    facts = rows.read_facts(rows.facts(connection, known))
     for move in moves:
         row = known[move.stream_id]
         why = f"{reason}; was at {row.position}" if move.status is not None else reason
         pen.note(row, reset(row, facts[move.stream_id], move.after, why, pen.now_us), leader.term)
     pen.write(connection)
+    _take_back(connection, group, pen, leader.term, reason=reason, force=force)
     if group.options.atomic:
         _begin_epochs(connection, group.group_id, target)
     leadership.expire(connection, (group.group_id,))
     return moves
 
 
-_LENT = (LendingStatus.HELD, LendingStatus.RESERVED)
+def _take_back(connection: Connection, group: Group, pen: Pen, term: int, *, reason: str, force: bool) -> None:
+    """Streams that are lent, and now come after one that is unfinished again, wait for it."""
+    lent = connection.execute(_LENT, {"group": group.group_id}).fetchall()
+    above = rows.read_ancestors(rows.ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in lent]))
+    known = _at_rest(connection, group, [stream_id for _, stream_id in above], force)
+    facts = rows.read_facts(rows.facts(connection, known))
+    for stream_id, row in sorted(known.items()):
+        why = f"{reason}; waits for {', '.join(map(str, above[group.group_id, stream_id]))}, which come before it"
+        pen.note(row, reset(row, facts[stream_id], row.position, why, pen.now_us), term)
+    pen.write(connection)
 
 
-def _check_at_rest(
-    group: Group, lent: Sequence[int], moves: Sequence[Move], known: Collection[int], force: bool
-) -> None:
-    busy = sorted(set(lent) | {move.stream_id for move in moves if move.stream_id not in known})
-    if busy and (not force or len(known) < len(moves)):
+def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, Row]:
+    """The rows of these streams, locked."""
+    keys = [(group.group_id, stream_id) for stream_id in streams]
+    known = {row.stream_id: row for row in rows.read_rows(rows.lock(connection, keys))}
+    lent = {row.stream_id for row in known.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED)}
+    busy = sorted(lent | (set(streams) - known.keys()))
+    if busy and (not force or len(known) < len(streams)):
         raise Conflict(
             f"{group.subscription}: {len(busy)} of its streams are lent, or kept for a session that left something in "
             f"doubt; the first is {busy[0]}. Wait until its members have handed them over, or end it by --force: then "
             "messages that they have in hand may be seen twice."
         )
+    return known
 
 
 def _begin_epochs(connection: Connection, group_id: int, target: Target) -> None:

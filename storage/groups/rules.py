@@ -62,8 +62,9 @@ longer than any clock has run since 1970. As the function `timeline_ahead` has i
 class Row:
     """A lending row as the table has it. `losses` counts forced ends at `lost_position`.
 
-    `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one, or, without a
-    session, since a reset took it from its holder; `consumed` only where the group is atomic. `in_doubt` is what a
+    `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one. Without a
+    session it says when the row was taken from a holder who may not have heard: by a reset, or with a former group of
+    the name. `consumed` is there only where the group is atomic. `in_doubt` is what a
     holder planned last: it stays when it is done, so that a holder who cannot know that it is can be told.
     """
 
@@ -274,7 +275,7 @@ def reset(row: Row, stream: StreamFacts, position: int, reason: str, now_us: int
     after = replace(_ended(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
     if until is not None:
         until = max(until, position)
-    if held and status is LendingStatus.FREE:
+    if held:
         after = replace(after, held_until_us=now_us)
     return Ruling(Verdict.APPLIED, after, _event("reset", replace(row, position=position), reason, until))
 
@@ -438,7 +439,8 @@ def _finish(row: Row, position: int, reason: str, now_us: int) -> Ruling:
 
 def _finish_unlent(row: Row, verdict: Verdict) -> Ruling:
     """Finish a free row; it had no grant that could end, so its grant id stays."""
-    after = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=None)
+    taken_at = _taken_at(row)
+    after = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
     return Ruling(verdict, after, _event("finish", after, "nothing left"))
 
 
@@ -524,8 +526,13 @@ def _ended(row: Row, status: LendingStatus, position: int, now_us: int) -> Row:
         agent=None,
         session=None,
         session_epoch=None,
-        held_until_us=None,
+        held_until_us=_taken_at(row),
     )
+
+
+def _taken_at(row: Row) -> int | None:
+    """When it was taken from a holder who may not have heard, whatever has become of it since: to be lent it waits."""
+    return row.held_until_us if row.session is None else None
 
 
 def _event(name: str, row: Row, reason: str, until: int | None = None) -> Event:

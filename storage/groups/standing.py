@@ -26,6 +26,7 @@ class Reason(StrEnum):
     RESERVED = "reserved"  # what a session has in doubt waits for that session
     PARENTS = "parents"  # the streams that it came from are consumed first
     KEPT = "kept"  # it is kept for the return of a session that has left
+    FORMER_HOLDER = "former_holder"  # whoever it was taken from may not have heard, and is waited for
     TO_BE_LENT = "to_be_lent"  # it is free, and the leader lends it next
 
 
@@ -67,7 +68,8 @@ class GroupState:
 @dataclass(frozen=True, slots=True)
 class StreamState:
     """`age_s`: for how long its oldest message waits; `rested_s`: since when nothing was written of it. `kept_s`: for
-    how much longer it is kept for `owner`. `parents`: the nearest ancestors that are not finished. `dropped`: the name
+    how much longer it is kept for `owner`. `taken_s`: since when it is taken from a holder who may not have heard.
+    `parents`: the nearest ancestors that are not finished. `dropped`: the name
     of its space, if that was dropped."""
 
     stream_id: int
@@ -80,6 +82,7 @@ class StreamState:
     rested_s: float | None = None
     owner: str | None = None
     kept_s: float | None = None
+    taken_s: float | None = None
     blocked_because: str | None = None
     revoked_because: str | None = None
     unreadable_because: str | None = None

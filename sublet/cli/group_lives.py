@@ -60,6 +60,14 @@ def create(
             "damaged: it is blocked until somebody decides, or goes on behind it and counts its messages as lost."
         ),
     ] = OnPoison.BLOCK,
+    holds_retention: Annotated[
+        bool,
+        typer.Option(
+            "--hold-retention",
+            help="Retention takes nothing that the group has not consumed, as of a $queue group. What nobody consumes "
+            "is kept until the group is deleted.",
+        ),
+    ] = False,
 ) -> None:
     """Create a group before it has consumers.
 
@@ -80,7 +88,7 @@ def create(
 
     wanted = Subscription.parse(subscription)
     expiry_s = values.fine_seconds(session_expiry)
-    options = GroupOptions(Start.parse(start), when_gone, strategy, expiry_s, atomic, on_poison)
+    options = GroupOptions(Start.parse(start), when_gone, strategy, expiry_s, atomic, on_poison, holds_retention)
     find_strategy(strategy)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
         group, is_new = declare(database.url, wanted, options)

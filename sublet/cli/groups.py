@@ -187,6 +187,8 @@ def _options(overview: Overview) -> str:
     told = [f"start {options.start}", f"when gone {options.when_gone}", f"strategy {options.strategy}"]
     if options.on_poison != "block":
         told.append(f"on poison {options.on_poison}")
+    if options.holds_retention:
+        told.append("holds retention back")
     if options.atomic:
         told.append("atomic")
     return ", ".join([*told, waits] if options.session_expiry_s else told)

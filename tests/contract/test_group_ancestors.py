@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
+from protocol.errors import Conflict
+from protocol.in_doubt import InDoubt
 from protocol.words import Subscription
 from storage.groups import copies, resets
 from storage.groups.idle import why
-from storage.groups.model import Advance, Group, GroupOptions, Seize, Start, Verdict, WhenGone
+from storage.groups.model import Advance, Group, GroupOptions, LendingStatus, Seize, Start, Verdict, WhenGone
 from storage.groups.standing import Reason
 from storage.groups.targets import Target
-from tests.contract.group_world import BLOCKED, FINISHED, SHARE, PostgresWorld, World, grant, lent
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, PostgresWorld, World, grant, lent
 
 QUEUE = Subscription.parse("$queue/billing/orders/#")
 
@@ -176,6 +179,79 @@ def test_what_is_to_be_consumed_again_comes_before_its_descendants(
     assert not is_lent(world, group, term, last)
     consume(world, group, term, first)
     assert is_lent(world, group, term, last)
+
+
+Descended = tuple[PostgresWorld, Group, int, tuple[int, int, int]]
+
+
+@pytest.fixture
+def descended(postgres: PostgresWorld) -> Descended:
+    """A stream that is consumed, what follows on it across empty ones, and one beside them; the last two are lent."""
+    world = postgres
+    first, beside = world.add_space(shards=2)
+    group = world.declare()
+    term = world.lead(group)
+    world.append(first, 2)
+    world.append(beside, 2)
+    world.rollover(1)
+    last = world.rollover(1)[0]
+    world.append(last, 3)
+    world.write(group, term, renew=True)
+    consume(world, group, term, first)
+    for stream in (last, beside):
+        lent(world, group, term, stream)
+    world.apply(group, term, Advance(last, world.row(group, term, last).grant_id, 1))
+    return world, group, term, (first, last, beside)
+
+
+@pytest.mark.conforms("E33", "E11", "A5")
+def test_a_forced_reset_of_one_stream_takes_back_what_follows_on_it_and_nothing_else(descended: Descended) -> None:
+    world, group, term, (first, last, beside) = descended
+    before = {stream: world.row(group, term, stream) for stream in (last, beside)}
+    with world.connection.transaction():
+        resets.carry_out(world.connection, group, Target.earliest(), [first], reason="again", force=True)
+    (line,) = (line for line in world.store.history(group.group_id) if line.stream_id == last and line.event == "reset")
+    assert (line.grant_id, line.position, line.until, line.forced) == (before[last].grant_id, 1, 3, True)
+    assert str(first) in line.reason
+    term = world.lead(group)
+    assert world.row(group, term, beside).grant_id == before[beside].grant_id, "it has nothing to wait for"
+    late = world.apply(group, term, Advance(last, before[last].grant_id, 3))
+    assert (late.verdict, world.row(group, term, last).position) == (Verdict.REFUSED, 1)
+    assert not is_lent(world, group, term, last)
+    consume(world, group, term, first)
+    assert is_lent(world, group, term, last)
+
+
+@pytest.mark.conforms("E33")
+def test_a_reset_of_one_stream_waits_for_who_has_what_follows_on_it(descended: Descended) -> None:
+    world, group, term, (first, last, _) = descended
+
+    def reset(target: Target) -> None:
+        with world.connection.transaction():
+            resets.carry_out(world.connection, group, target, [first], reason="again")
+
+    with pytest.raises(Conflict, match=f"1 of its streams are lent.* the first is {last}"):
+        reset(Target.earliest())
+    assert not world.write(group, term).deposed, "nothing was done"
+    reset(Target.latest())
+    assert world.row(group, world.lead(group), last).status is HELD, "what stays consumed holds nobody back"
+
+
+@pytest.mark.conforms("E33", "E27")
+def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alone(descended: Descended) -> None:
+    world, group, term, (first, last, _) = descended
+    row = world.row(group, term, last)
+    world.connection.execute(
+        "update lending set session_epoch = 1 where (group_id, stream_id) = (%s, %s)", (group.group_id, last)
+    )
+    world.apply(group, term, Advance(last, row.grant_id, 1, in_doubt=InDoubt(row.grant_id, 1, 3, 60.0)))
+    world.apply(group, term, Seize(last, row.grant_id, "lost"))
+    assert world.row(group, term, last).status is LendingStatus.RESERVED
+    for force in (False, True):
+        with nullcontext() if force else pytest.raises(Conflict, match="in doubt"), world.connection.transaction():
+            resets.carry_out(world.connection, group, Target.earliest(), [first], reason="again", force=force)
+    row = world.row(group, world.lead(group), last)
+    assert (row.status, row.position, row.in_doubt) == (FREE, 1, None)
 
 
 @pytest.mark.conforms("E33")

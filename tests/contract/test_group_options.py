@@ -63,6 +63,7 @@ def lost_messages(world: World, group: Group) -> dict[int, int]:
         (GroupOptions(Start.offset(5), WhenGone.FAIL, "load", 60.5), "its policy .* is skip, not fail"),
         (GroupOptions(Start.offset(5), WhenGone.SKIP, "even", 60.5), "its strategy is load, not even"),
         (replace(OTHERS, on_poison=OnPoison.SKIP), "that cannot be decoded is block, not skip"),
+        (replace(OTHERS, holds_retention=True), "its hold on retention is off, not on"),
         (GroupOptions(Start.offset(5), WhenGone.SKIP, "load", 60.0), "its session expiry is 60.5 s, not 60.0 s"),
     ],
 )

@@ -63,21 +63,42 @@ def test_a_declared_queue_keeps_every_matching_message_for_its_first_consumer(sh
 
 @pytest.mark.conforms("A1", "A9")
 def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(shell: Shell) -> None:
-    command = ("groups", "create", QUEUE, "--start", "offset:3", "--when-gone", "skip", "--session-expiry", "1m")
+    command = (
+        "groups",
+        "create",
+        QUEUE,
+        "--start",
+        "offset:3",
+        "--when-gone",
+        "skip",
+        "--session-expiry",
+        "1m",
+        "--hold-retention",
+    )
     first = done(shell.run(*command, "--json"))
     assert first == {
         "subscription": QUEUE, "group_id": 1, "created": True, "start": "offset:3", "when_gone": "skip",
         "strategy": "even", "session_expiry_s": 60.0, "atomic": False, "on_poison": "block",
+        "holds_retention": True,
     }  # fmt: skip
     assert done(shell.run(*command, "--json")) == {**first, "created": False}
     again = shell.run(*command)
     assert (again.code, "nothing was changed" in again.err) == (0, True)
-    refused(shell.run(*command[:-1], "30s"), 4, "its session expiry is 60.0 s, not 30.0 s")
-    refused(shell.run("groups", "create", QUEUE), 4, "its start is offset:3, not latest", "is skip, not fail")
+    refused(shell.run(*command[:-2], "30s", "--hold-retention"), 4, "its session expiry is 60.0 s, not 30.0 s")
+    refused(
+        shell.run("groups", "create", QUEUE),
+        4,
+        "its start is offset:3, not latest",
+        "is skip, not fail",
+        "is on, not off",
+    )
     told = done(shell.run("groups", "describe", QUEUE, "--json"))
     assert {name: told[name] for name in first if name in told} == {k: v for k, v in first.items() if k != "created"}
     prose = shell.run("groups", "describe", QUEUE).out
-    assert "start offset:3, when gone skip, strategy even, streams are kept 60 s for a named session" in prose
+    assert (
+        "start offset:3, when gone skip, strategy even, holds retention back, streams are kept 60 s for a named session"
+        in prose
+    )
 
 
 def test_a_group_created_for_a_time_gets_what_was_stored_since(shell: Shell, database: str) -> None:

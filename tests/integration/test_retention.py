@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from protocol.errors import Gone, LostLeadership, SubletError
 from storage import retention
 from storage.catalogue import find_space, open_streams
 from storage.connect import connect
+from storage.groups.model import GroupOptions
 from storage.log import since
 from storage.publish import Publisher
 from storage.retention import declare_gone, drop_gone, forget_producers, retain
@@ -112,7 +114,9 @@ def test_a_dropped_space_keeps_its_retention(conn: psycopg.Connection[Any], old:
 
 
 @pytest.mark.conforms("W4")
-@pytest.mark.parametrize(("kind", "options"), [("queue", "{}"), ("share", '{"holds_retention": true}')])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("queue", "{}"), ("share", json.dumps(GroupOptions(holds_retention=True).to_store()))]
+)
 def test_an_unfinished_queue_holds_its_messages_back_until_it_is_done(
     conn: psycopg.Connection[Any], old: int, kind: str, options: str
 ) -> None:

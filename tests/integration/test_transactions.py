@@ -169,6 +169,39 @@ def test_a_stream_that_went_to_somebody_else_takes_the_output_with_it(place: Pla
     assert (place.output(), place.progress()) == (expected(1), 1)
 
 
+TAKEN = """
+update lending set status = 'free', grant_id = grant_id + 1, borrower_id = null, agent = null, session = null
+ where stream_id = %s"""
+
+
+@pytest.mark.conforms("E11", "E25", "E36")
+def test_a_stream_that_somebody_took_by_hand_is_given_up_and_lent_anew(place: Place) -> None:
+    place.publish(3, key="taken")
+    place.publish(2, key="kept")
+    lost: list[Batch] = []
+    with place.session(batch_bytes=1) as session:
+        for batch in session:
+            if batch.table.column("key")[0].as_py() == b"taken" and not lost:
+                place.connection.execute(TAKEN, (batch.stream_id,))
+            try:
+                with batch.transaction() as connection:
+                    write(connection, batch)
+            except GrantLost:
+                lost.append(batch)
+                assert batch.lost
+                assert batch.stream_id not in session.held()
+            assert len(lost) <= 1, "what was taken is not given out under that grant again"
+            if place.progress() == 5:
+                break
+    assert len(lost) == 1
+    assert place.output() == [b"0", b"0", b"1", b"1", b"2"]
+    said = place.connection.execute(
+        "select reason, grant_id > %s from lending_history where stream_id = %s and event = 'grant' order by at",
+        (lost[0].grant_id, lost[0].stream_id),
+    ).fetchall()
+    assert said == [("allocated", False), ("allocated", True)]
+
+
 @pytest.mark.parametrize("away", [False, True], ids=["found out at once", "found out by the next try"])
 def test_a_commit_whose_answer_was_lost_is_not_done_twice(place: Place, away: bool) -> None:
     place.publish(3, key="k")

@@ -136,18 +136,22 @@ class WatchedGroups(MemoryGroups):
     # --- what operators do, which the twin has no door for ----------------------------------------------------------
 
     def reset(self, group_id: int, moves: Mapping[int, int], target: str, force: bool) -> bool:
-        """Set these streams to these positions, and end the term of whoever leads; False where some are lent. As
-        `storage.groups.resets.carry_out`, whose rule for a row it asks."""
+        """Set these streams to these positions, take back what follows on one that is unfinished again, and end the
+        term of whoever leads; False where some of these are lent. As `storage.groups.resets.carry_out`, whose rule for
+        a row it asks."""
         life, now = self._lives[group_id], self._clock()
         leader = self._leaderships.get(group_id)
-        lent = [s for s in moves if s in life.rows and life.rows[s].status in _LENT]
-        if lent and not force:
-            return False
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
-        for stream_id, position in moves.items():
-            new = Row(group_id, stream_id, LendingStatus.FREE, 0, consumed=nothing)
-            row = life.rows.get(stream_id, new)
-            ruling = reset(row, self._facts(stream_id), position, f"reset to {target}; was at {row.position}", now)
+        before = {s: Row(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves} | life.rows
+        rulings = {s: reset(before[s], self._facts(s), moves[s], f"reset to {target}", now) for s in moves}
+        after = before | {stream_id: ruling.row for stream_id, ruling in rulings.items()}
+        for row in [row for row in after.values() if row.status in _LENT]:
+            if above := self._ancestors(row.stream_id, after):
+                why = f"reset to {target}; waits for {above}"
+                rulings[row.stream_id] = reset(row, self._facts(row.stream_id), row.position, why, now)
+        if not force and any(before[stream_id].status in _LENT for stream_id in rulings):
+            return False
+        for ruling in rulings.values():
             self._keep(ruling, leader.term if leader is not None else 0, now)
         if life.group.options.atomic:
             life.group = replace(life.group, options=replace(life.group.options, start=_start_of(target)))
@@ -180,6 +184,7 @@ class WatchedGroups(MemoryGroups):
         for place in progress.settled.places:
             row = Row(group.group_id, place.stream_id, place.status, place.position, consumed=place.consumed)
             life.rows[place.stream_id] = row
+        self._heed_former(life)
         life.frontiers = dict(progress.frontiers)
         self._lives[group.group_id] = life
         if self.checkers is not None:

@@ -23,7 +23,7 @@ _RUNS = 0.5
 _EVERY_S = 9.0
 _LOOK_S = 0.2
 _MOST_AGENTS = 6
-_KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire")
+_KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire", "anew")
 _TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
 _WHOLE = ("earliest", "latest", "offset", "time")
 _LENT = (LendingStatus.HELD, LendingStatus.RESERVED)
@@ -62,8 +62,10 @@ class Operators:
             return
         self._later()
         group = self._simulation.groups.live(self._random.choice(self._simulation.groups.subscriptions))
-        if group is None:
-            return
+        if group is not None:
+            self._act(group)
+
+    def _act(self, group: Group) -> None:
         match self._random.choice(self._kinds):
             case "pause":
                 self._pause(group)
@@ -79,6 +81,8 @@ class Operators:
                 self._start_twin()
             case "retire":
                 self._retire()
+            case "anew":
+                self._make_anew(group)
 
     # --- pauses -----------------------------------------------------------------------------------------------------
 
@@ -105,9 +109,12 @@ class Operators:
     # --- resets -----------------------------------------------------------------------------------------------------
 
     def _reset_one(self, group: Group) -> None:
-        """One stream, also one that was consumed long ago, or was blocked."""
+        """One stream, also one that is blocked; or one that was consumed long ago, once more."""
         rows = self._store.rows(group.group_id)
-        if rows:
+        consumed = [s for s in sorted(rows) if self._is_closed(s) and rows[s].status is LendingStatus.FINISHED]
+        if consumed and self._random.random() < 0.5:
+            self.reset(group, "earliest", (self._random.choice(consumed),))
+        elif rows:
             self.reset(group, self._random.choice(_TARGETS), (self._random.choice(sorted(rows)),))
 
     def _unblock(self) -> None:
@@ -233,6 +240,15 @@ class Operators:
         due_s = self._simulation.revoke_deadline_s
         later_s = self._random.choice((0.0, self._random.uniform(0.0, due_s), due_s - 0.2))
         self._world.after(slow_s + later_s, fall_silent)
+
+    def _make_anew(self, group: Group) -> None:
+        """A group is deleted, and mostly declared anew, while a holder hears of nobody."""
+        rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
+        if rows:
+            holder = self._random.choice(sorted(rows, key=lambda row: row.stream_id)).agent or ""
+            for node in self._simulation.nodes:
+                self._simulation.network.part(holder, node.address, self._random.choice((BOTH_WAYS, ("back",))), 12.0)
+            self._simulation.groups.delete(group.subscription)
 
     def _start_twin(self) -> None:
         """A process is started anew under its name while the one before hears of nobody, and is at work."""

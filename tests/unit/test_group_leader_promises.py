@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 
 import pytest
 
@@ -113,11 +114,12 @@ def taken_by_the_database(talk: Talk) -> None:
     talk.bench.settle()
 
 
-def forced_reset(talk: Talk) -> None:
-    """It changes the rows and ends the lease, which the leader before trusts, and answers pings, as long as it may."""
+def forced_reset(talk: Talk, set_back_s: float = 0.0) -> None:
+    """It changes the rows and ends the lease, which the leader before trusts, and answers pings, as long as it may.
+    The database's clock is set back then."""
     bench, row = talk.bench, talk.bench.row()
     facts = StreamFacts(1, 1, 0, 9, HEAD, closed=False, gone=False)
-    after = reset(row, facts, 0, "reset", EPOCH_US + round(bench.now * 1_000_000)).row
+    after = reset(row, facts, 0, "reset", EPOCH_US + round((bench.now + set_back_s) * 1_000_000)).row
     bench.change_row(**{field.name: getattr(after, field.name) for field in fields(after)})
     lead_beside_the_leader_before(talk)
 
@@ -152,7 +154,16 @@ def new_leader(talk: Talk) -> None:
 @pytest.mark.parametrize("hears", [PINGS, ()], ids=["pings", "silent"])
 @pytest.mark.parametrize(
     "force",
-    [operator, takeover, takeover_under_a_new_leader, taken_by_the_database, forced_reset, failover, new_leader],
+    [
+        operator,
+        takeover,
+        takeover_under_a_new_leader,
+        taken_by_the_database,
+        forced_reset,
+        partial(forced_reset, set_back_s=4.0),
+        failover,
+        new_leader,
+    ],
 )
 def test_who_hears_of_no_revoke_may_begin_nothing_once_another_is_lent_the_stream(
     force: Callable[[Talk], None], hears: tuple[type, ...]

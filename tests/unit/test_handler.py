@@ -197,6 +197,18 @@ def test_whoever_was_told_to_stop_has_its_last_word_at_once_when_the_rest_is_giv
     assert len(play.reports) == reported
 
 
+@pytest.mark.conforms("E11", "E36")
+def test_a_grant_that_the_database_says_is_over_is_given_up_with_its_range() -> None:
+    play = Play()
+    first = play.give(5)
+    play.handler.lose(7, 2)
+    assert play.reports == [], "that was another grant"
+    play.handler.progressed(play.lent, first, FROM + 2)
+    play.handler.lose(7, 1)
+    assert (play.last(), play.reports[-1].until) == ((FROM + 2, True), FROM + 5)
+    assert (play.lent.over, play.lent.lost, play.handler.streams()) == (True, True, {})
+
+
 def test_a_word_about_another_grant_means_nothing_and_a_new_grant_ends_the_old() -> None:
     play = Play()
     first = play.give(5)

@@ -86,7 +86,7 @@ function facts(group) {
   const pairs = [
     ["State", badge(group.state)], ["Leader", led],
     ["Members", `${group.members.length} holding streams${standby}`], ["Lag", lagTitle(group)],
-    ["Options", `start ${group.start}, when gone ${group.when_gone}, strategy ${group.strategy}${group.on_poison === "skip" ? ", on poison skip" : ""}${group.atomic ? ", atomic" : ""}`],
+    ["Options", `start ${group.start}, when gone ${group.when_gone}, strategy ${group.strategy}${group.on_poison === "skip" ? ", on poison skip" : ""}${group.holds_retention ? ", holds retention back" : ""}${group.atomic ? ", atomic" : ""}`],
   ];
   if (group.paused) pairs.push(["Paused", group.paused]);
   for (const line of group.streams.filter((each) => each.unreadable_because !== null).slice(0, STUCK)) {

@@ -114,7 +114,7 @@ class Deliveries:
             self.unaware += 1
             return False
         self._check_row(call)
-        self.order.check_call(f"{call} begins", key, call.grant_id, offsets)
+        self.order.check_call(f"{call} begins", key, offsets)
         if self._lives[call.group_id].group.options.atomic:
             self._epochs.call_started(key, offsets)
         elif (offsets[0] if work.since is None else work.since) > self.consumed(*key):
@@ -149,7 +149,7 @@ class Deliveries:
         if doubt is not None and planned.is_of(doubt) and row.session == query:
             if begun.position > self.consumed(*key):
                 raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
-            self.order.check_call(f"{call} is stored", key, call.grant_id, call.offsets)
+            self.order.check_call(f"{call} is stored", key, call.offsets)
             self._note(key, call)
         else:
             self.unaware += 1
@@ -181,6 +181,7 @@ class Deliveries:
         if deleted_at is not None:
             if now > deleted_at + self._deleted_s:
                 raise Violation(f"{call} begins, but its group is gone since {deleted_at:.3f}")
+            self._check_next_life(call)
             return True
         grant = call.group_id, call.stream_id, call.grant_id
         ended_at = self._record.unheard.get(grant)
@@ -193,6 +194,16 @@ class Deliveries:
         if is_lent and grant not in self._taken:
             raise Violation(f"{call} begins, but the stream is lent anew: {row}")
         return True
+
+    def _check_next_life(self, call: Call) -> None:
+        """Its group is deleted; in a group that goes by its name now the stream is nobody's."""
+        if (call.group_id, call.stream_id, call.grant_id) in self._taken:
+            return
+        name = self._lives[call.group_id].group.subscription
+        for life in self._lives.live():
+            row = self._simulation.store.rows(life.group.group_id).get(call.stream_id)
+            if life.group.subscription == name and row is not None and row.status is LendingStatus.HELD:
+                raise Violation(f"{call} begins, but in the next life of its group {row} is lent")
 
     def _note(self, key: Key, call: Call) -> None:
         """What was seen before was seen under a grant that ended by force, and in the range announced then."""

@@ -1,0 +1,89 @@
+"""A group that is deleted and made anew: what members of its former life had is lent when they may begin no more calls.
+What both group stores promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.words import Subscription
+from storage.groups import copies, resets
+from storage.groups.idle import why
+from storage.groups.model import Group
+from storage.groups.standing import Reason
+from storage.groups.targets import Target
+from tests.contract.group_world import SHARE, PostgresWorld, World, lent
+
+
+def since(world: World, group: Group) -> dict[int, float]:
+    """{stream: how long ago it was taken from its holder}, as whoever leads the group from now on sees it."""
+    term = world.lead(group)
+    return {row.stream_id: -row.kept_s for row in world.store.load(group.group_id, term) if row.kept_s}
+
+
+@pytest.mark.conforms("E23", "E34")
+def test_who_leads_a_group_made_anew_sees_when_its_streams_were_taken_from_former_members(world: World) -> None:
+    had, free = world.add_space(shards=2)
+    world.append(had, 2)
+    group = world.declare()
+    lent(world, group, world.lead(group), had)
+    other = world.group(Subscription.parse("$share/billing/#"))
+    lent(world, other, world.lead(other), free)
+    for subscription in (SHARE, other.subscription):
+        world.store.delete_group(subscription)
+    world.clock.advance(3)
+    group = world.declare()
+    assert since(world, group) == {had: 3.0}
+    world.store.delete_group(SHARE)
+    world.clock.advance(2)
+    group = world.declare()
+    assert since(world, group) == {had: 5.0}, "also if it is made anew twice"
+    term = world.lead(group)
+    assert lent(world, group, term, had).kept_s == 0, "which is for the leader to see to"
+    world.store.delete_group(SHARE)
+    world.clock.advance(3600)
+    assert since(world, world.declare()) == {}, "that is long ago"
+
+
+@pytest.mark.conforms("E34")
+def test_what_a_forced_reset_took_stays_taken_through_further_resets_and_a_new_life(postgres: PostgresWorld) -> None:
+    world = postgres
+    (stream,) = world.add_space()
+    group = world.declare()
+    world.append(stream, 2)
+    lent(world, group, world.lead(group), stream)
+    world.rollover(1)
+
+    def reset(target: Target) -> list[tuple[object, ...]]:
+        with world.connection.transaction():
+            resets.carry_out(world.connection, group, target, [stream], reason="again", force=True)
+        return row()
+
+    def row() -> list[tuple[object, ...]]:
+        return world.connection.execute(
+            "select status, held_until from lending where stream_id = %s", (stream,)
+        ).fetchall()
+
+    ((status, taken_at),) = reset(Target.latest())
+    assert (status, taken_at is None) == ("finished", False)
+    assert reset(Target.earliest()) == reset(Target.current()) == [("free", taken_at)]
+    progress = copies.take(world.connection, group)
+    world.store.delete_group(SHARE)
+    with world.connection.transaction():
+        copies.begin(world.connection, SHARE, group.options, progress, "imported")
+    assert row() == [("free", taken_at)]
+
+
+@pytest.mark.conforms("E34", "A7")
+def test_why_says_that_a_former_holder_may_not_have_heard(postgres: PostgresWorld) -> None:
+    world = postgres
+    (stream,) = world.add_space()
+    world.append(stream, 2)
+    group = world.declare()
+    lent(world, group, world.lead(group), stream)
+    world.connection.execute("update lending_history set at = clock_timestamp()")
+    with world.connection.transaction():
+        resets.carry_out(world.connection, group, Target.earliest(), reason="again", force=True)
+    world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
+    (answer,) = why(world.connection, SHARE)[1]
+    assert answer.ruling.reason is Reason.FORMER_HOLDER
+    assert "begin" in answer.ruling.because
