@@ -187,7 +187,7 @@ def test_what_is_written_under_a_guard_is_written_once(
 ) -> None:
     conn.execute("create table public.sunk (value bytea)")
     of_group(database, OnPoison.SKIP)
-    lives.make = lambda *given, **options: Guarded(*given, tmp_path, **options)
+    lives.make = lambda checkpoint, url, **options: Guarded(checkpoint, url, tmp_path, **options)
     lives.until(lambda: is_past(conn, streams, OnPoison.SKIP), most=len(streams) - 1)
     written = [bytes(value[:LABEL]) for (value,) in conn.execute("select value from public.sunk")]
     assert sorted(written) == wanted(streams, OnPoison.SKIP)
