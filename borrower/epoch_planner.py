@@ -16,6 +16,8 @@ from storage.whole_epochs import Marks, Step, WholeEpochs
 
 TOGETHER_S = 0.25
 """Streams that come within this time of one another have their epochs in the same batch."""
+ONE_EPOCH = Most(messages=1)
+"""As few as there are, where a stream has a block that cannot be decoded: up to before the epoch that is in it."""
 COMPLETED_S = 0.1
 """Between two looks at whether epochs are completed that streams have messages of."""
 
@@ -43,8 +45,9 @@ class EpochPlanner:
         for one, whole in lent:
             found.setdefault(spaces[one.grant.stream_id], {})[one.grant.stream_id] = whole
         planned: dict[int, Step] = {}
+        cautious = {spaces[one.grant.stream_id] for one, _ in lent if one.poison is not None}
         for space, streams in found.items():
-            planned |= steps(streams, most, self._last.get(space))
+            planned |= steps(streams, ONE_EPOCH if space in cautious else most, self._last.get(space))
             if finite and space not in self._last and (completed := first_completed(streams)) is not None:
                 self._last[space] = completed
         return planned

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from borrower.agent import AgentThread
@@ -25,7 +25,7 @@ from borrower.plans import Begun, Fate, Lent, Most, Planned, fate
 from borrower.reader import Reader
 from borrower.settings import BorrowerSettings
 from borrower.ways import by_database
-from protocol.errors import InvalidSetting, SubscriptionEnded, Unavailable
+from protocol.errors import InvalidSetting, PoisonBlock, SubscriptionEnded, Unavailable
 from protocol.messages import EndReason
 from protocol.words import Subscription
 from storage import fence
@@ -128,22 +128,38 @@ class Planner:
             open -= {*done, *gone}
             lost += gone
             if open:
-                with self._planning.changed:
-                    self._planning.changed.wait(LOOK_S)
+                self._wait()
         return again, lost
 
+    def put_off(self, poison: Mapping[Planned, PoisonBlock]) -> None:
+        """Do not do again what was begun and has a block that cannot be decoded. When this returns the rows say so.
+        What lies before the block is planned next; then the stream is handed back. Raises `SubscriptionEnded`."""
+        self._planning.put_off(poison)
+        while Fate.OPEN in self._fates(poison).values():
+            self._wait()
+            self._digest()
+
+    def _wait(self) -> None:
+        with self._planning.changed:
+            self._planning.changed.wait(LOOK_S)
+
     def _look(self, begun: Iterable[Planned]) -> tuple[list[Planned], list[Planned]]:
-        """Of which the rows say that they will not come back to us: those that are done, and those that are lost."""
+        """Of which the rows say that they will not come back to us: those that are done, or put off, and those that are
+        lost."""
+        fates = self._fates(begun)
+        done = [planned for planned, became in fates.items() if became in (Fate.DONE, Fate.PUT_OFF)]
+        return done, [planned for planned, became in fates.items() if became is Fate.LOST]
+
+    def _fates(self, begun: Iterable[Planned]) -> dict[Planned, Fate]:
+        """What became of each; `OPEN` where the rows cannot be asked."""
         group_id, begun = self._group, list(begun)
         if group_id is None or not begun:
-            return [], []
+            return dict.fromkeys(begun, Fate.OPEN)
         streams = [planned.stream_id for planned in begun]
         plans = self._reader.ask(lambda connection: fence.last_plans(connection, group_id, streams))
         if plans is None:
-            return [], []
-        fates = {planned: fate(planned, plans.get(planned.stream_id), self.name) for planned in begun}
-        done = [planned for planned, became in fates.items() if became is Fate.DONE]
-        return done, [planned for planned, became in fates.items() if became is Fate.LOST]
+            return dict.fromkeys(begun, Fate.OPEN)
+        return {planned: fate(planned, plans.get(planned.stream_id), self.name) for planned in begun}
 
     # --- batch by batch ---------------------------------------------------------------------------------------------
 
@@ -170,6 +186,7 @@ class Planner:
             self._see()
             self._epochs.prepare()
             self._check_kind()
+            self._planning.hand_back()
             self._planning.plan(self._ends(self._planning.idle(self._may_start, finite=finite), most))
             self._planning.plan_steps(self._epochs.steps(most, self._may_start, finite=finite))
             self._planning.tell()

@@ -14,11 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import assert_never
 
 from borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
 from borrower.plans import Begun, Lent, Planned
+from borrower.trouble import plain
 from protocol.epochs import ConsumedFrontier
+from protocol.errors import PoisonBlock
 from protocol.in_doubt import InDoubt
 from protocol.messages import RevokedReason
 from storage.whole_epochs import Step, WholeEpochs
@@ -156,6 +159,31 @@ class Planning:
         with self.changed:
             self._begun.pop(planned.stream_id, None)
 
+    def put_off(self, poison: Mapping[Planned, PoisonBlock]) -> None:
+        """What was begun is not done again, as it has a block that cannot be decoded. What lies before that block may
+        be planned anew, once the rows say this."""
+        with self.changed:
+            for planned, problem in poison.items():
+                self._begun.pop(planned.stream_id, None)
+                lent = self._lent.get(planned.stream_id)
+                if lent is not None and lent.doubt is not None and planned.is_of(lent.doubt):
+                    lent.doubt, lent.step, lent.saved, lent.poison = None, None, False, problem
+                    self._tell(lent, planned.cut)
+
+    def hand_back(self) -> None:
+        """Give up streams of which all is done that lies before a block that cannot be decoded: their group decides
+        what becomes of them."""
+        with self.changed:
+            for lent in self._lent.values():
+                if lent.poison is None or lent.whole is not None:
+                    continue  # of whole epochs the next step shows it
+                if lent.may_be_planned and lent.position >= lent.poison.offsets[0]:
+                    self._end(lent)
+
+    def _end(self, lent: Lent) -> None:
+        lent.at_poison = True
+        self._tell(lent)
+
     def _settle(self, lent: Lent) -> None:
         """Decide what becomes of what was left."""
         left, stream_id = lent.left, lent.grant.stream_id
@@ -184,6 +212,8 @@ class Planning:
         with self.changed:
             for lent in self._lent.values():
                 lent.reach = (lent.target if finite else lent.head) or 0
+                if lent.poison is not None:
+                    lent.reach = min(lent.reach, lent.poison.offsets[0])
             found = [
                 lent
                 for lent in self._lent.values()
@@ -237,6 +267,9 @@ class Planning:
             for stream_id, step in steps.items():
                 lent = self._lent.get(stream_id)
                 if lent is None or not lent.may_be_planned:
+                    continue
+                if lent.poison is not None and step.reads(*lent.poison.offsets):
+                    self._end(lent)
                     continue
                 if not step.runs:
                     lent.go_on(step.position, step.consumed)
@@ -304,17 +337,19 @@ class Planning:
                     self._tell(lent)
 
     def _tell(self, lent: Lent, in_doubt: InDoubt | None = None) -> None:
-        """Report how far it is: the last word once it was told to stop and nothing is in doubt, or will be decided."""
+        """Report how far it is: the last word once nothing more will be planned and nothing is in doubt, or will be
+        decided."""
         self._untold.pop(lent.grant.stream_id, None)
-        grant, final = lent.grant, lent.stopping and (lent.is_idle or self._leaving)
+        grant, final = lent.grant, lent.is_ending and (lent.is_idle or self._leaving)
         lag = None if lent.head is None else max(lent.head - lent.position, 0)
         doubt = in_doubt or lent.doubt
         consumed = None if lent.whole is None else lent.whole.consumed
-        self._report(
-            Progressed(
-                grant.stream_id, grant.grant_id, lent.position, final, lag=lag, consumed=consumed, in_doubt=doubt
-            )
+        said = Progressed(
+            grant.stream_id, grant.grant_id, lent.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
+        if lent.at_poison and lent.poison is not None:
+            said = replace(said, trouble=plain(str(lent.poison)), poison=lent.poison.offsets[1])
+        self._report(said)
 
     def _under(self, stream_id: int, grant_id: int) -> Lent | None:
         lent = self._lent.get(stream_id)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol.epochs import ConsumedFrontier
+from protocol.errors import PoisonBlock
 from protocol.in_doubt import InDoubt
 from protocol.messages import Grant
 from storage.fence import LastPlan
@@ -35,6 +36,15 @@ class Planned:
         """Whether it is what is in doubt."""
         return Planned.of(self.stream_id, doubt) == self
 
+    @property
+    def cut(self) -> InDoubt:
+        """What the row says instead once nothing of it is to be done: none of it is in doubt, nor is it done."""
+        return InDoubt(self.grant_id, self.start, self.start, 0.0)
+
+    def is_put_off(self, doubt: InDoubt) -> bool:
+        """Whether that says so."""
+        return doubt == self.cut
+
     def is_passed(self, position: int, consumed: ConsumedFrontier | None) -> bool:
         """Whether progress has come behind it."""
         return not InDoubt(self.grant_id, self.start, self.end, 0.0, self.consumed).is_open(position, consumed)
@@ -45,11 +55,14 @@ class Fate(Enum):
 
     OPEN = "open"  # kept for its session, or held by it: it comes back, or is reported as done
     DONE = "done"  # progress has passed it
+    PUT_OFF = "put off"  # it has a block that cannot be decoded: what lies before that comes in a later batch
     LOST = "lost"  # something else was planned after it, or others have got it, or may get it
 
 
 def fate(planned: Planned, last: LastPlan | None, session: str) -> Fate:
     """Of what a session by that name has begun; `last`: what was planned last of the stream."""
+    if last is not None and planned.is_put_off(last.in_doubt):
+        return Fate.PUT_OFF
     if last is None or not planned.is_of(last.in_doubt) or (last.is_open and last.session != session):
         return Fate.LOST
     return Fate.OPEN if last.is_open else Fate.DONE
@@ -86,6 +99,9 @@ class Lent:
 
     `whole`: in a group that is atomic, what is known of its epochs. `step`: what of them is planned; None: it is not
     known yet, of what was planned under an earlier grant.
+
+    `poison`: a block that cannot be decoded; nothing is planned behind where it begins. `at_poison`: nor is anything
+    left before it, so that the stream is handed back.
     """
 
     grant: Grant
@@ -101,6 +117,8 @@ class Lent:
     turn: int = 0
     whole: WholeEpochs | None = None
     step: Step | None = None
+    poison: PoisonBlock | None = None
+    at_poison: bool = False
 
     @property
     def is_idle(self) -> bool:
@@ -110,7 +128,12 @@ class Lent:
     @property
     def may_be_planned(self) -> bool:
         """Nothing is planned of it, and it is ours to plan."""
-        return self.is_idle and not self.stopping
+        return self.is_idle and not self.is_ending
+
+    @property
+    def is_ending(self) -> bool:
+        """Nothing more will be planned of it."""
+        return self.stopping or self.at_poison
 
     @property
     def begun(self) -> Begun | None:

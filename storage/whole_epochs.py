@@ -137,6 +137,10 @@ class Step:
         """Bytes of the blocks to be read."""
         return sum(run.size for run in self.runs)
 
+    def reads(self, start: int, end: int) -> bool:
+        """Whether it has to read any of those offsets."""
+        return any(run.start < end and start < run.end for run in self.runs)
+
     def sift(self, run: Run, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of a batch that are in the run and wanted."""
         offsets = batch.column("offset")

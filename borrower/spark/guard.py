@@ -79,7 +79,7 @@ class Guard:
         try:
             with users_transaction(connection, settle):
                 yield connection
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:  # also what the server says of a client that idled for too long
             if not connection.closed:
                 raise
             if not (committing and self._happened(ranges, attempt, error)):
@@ -133,6 +133,8 @@ class Guard:
             plans = read.plans(connection)
             for one in sorted(read.ranges, key=lambda one: one.stream_id):  # the order in which rows are locked
                 plan = plans.get(one.stream_id)
+                if plan is not None and one.is_put_off(plan.in_doubt):
+                    continue  # the batch is done without it
                 if plan is None or not one.is_of(plan.in_doubt) or (plan.is_open and not read.may_do(plan)):
                     lost.append(f"stream {one.stream_id} [{one.start}, {one.end})")
                 elif plan.is_open:
@@ -147,7 +149,7 @@ class Guard:
         if reads and attempt is None and _has_written(connection):
             raise BatchLost(
                 batch_id,
-                f"{', '.join(lost)} is not this query's to do now" if lost else "all of it was done before",
+                f"{', '.join(lost)} is not this query's to do now" if lost else "all of it was done before, or put off",
                 "Start the query again if it is the only one of its name, and write nothing where a batch is empty",
             )
         return attempt

@@ -6,10 +6,10 @@ whose connection has died, makes another.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from heapq import heappop, heappush
@@ -23,7 +23,7 @@ from borrower.spark.held import hold
 from borrower.spark.patience import patiently
 from borrower.spark.reach import check_socket
 from borrower.worker import Worker
-from protocol.errors import Gone
+from protocol.errors import BeyondHead, Gone, NotFound, PoisonBlock, Unavailable
 from protocol.words import Filter
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ class RangePartition(InputPartition):
     def messages(self) -> int:
         """At most so many."""
         return self.end - self.start if self.step is None else self.step.messages
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """[start, end) of what is read, one after the other."""
+        return [(self.start, self.end)] if self.step is None else [(run.start, run.end) for run in self.step.runs]
 
     def pieces(self, count: int) -> list[RangePartition]:
         """The same in so many parts of about one size, at most one for each offset; a step stays whole."""
@@ -159,6 +164,33 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
             yield list(rows([batch for batch in sifted if batch.num_rows], partition.space, schema))
 
 
+def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
+    """{stream: the first block that its task could not decode}. What else would hinder a task is left to it; where
+    something is away the rest is not looked at."""
+    found: dict[int, PoisonBlock] = {}
+    try:
+        for partition in partitions:
+            with contextlib.suppress(Gone, BeyondHead, NotFound):
+                if (problem := _poison(partition)) is not None:
+                    found[partition.stream_id] = problem
+    except (Unavailable, psycopg.OperationalError) as problem:
+        log.warning("what is to be done again was not all looked at before: %s", problem)
+    finally:
+        for partition in partitions:
+            _drop(partition.url)
+    return found
+
+
+def _poison(partition: RangePartition) -> PoisonBlock | None:
+    try:
+        for start, end in partition.spans:
+            for _ in _pages(partition, start, end):
+                pass
+    except PoisonBlock as problem:
+        return problem
+    return None
+
+
 @cache
 def _keep_freed_memory() -> None:
     """Have the memory of one page used for the next. Once glibc has seen so large a piece freed, which is never touched
@@ -209,7 +241,7 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> P
     return page
 
 
-@contextmanager
+@contextlib.contextmanager
 def _connected(url: str) -> Iterator[psycopg.Connection[Any]]:
     """This process's connection. One that fails is not used again."""
     try:

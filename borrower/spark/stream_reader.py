@@ -33,7 +33,7 @@ from borrower.plans import Begun, Most, Planned
 from borrower.spark.columns import arrow_schema
 from borrower.spark.offsets import NOTHING, Offset, check_owner, done_before, offset_of, ranges_of
 from borrower.spark.options import StreamOptions
-from borrower.spark.ranges import RangePartition, read_task, tasks_of
+from borrower.spark.ranges import RangePartition, poison_in, read_task, tasks_of
 from borrower.spark.reach import check_made
 from protocol.errors import LostRange
 
@@ -164,11 +164,27 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._recall(done, begun)
         again, lost = self._opened().resume(begun)
         self._begun = {one.planned: one for one in again}
+        self._put_off(again)
         if lost:
             problem = LostRange(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
             if self._options.on_lost_range == "fail":
                 raise problem
             log.warning("%s They are left out of this batch, as onLostRange is drop.", problem)
+
+    def _put_off(self, again: Sequence[Begun]) -> None:
+        """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
+        process failed."""
+        found = poison_in(list(self._tasks(again)))
+        poison = {one.planned: found[one.planned.stream_id] for one in again if one.planned.stream_id in found}
+        self._opened().put_off(poison)
+        for planned, problem in poison.items():
+            del self._begun[planned]
+            log.warning(
+                "%s: %s The batch is done again without this stream: what lies before the block comes in a later one, "
+                "and then the group blocks the stream or skips the block. All other streams go on.",
+                self._options.subscription,
+                problem,
+            )
 
     def _tasks(self, begun: Sequence[Begun]) -> Iterator[RangePartition]:
         planner, o = self._opened(), self._options

@@ -14,9 +14,11 @@ from borrower.machine.events import Progressed
 from borrower.planner import Planner
 from borrower.planning import Planning
 from borrower.spark.guard import Guard
-from protocol.errors import BatchLost, InvalidSetting, UsageError
+from protocol.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UsageError
 from protocol.words import Start, Subscription
+from storage import fence
 from storage.connect import UnknownOutcome
+from storage.fence import Attempt
 from storage.groups.model import GroupOptions
 from storage.groups.postgres import PostgresGroups
 from storage.publish import Publisher
@@ -269,6 +271,51 @@ def test_a_commit_whose_answer_was_lost_is_found_out(
         run.guard.close()
     runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
     eventually(lambda: not again.step(), 30.0)
+    assert sunk(conn) == values
+
+
+@pytest.mark.conforms("E36")
+@pytest.mark.parametrize("where", ["in the block", "before the commit"])
+def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
+    url: str,
+    runs: list[Run],
+    conn: psycopg.Connection[Any],
+    tmp_path: Path,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server gives it half a second before its commit, and in the block as long as a batch may take besides."""
+    monkeypatch.setattr(fence, "BEFORE_COMMIT_S", 0.5)
+    monkeypatch.setenv("SUBLET_MAX_POLL_INTERVAL_S", "1" if where == "in the block" else "600")
+    checkpoint, settle = Checkpoint(), Guard._settle
+
+    def freeze() -> None:
+        there = "select from pg_stat_activity where application_name = 'sublet guard'"
+        eventually(lambda: not conn.execute(there).fetchall(), 60.0)
+        conn.execute("select from lending for update nowait")
+
+    def settle_and_freeze(self: Guard, *arguments: Any) -> Attempt | None:
+        attempt = settle(self, *arguments)
+        freeze()
+        return attempt
+
+    values = publish(url, 0, 3)
+    run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
+    read_only(run)
+    logged(tmp_path, 0, checkpoint.offsets[0])
+    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    again.reader.partitions(again.reader.initialOffset(), checkpoint.offsets[0])
+    with monkeypatch.context() as frozen, pytest.raises(DatabaseUnreachable, match="nothing of batch 0 was written"):  # noqa: PT012
+        if where == "before the commit":
+            frozen.setattr(Guard, "_settle", settle_and_freeze)
+        with again.guard(0) as connection:
+            connection.execute(INSERT, (values[0],))
+            allowed = connection.execute("select current_setting('idle_in_transaction_session_timeout')").fetchone()
+            assert allowed == ("1500ms" if where == "in the block" else "600500ms",)
+            if where == "in the block":
+                freeze()
+    assert sunk(conn) == []
+    again.until(len(values))
     assert sunk(conn) == values
 
 

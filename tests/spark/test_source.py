@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
+from protocol.words import Start, Subscription
+from storage.block import pack
+from storage.groups.model import GroupOptions, OnPoison
+from storage.log import Append, append
 from storage.publish import Publisher
+from storage.spaces import create_space
 from sublet.spark import Guard
+from tests.integration.log_kit import batch as batch_of
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
@@ -103,6 +110,31 @@ def test_what_cannot_be_is_said_by_name(
     with pytest.raises(Exception) as refused:  # noqa: PT011 Spark wraps it in errors of its own
         collected(stream(spark, stage, schema, **options), tmp_path)
     assert said in str(refused.value)
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.timeout(600)
+def test_a_block_that_cannot_be_decoded_fails_a_query_once_and_the_group_decides(stage: Stage, tmp_path: Path) -> None:
+    options = GroupOptions(start=Start.parse("earliest"), on_poison=OnPoison.SKIP)
+    stage.store.declare_group(Subscription.parse(ALL), options)
+    create_space(stage.connection, "eu", "eu/#", shards=2)
+    found = "select stream_id from stream join space using (space_id) where name = 'eu' order by 1"
+    bad, well = (row[0] for row in stage.connection.execute(found).fetchall())
+    for one in (bad, well) * 3:
+        append(stage.connection, [Append(one, pack(batch_of([b"1", b"2"], "eu")))])
+    stage.connection.execute("update block set payload = '?' where (stream_id, end_offset) = (%s, 4)", (bad,))
+    stage.serve("n1")
+    query = Query(stage, tmp_path / "query")
+    first = query.start()
+    eventually(lambda: not first.alive, 2 * WAIT_S, first.output)
+    assert f"PoisonBlock: stream {bad}: the block that begins at offset 2 and ends before offset 4" in first.output()
+    second = query.start()
+    eventually(stage.consumed, 2 * WAIT_S, second.output)
+    second.signal(signal.SIGTERM)
+    eventually(lambda: not second.alive, WAIT_S, second.output)
+    wanted = [(bad, offset) for offset in (0, 1, 4, 5)] + [(well, offset) for offset in range(6)]
+    assert sorted((stream, offset) for rows in query.batches().values() for stream, offset, _ in rows) == wanted
+    assert stage.connection.execute("select sum(lost_messages) from lending").fetchone() == (2,)
 
 
 @pytest.mark.conforms("E27")

@@ -1,0 +1,237 @@
+"""A streaming query at a block that cannot be decoded: it fails once, by name, and the next life goes on without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from borrower.spark import ranges
+from borrower.spark.ranges import RangePartition, poison_in
+from protocol.errors import PoisonBlock
+from protocol.words import Start, Subscription
+from storage.block import pack
+from storage.connect import connect
+from storage.groups import idle
+from storage.groups.instructions import declare
+from storage.groups.model import Group, GroupOptions, OnPoison
+from storage.history import read_history
+from storage.log import Append, append
+from storage.publish import Publisher
+from storage.spaces import create_space, rollover
+from tests.integration.log_kit import batch
+from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
+from tests.integration.test_guard import Guarded
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+from tests.payload_kit import LocalWorld, a_closed_stream, a_space, move
+
+GROUP = Subscription.parse("$share/g/#")
+BAD = 6
+"""The damaged block of a stream has the offsets 4 and 5; there are 8."""
+LABEL = 7
+"""Bytes by which a message is known; what follows makes blocks worth moving."""
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        yield connection
+
+
+@pytest.fixture(params=["in Postgres", "outside of it"])
+def streams(request: pytest.FixtureRequest, conn: psycopg.Connection[Any], tmp_path: Path) -> list[int]:
+    """Two with a damaged block, and one that is well."""
+    world = LocalWorld(tmp_path) if request.param == "outside of it" else None
+    space = create_space(conn, "eu", "eu/#", shards=3, payloads=world.uri if world else None)
+    found = [row[0] for row in conn.execute("select stream_id from stream where space_id = %s", (space.space_id,))]
+    for stream in found:
+        for first in range(0, 8, 2):
+            values = [label + os.urandom(70_000) for label in labels([stream], range(first, first + 2))]
+            append(conn, [Append(stream, pack(batch(values, "eu")))])
+    if world is None:
+        conn.execute("update block set payload = '?' where stream_id = any(%s) and end_offset = %s", (found[:-1], BAD))
+        return found
+    rollover(conn, "eu")
+    assert move(conn, space) == 4 * len(found)
+    for name in world.names():
+        if any(f"/{stream}-{BAD}-" in name for stream in found[:-1]):
+            world.write(name, b"something else")
+    return found
+
+
+@pytest.fixture
+def lives(database: str, fleet: Fleet) -> Iterator[Lives]:
+    lives = Lives(database)
+    yield lives
+    lives.end()
+
+
+class Lives:
+    """A query that is started again whenever it has failed by such a block, `failures` times so far."""
+
+    def __init__(self, url: str, make: Callable[..., Run] = Run) -> None:
+        self.url, self.make, self.checkpoint, self.failures = url, make, Checkpoint(), 0
+        self.run: Run | None = None
+
+    def until(self, there: Callable[[], bool], most: int, die: str = "") -> None:
+        """Go on until it is there, with so many failures at most."""
+
+        def goes_on() -> bool:
+            if self.run is None:
+                self.run = self.make(self.checkpoint, self.url, inDoubtHold="60 s", onLostRange="fail")
+            try:
+                self.run.step(die)
+            except PoisonBlock as problem:
+                self.failures += 1
+                self.end()
+                if self.failures > most:
+                    pytest.fail(f"round and round: {problem}")
+            except Died:
+                self.run = None
+                raise
+            return there()
+
+        eventually(goes_on, 60.0, lambda: f"{self.failures=} {self.labels()}")
+
+    def labels(self) -> list[bytes]:
+        """What is in the sink."""
+        return sorted(value[:LABEL] for value in self.checkpoint.values())
+
+    def end(self) -> None:
+        """As Spark ends a query that has failed."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.stop()
+
+
+def labels(streams: Sequence[int], offsets: range) -> list[bytes]:
+    return [b"%04d-%02d" % (stream, offset) for stream in streams for offset in offsets]
+
+
+def wanted(streams: Sequence[int], policy: OnPoison) -> list[bytes]:
+    """What a query has of them in the end."""
+    lost = range(4, 8) if policy is OnPoison.BLOCK else range(4, 6)
+    return sorted(set(labels(streams, range(8))) - set(labels(streams[:-1], lost)))
+
+
+def of_group(database: str, policy: OnPoison) -> Group:
+    return declare(database, GROUP, GroupOptions(Start.EARLIEST, on_poison=policy))[0]
+
+
+def rows(conn: psycopg.Connection[Any], streams: Sequence[int]) -> list[tuple[str, int, int]]:
+    """(status, position, lost messages) of each."""
+    told = "select status, position, lost_messages from lending where stream_id = any(%s) order by stream_id"
+    return conn.execute(told, (list(streams),)).fetchall()
+
+
+def is_past(conn: psycopg.Connection[Any], streams: Sequence[int], policy: OnPoison) -> bool:
+    """Whether the group has decided of the bad ones, and has all of the rest."""
+    *bad, well = rows(conn, streams) or [("", 0, 0)]
+    if policy is OnPoison.BLOCK:
+        return well[1] == 8 and bad == [("blocked", 4, 0)] * (len(streams) - 1)
+    return well[1] == 8 and [row[1:] for row in bad] == [(8, 2)] * (len(streams) - 1)
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize("policy", OnPoison)
+def test_its_group_blocks_the_stream_or_skips_the_block_and_the_query_goes_on(
+    database: str, conn: psycopg.Connection[Any], lives: Lives, streams: list[int], policy: OnPoison
+) -> None:
+    group, bad = of_group(database, policy), streams[:-1]
+    lives.until(lambda: is_past(conn, streams, policy), most=len(bad))
+    assert lives.failures > 0
+    assert lives.labels() == wanted(streams, policy)
+    if policy is OnPoison.BLOCK:
+        answers = {each.line.stream_id: each.ruling for each in idle.why(conn, GROUP)[1]}
+        for stream in bad:
+            assert f"stream {stream}: the block that begins at offset 4 and ends before" in answers[stream].because
+    else:
+        skips = [line for line in read_history(conn, group.group_id).lines if line.event == "skip"]
+        assert sorted((line.stream_id, line.position) for line in skips) == [(stream, 4) for stream in bad]
+        assert all("Skipped: [4, 6), 2 messages" in line.reason for line in skips)
+    failures = lives.failures
+    with Publisher(database, block_messages=1) as publisher:
+        publisher.publish("elsewhere", b"more")
+    lives.until(lambda: b"more" in lives.labels(), most=failures)
+
+
+@pytest.mark.conforms("W10", "E27")
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("streams", ["in Postgres"], indirect=True)
+def test_it_may_die_at_any_point_behind_that_and_everything_is_in_the_sink_once(
+    database: str, conn: psycopg.Connection[Any], lives: Lives, streams: list[int], point: str
+) -> None:
+    """A range that is put off is not a lost one, also in the life after that."""
+    of_group(database, OnPoison.SKIP)
+    most = 2 * len(streams)
+    lives.until(lambda: lives.failures > 0, most)
+    with pytest.raises(Died):
+        lives.until(lambda: False, most, die=point)
+    lives.until(lambda: is_past(conn, streams, OnPoison.SKIP), most)
+    assert lives.labels() == wanted(streams, OnPoison.SKIP)
+    seen: dict[int, Any] = {}
+    for number, found in lives.checkpoint.runs:
+        assert seen.setdefault(number, found) == found, "a batch that is done again has the same messages"
+
+
+@pytest.mark.conforms("W10", "E27")
+@pytest.mark.parametrize("streams", ["in Postgres"], indirect=True)
+def test_what_is_written_under_a_guard_is_written_once(
+    database: str, conn: psycopg.Connection[Any], lives: Lives, streams: list[int], tmp_path: Path
+) -> None:
+    conn.execute("create table public.sunk (value bytea)")
+    of_group(database, OnPoison.SKIP)
+    lives.make = lambda checkpoint, url, **options: Guarded(checkpoint, url, tmp_path, **options)
+    lives.until(lambda: is_past(conn, streams, OnPoison.SKIP), most=len(streams) - 1)
+    written = [bytes(value[:LABEL]) for (value,) in conn.execute("select value from public.sunk")]
+    assert sorted(written) == wanted(streams, OnPoison.SKIP)
+
+
+@pytest.mark.conforms("W10", "S11")
+def test_in_a_group_of_whole_epochs_it_has_all_epochs_before_that(
+    database: str, conn: psycopg.Connection[Any], lives: Lives
+) -> None:
+    declare(database, GROUP, GroupOptions(Start.EARLIEST, atomic=True))
+    create_space(conn, "eu", "eu/#", shards=2)
+    epochs = [b"%07d" % epoch for epoch in range(6)]
+    with Publisher(database, space="eu") as publisher:
+        for epoch, value in enumerate(epochs):
+            for number in range(16):
+                publisher.at(epoch).publish("eu", value, key=b"k%d" % number)
+            publisher.advance(epoch + 1)
+    found = "select end_offset - count from block where stream_id = %s and epochs->'least' = '[[3]]'"
+    bad, well = (row[0] for row in conn.execute("select stream_id from block group by 1 order by 1").fetchall())
+    ((first,),) = conn.execute(found, (bad,)).fetchall()
+    conn.execute("update block set payload = '?' where stream_id = %s and end_offset > %s", (bad, first))
+    ((head,),) = conn.execute("select head from stream where stream_id = %s", (well,)).fetchall()
+    lives.until(lambda: [row[:2] for row in rows(conn, [bad, well])] == [("blocked", first), ("held", head)], most=1)
+    assert lives.failures == 1
+    for stream, had in ((bad, epochs[:3]), (well, epochs)):
+        given = [{value for one, _, value in batch if one == stream} for batch in lives.checkpoint.sink.values()]
+        assert sorted(value for values in given for value in values) == had, "each in one batch"
+
+
+def test_what_is_away_or_gone_is_left_to_the_tasks(
+    database: str, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "AWAY_S", 0.0)
+    world = LocalWorld(tmp_path)
+    space = a_space(conn, world)
+    stream = a_closed_stream(conn, 4)
+    move(conn, space)
+    ((generation,),) = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchall()
+    task = RangePartition(stream, generation, 0, 8, "#", "eu", database, None, os.uname().nodename, True)
+    (third,) = [name for name in world.names() if f"/{stream}-{BAD}-" in name]
+    world.write(third, b"something else")
+    assert poison_in([task])[stream].offsets == (4, 6)
+    conn.execute("delete from block where stream_id = %s and end_offset = 2", (stream,))
+    assert poison_in([task]) == {}, "retention has taken its beginning"
+    assert poison_in([task, replace(task, start=2)])[stream].offsets == (4, 6)
+    world.go_away()
+    assert poison_in([replace(task, start=2)]) == {}
