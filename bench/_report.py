@@ -33,6 +33,7 @@ SECTIONS = {
     "subscriptions": "Memory of subscriptions and idle agents",
     "operate": "What an operator waits for",
     "volume": "What the server is asked for",
+    "idle": "What idling costs",
 }
 """What each bench calls its part of the page, in the order of the page."""
 

@@ -59,7 +59,13 @@ class Housekeeper:
         every_s: float = EVERY_S,
         grace_s: float = objects.GRACE_S,
     ) -> None:
-        house = partial(_steps, history_s=history_s, tell=shared(url).tell, collapse=past.Collapse())
+        house = partial(
+            _steps,
+            history_s=history_s,
+            tell=shared(url).tell,
+            collapse=past.Collapse(),
+            producers=retention.IdleProducers(),
+        )
         payloads = partial(_payload_steps, grace_s=grace_s)
         self._keepers = [
             _Keeper(url, term, every_s, "sublet-maintenance", house),
@@ -141,7 +147,12 @@ class _Keeper:
 
 
 def _steps(
-    connection: psycopg.Connection[Any], guard: Guard, history_s: float, tell: Tell, collapse: past.Collapse
+    connection: psycopg.Connection[Any],
+    guard: Guard,
+    history_s: float,
+    tell: Tell,
+    collapse: past.Collapse,
+    producers: retention.IdleProducers,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """What is to be done in Postgres."""
     due: list[str] = []
@@ -155,7 +166,7 @@ def _steps(
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
     yield "closing of dead publishers' epochs", partial(_expire_epochs, connection, guard)
-    yield "forgetting of idle producers", partial(_forget_producers, connection, guard)
+    yield "forgetting of idle producers", partial(_forget_producers, connection, guard, producers)
     yield "forgetting of staged blocks", partial(_forget_staged, connection)
     yield "forgetting of old history", partial(_forget_history, connection, history_s)
 
@@ -220,8 +231,8 @@ def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> No
         log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
 
 
-def _forget_producers(connection: psycopg.Connection[Any], guard: Guard) -> None:
-    retention.forget_producers(connection, guard=guard)
+def _forget_producers(connection: psycopg.Connection[Any], guard: Guard, producers: retention.IdleProducers) -> None:
+    producers(connection, guard)
 
 
 def _forget_staged(connection: psycopg.Connection[Any]) -> None:

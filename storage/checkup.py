@@ -237,7 +237,7 @@ def unled(connection: Connection) -> Unled:
         f"select {_SUBSCRIPTION}, count(*) over () from consumer_group g"
         "  left join leadership l on l.leadership_id = g.group_id"
         " where g.deleted_at is null and (l.expires_at is null or l.expires_at <= clock_timestamp())"
-        "   and exists (select from lending k where k.group_id = g.group_id and k.status = 'held')"
+        "   and exists (select from lending k where k.group_id = g.group_id and k.unfinished and k.status = 'held')"
         " order by 1 limit %s",
         (MOST_NAMED,),
     ).fetchall()

@@ -9,6 +9,7 @@ is kept, so that a window by time holds what it held.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,44 +18,49 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 
 from protocol.errors import PoisonBlock
 from storage.block import decode, pack
-from storage.turnover import Guard
+from storage.turnover import Guard, partition
 
 BLOCK_MESSAGES = 1000
 BLOCK_BYTES = 256 * 1024
 SCANNED = 5000
 
+# Each statement is about one generation, and names its partition. To the table as a whole the server would look up all
+# partitions that there are, for each new connection and each rollover.
+
 # Of the streams with enough blocks that are small, in messages and in bytes, those with enough that have a neighbour to
 # be merged with: what cannot be merged must not be looked at in each pass.
 _FRAGMENTED = """
 with tiny as (
-  select b.stream_id, b.generation_id from generation g join block b using (generation_id)
-   where g.state <> 'gone' and {among} and {small} group by b.stream_id, b.generation_id having count(*) >= %(least)s)
-select t.stream_id from tiny t
+  select b.stream_id from {block} b
+   where b.stream_id = any(%(streams)s::bigint[]) and {small} group by b.stream_id having count(*) >= %(least)s)
+select t.stream_id, stream.found from tiny t
   cross join lateral (
     select count(*) filter (where merges) as found from (
       select kin = lag(kin) over neighbours or kin = lead(kin) over neighbours as merges from (
-        select end_offset, case when {small} then {frontiers} end as kin from block b
-         where b.generation_id = t.generation_id and b.stream_id = t.stream_id) blocks
+        select end_offset, case when {small} then {frontiers} end as kin from {block} b
+         where b.stream_id = t.stream_id) blocks
       window neighbours as (order by end_offset)) judged) stream
- where stream.found >= %(least)s
- order by stream.found desc, t.stream_id"""
-_AMONG = """
-  (b.generation_id, b.stream_id) in (select * from unnest(%(generations)s::bigint[], %(streams)s::bigint[]))"""
-# A stream's last block that is old enough; one that has grown since it was looked at may have none.
+ where stream.found >= %(least)s"""
+_PRESENT = """
+select generation_id, stream_id from stream join generation g using (generation_id) where g.state <> 'gone'"""
 _UNSEEN = """
-select s.generation_id, s.stream_id, coalesce((
-         select b.end_offset from block b
-          where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-            and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s)
-          order by b.end_offset desc limit 1), 0) as upto
-  from (select stream_id, generation_id from stream where state = 'open' and head > seen_offset
+select s.generation_id, s.stream_id, s.head, g.state = 'gone'
+  from (select stream_id, generation_id, head from stream where state = 'open' and head > seen_offset
         union all
-        (select stream_id, generation_id from stream where state = 'closed' and not is_compact
+        (select stream_id, generation_id, head from stream where state = 'closed' and not is_compact
           order by stream_id limit 1000)) s
-  join generation g using (generation_id) where g.state <> 'gone'"""
+  join generation g using (generation_id)"""
+# A stream's last block that is old enough; one that has grown since it was looked at may have none.
+_LAST = """
+select u.stream_id, coalesce((
+         select b.end_offset from {block} b
+          where b.stream_id = u.stream_id and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s)
+          order by b.end_offset desc limit 1), 0)
+  from unnest(%(streams)s::bigint[]) as u (stream_id)"""
 _SEEN = """
 update stream s set seen_offset = u.upto, is_compact = s.state = 'closed' and s.head = u.upto
   from (select * from unnest(%(streams)s::bigint[], %(upto)s::bigint[]) as u (stream_id, upto)) u
@@ -66,14 +72,19 @@ _SMALL = """
 _FRONTIERS = "coalesce(lower_frontier::text, '') || '|' || coalesce(epochs::text, '')"
 
 _RUNS = f"""
-select end_offset, count, octet_length(payload), {_FRONTIERS} from block
- where generation_id = %s and stream_id = %s and end_offset > %s and uri is null
+select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}}
+ where stream_id = %s and end_offset > %s and uri is null
    and appended_at < clock_timestamp() - make_interval(secs => %s)
  order by end_offset limit %s"""
 _LOCKED = """
 select end_offset, count, codec, payload, appended_at, lower_frontier::text, epochs::text, piece_starts, piece_times
-  from block
- where generation_id = %s and stream_id = %s and end_offset = any(%s) and uri is null order by end_offset for update"""
+  from {block}
+ where stream_id = %s and end_offset = any(%s) and uri is null order by end_offset for update"""
+_REPLACED = "delete from {block} where stream_id = %s and end_offset = any(%s)"
+_MERGED = """
+insert into {block} (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, topics,
+                     lower_frontier, epochs, codec, payload, piece_starts, piece_times)
+values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +119,11 @@ def compact_stream(
     generation_id, compression = found
     saved, after, poison = 0, -1, list[PoisonBlock]()
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
-    while rows := _scan(conn, generation_id, stream_id, after, older_than_s):
-        for run in _runs(rows, block_messages, block_bytes):
-            saved += _merge_but(poison, run, merge)
-        after = rows[-1].end_offset
+    with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
+        while rows := _scan(conn, generation_id, stream_id, after, older_than_s):
+            for run in _runs(rows, block_messages, block_bytes):
+                saved += _merge_but(poison, run, merge)
+            after = rows[-1].end_offset
     if poison:
         raise poison[0]
     return saved
@@ -125,11 +137,16 @@ def fragmented_streams(
 ) -> list[int]:
     """Streams not gone with that many blocks to merge of less than a tenth of the target; the most fragmented first.
     `among`: of these (generation, stream) only."""
-    smallest = {"messages": BLOCK_MESSAGES // 10, "bytes": BLOCK_BYTES // 10}
-    given = {"generations": [each[0] for each in among or ()], "streams": [each[1] for each in among or ()]}
-    statement = _FRAGMENTED.format(small=_SMALL, frontiers=_FRONTIERS, among="true" if among is None else _AMONG)
-    rows = conn.execute(statement, {**smallest, **given, "age": older_than_s, "least": at_least})
-    return [row[0] for row in rows]
+    asked = {
+        "messages": BLOCK_MESSAGES // 10,
+        "bytes": BLOCK_BYTES // 10,
+        "age": older_than_s,
+        "least": at_least,
+    }
+    found: list[tuple[int, int]] = []
+    for generation_id, streams in _by_generation(conn.execute(_PRESENT) if among is None else among).items():
+        found += _of_partition(conn, _FRAGMENTED, generation_id, {**asked, "streams": streams})
+    return [stream_id for stream_id, _ in sorted(found, key=lambda each: (-each[1], each[0]))]
 
 
 def newly_fragmented(
@@ -137,10 +154,14 @@ def newly_fragmented(
 ) -> list[int]:
     """The same among streams with blocks that nobody has looked at yet; the others are not looked at again before there
     are more."""
-    found = conn.execute(_UNSEEN, {"age": older_than_s}).fetchall()
-    among = [(generation_id, stream_id) for generation_id, stream_id, _ in found]
+    unseen = conn.execute(_UNSEEN).fetchall()
+    seen = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
+    among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
+    found: list[tuple[int, int]] = []
+    for generation_id, streams in _by_generation(among).items():
+        found += _of_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
     fragmented = fragmented_streams(conn, at_least, older_than_s, among) if among else []
-    seen = [(stream_id, upto) for _, stream_id, upto in found if stream_id not in fragmented]
+    seen += [(stream_id, upto) for stream_id, upto in found if stream_id not in fragmented]
     if seen:
         with conn.transaction():
             if guard is not None:
@@ -149,10 +170,31 @@ def newly_fragmented(
     return fragmented
 
 
+def _by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for generation_id, stream_id in streams:
+        found.setdefault(generation_id, []).append(stream_id)
+    return found
+
+
+def _of_partition(
+    conn: psycopg.Connection[Any], statement: str, generation_id: int, asked: dict[str, Any]
+) -> list[tuple[int, int]]:
+    """The answer of a generation's partition; nothing where that was dropped meanwhile."""
+    with contextlib.suppress(psycopg.errors.UndefinedTable):
+        return conn.execute(_about(statement, generation_id), asked).fetchall()
+    return []
+
+
+def _about(statement: str, generation_id: int) -> sql.Composed:
+    parts = {"block": partition(generation_id), "small": sql.SQL(_SMALL), "frontiers": sql.SQL(_FRONTIERS)}
+    return sql.SQL(statement).format(**parts)
+
+
 def _scan(
     conn: psycopg.Connection[Any], generation_id: int, stream_id: int, after: int, older_than_s: float
 ) -> list[_Row]:
-    rows = conn.execute(_RUNS, (generation_id, stream_id, after, older_than_s, SCANNED))
+    rows = conn.execute(_about(_RUNS, generation_id), (stream_id, after, older_than_s, SCANNED))
     return [_Row(*row) for row in rows]
 
 
@@ -203,20 +245,15 @@ def _merge(
     with conn.transaction():
         if guard is not None:
             guard(conn)
-        rows = conn.execute(_LOCKED, (generation_id, stream_id, ends), binary=True).fetchall()
+        rows = conn.execute(_about(_LOCKED, generation_id), (stream_id, ends), binary=True).fetchall()
         if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
             return 0
         read = [decode(row[2], row[3], stream_id, row[0], row[1]) for row in rows]
         whole = pa.Table.from_batches(read).combine_chunks().to_batches()[0]
         block, (starts, times) = pack(whole, compression), _pieces(rows)
+        conn.execute(_about(_REPLACED, generation_id), (stream_id, ends))
         conn.execute(
-            "delete from block where generation_id = %s and stream_id = %s and end_offset = any(%s)",
-            (generation_id, stream_id, ends),
-        )
-        conn.execute(
-            "insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp,"
-            " appended_at, topics, lower_frontier, epochs, codec, payload, piece_starts, piece_times)"
-            " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            _about(_MERGED, generation_id),
             (
                 generation_id,
                 stream_id,

@@ -214,7 +214,6 @@ def _conninfo(
     settings = [_ISOLATION, "-c timezone=UTC"]
     if search_path is not None:
         settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS)]
-        settings.append("-c random_page_cost=1.1")  # as for any disk of today: what is past must not be scanned
         given["client_encoding"] = "UTF8"
     settings += [f"-c {name}={_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
     probe_s = max(1, round(tcp_timeout_s / 4))

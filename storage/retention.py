@@ -24,6 +24,8 @@ from storage.turnover import Guard, partition
 
 LOCK_TIMEOUT_S = 2.0
 PRODUCERS_KEPT_S = 7 * 86400.0
+PRODUCERS_STEP = 200
+"""So many rows of producers are looked at in one pass."""
 
 _LATER = (
     psycopg.errors.LockNotAvailable,
@@ -33,16 +35,17 @@ _LATER = (
     psycopg.errors.UndefinedTable,  # somebody else was faster
 )
 
+_ENDING = "select space_id, retention_s from space where retention_s is not null order by space_id"
+
 _HOLDERS = """
 select group_id, filter from consumer_group
  where deleted_at is null and (kind = 'queue' or options ->> 'holds_retention' = 'true')"""
 
+# Of one space: what is over is few of many, which the server can only know where it is given the time.
 # A holder without a row for a stream of a generation younger than itself was not told of it yet: it wants all of it.
 _DECLARE_GONE = """
 update generation g set state = 'gone'
-  from space p
- where p.space_id = g.space_id and g.state = 'closed'
-   and p.retention_s is not null and g.closed_at <= now() - make_interval(secs => p.retention_s)
+ where g.space_id = %(space)s and g.state = 'closed' and g.closed_at <= now() - make_interval(secs => %(retention)s)
    and not exists (
      select from stream s
        join unnest(%(filters)s::text[], %(groups)s::bigint[]) as held(filter, group_id) on held.filter = g.filter
@@ -60,6 +63,20 @@ select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, fal
   join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
  where g.state = 'gone' and g.is_past is not true order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
+
+_FIRST = ("", -1)
+"""Before all producers and their streams."""
+
+# By age they cannot be found: an index over a time that each append moves would make each write to the indexes.
+_FORGET_PRODUCERS = """
+with few as materialized (
+  select producer_id, stream_id from producer where (producer_id, stream_id) > (%(after)s, %(stream)s)
+   order by producer_id, stream_id limit %(step)s
+), forgotten as (
+  delete from producer p using few
+   where (p.producer_id, p.stream_id) = (few.producer_id, few.stream_id) and p.stream_id <> 0
+     and p.updated_at < clock_timestamp() - make_interval(secs => %(idle)s) returning 1)
+select producer_id, stream_id, (select count(*) from forgotten) from few order by producer_id, stream_id"""
 
 # Of a space that never had a place no row is looked at.
 _DOOM = """
@@ -91,7 +108,11 @@ def declare_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> l
         generations = filled(conn).filters
         pairs = [(one.text, group) for one in generations for group, filter in holders if one.intersects(filter)]
         parameters = {"filters": [pair[0] for pair in pairs], "groups": [pair[1] for pair in pairs]}
-        return [row[0] for row in conn.execute(_DECLARE_GONE, parameters)]
+        declared = []
+        for space_id, retention_s in conn.execute(_ENDING).fetchall():
+            asked = {**parameters, "space": space_id, "retention": retention_s}
+            declared += [generation_id for (generation_id,) in conn.execute(_DECLARE_GONE, asked)]
+        return declared
 
 
 def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
@@ -111,17 +132,22 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
     return dropped
 
 
-def forget_producers(
-    conn: psycopg.Connection[Any], idle_s: float = PRODUCERS_KEPT_S, guard: Guard | None = None
-) -> int:
-    """Delete the last sequences of producers idle for so long that no retry of theirs can be under way; how many."""
-    with conn.transaction():
-        if guard is not None:
-            guard(conn)
-        return conn.execute(
-            "delete from producer where updated_at < clock_timestamp() - make_interval(secs => %s) and stream_id <> 0",
-            (idle_s,),
-        ).rowcount
+class IdleProducers:
+    """Passes over an autocommit connection, each of some producers, on from where the last one ended: there may be very
+    many. Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
+
+    def __init__(self, idle_s: float = PRODUCERS_KEPT_S, step: int = PRODUCERS_STEP) -> None:
+        self._idle_s, self._step, self._after = idle_s, step, _FIRST
+
+    def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
+        """How many are forgotten."""
+        with conn.transaction():
+            if guard is not None:
+                guard(conn)
+            asked = {"after": self._after[0], "stream": self._after[1], "step": self._step, "idle": self._idle_s}
+            rows = conn.execute(_FORGET_PRODUCERS, asked).fetchall()
+        self._after = rows[-1][:2] if len(rows) == self._step else _FIRST
+        return rows[-1][2] if rows else 0
 
 
 def _story(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:

@@ -30,6 +30,7 @@ select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone
        s.upper_frontier
   from stream s join generation n using (generation_id)
  where n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
+   and s.stream_id > %(after)s
  order by s.generation_id, s.stream_id"""
 
 
@@ -198,11 +199,10 @@ class Reading:
 
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
-        self._closures, known = False, self._known
-        for place in matching(conn, self.filter):
-            if place.stream_id > known:
-                self._known = max(self._known, place.stream_id)
-                self._add(place)
+        self._closures = False
+        for place in matching(conn, self.filter, after=self._known):
+            self._known = max(self._known, place.stream_id)
+            self._add(place)
         self._forget()
 
     def _add(self, place: Place) -> None:
@@ -275,14 +275,16 @@ class Tail:
         reading.check()
 
 
-def matching(conn: psycopg.Connection[Any], filter: Filter) -> list[Place]:
-    """The streams that match, by the filters that generations were filled under, in one snapshot."""
+def matching(conn: psycopg.Connection[Any], filter: Filter, after: int = 0) -> list[Place]:
+    """The streams that match, with ids above `after`, by the filters that generations were filled under, in one
+    snapshot."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
         wanted = filled(conn).wanted(filter)
         parameters = {
             "open": [filter.text for filter, now in wanted.items() if now],
             "closed": [filter.text for filter in wanted],
+            "after": after,
         }
         return [Place(*row) for row in conn.execute(_STREAMS, parameters)]
 

@@ -21,4 +21,8 @@ create index stream_parents on stream using gin (parents);
 alter table stream add seen_offset bigint not null default 0, add is_compact boolean not null default false;
 create index stream_to_compact on stream (stream_id) where state = 'closed' and not is_compact;
 
+-- Of a sink that nobody comes back to, when it was used; and of a producer whose lease has run out, when.
+create index sink_batch_once on sink_batch (at) where once;
+create index capability_expired on capability (expired_at) where expired_at is not null;
+
 create index consumer_group_behind on consumer_group (after_generation) where deleted_at is null;

@@ -27,10 +27,14 @@ select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0)::big
        count(*) filter (where lag is null)::bigint as unknown
   from seen group by group_id, status order by group_id, status"""
 
+# What is finished has no lag.
 _ALL = f"""
-with line as (select l.* from lending l join consumer_group g using (group_id) where g.deleted_at is null),
+with line as (
+  select l.* from lending l join consumer_group g using (group_id) where g.deleted_at is null and l.unfinished),
 {SEEN}
-select group_id, case when count(lag) = count(*) then sum(lag)::bigint end from seen group by group_id"""
+select g.group_id, case when count(lag) = count(stream_id) then coalesce(sum(lag), 0)::bigint end
+  from consumer_group g left join seen using (group_id)
+ where g.deleted_at is null and exists (select from lending l where l.group_id = g.group_id) group by g.group_id"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,7 @@ select {COLUMNS}, count(*) over () from {TABLES}
 _UNHELD = f"""
 select {COLUMNS} from {TABLES}
  where g.deleted_at is null and not g.orders ? 'paused'
-   and not exists (select from lending k where k.group_id = g.group_id and k.status = 'held')"""
+   and not exists (select from lending k where k.group_id = g.group_id and k.unfinished and k.status = 'held')"""
 
 # What a CTE `line` of lending rows comes to beside their streams: the rule of what lag is, and where it is unknown.
 SEEN = """seen as (

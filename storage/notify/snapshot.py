@@ -35,8 +35,10 @@ ReadSnapshot = Callable[[Connection, str], Snapshot]
 _STREAMS = "select stream_id, head, state = 'closed' from stream where stream_id = any(%s::bigint[])"
 
 _SPACES = """
-select p.name, max(g.generation_id), p.filter, p.shards
-  from space p join generation g using (space_id) where p.dropped_at is null group by p.space_id"""
+select p.name, g.generation_id, p.filter, p.shards
+  from space p cross join lateral (
+    select generation_id from generation g where g.space_id = p.space_id order by ordinal desc limit 1) g
+ where p.dropped_at is null"""
 
 _GROUPS = "select kind, name, filter, group_id, revision from consumer_group where deleted_at is null"
 

@@ -17,7 +17,7 @@ from storage.connect import connect
 from storage.groups.model import GroupOptions
 from storage.log import since
 from storage.publish import Publisher
-from storage.retention import declare_gone, drop_gone, forget_producers, retain
+from storage.retention import IdleProducers, declare_gone, drop_gone, retain
 from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import put, read
 
@@ -273,7 +273,30 @@ def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(
 ) -> None:
     with Publisher(database, producer="meter") as publisher:
         publisher.publish("eu/1", b"x").result(30)
-    assert forget_producers(conn, idle_s=60) == 0
+    assert IdleProducers(idle_s=60)(conn) == 0
     conn.execute("update producer set updated_at = updated_at - interval '1 h'")
-    assert forget_producers(conn, idle_s=60) == 1
+    assert IdleProducers(idle_s=60)(conn) == 1
     assert conn.execute("select stream_id from producer").fetchall() == [(0,)]
+
+
+@pytest.mark.conforms("E39")
+def test_idle_producers_are_looked_for_some_at_a_time_and_all_are_found_whoever_comes_meanwhile(
+    conn: psycopg.Connection[Any],
+) -> None:
+    def add(*names: str, idle: bool) -> None:
+        for name in names:
+            conn.execute(
+                "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset, updated_at)"
+                " select %s, n, 1, 1, 1, now() - make_interval(hours => %s) from generate_series(1, 3) as n",
+                (name, int(idle)),
+            )
+
+    add("a", "b", "d", idle=True)
+    add("c", idle=False)
+    passes = IdleProducers(idle_s=60, step=4)
+    found = [passes(conn)]
+    add("0", idle=True)  # behind where it is
+    found += [passes(conn) for _ in range(6)]
+    assert max(found) <= 4
+    assert sum(found) == 12
+    assert conn.execute("select distinct producer_id from producer").fetchall() == [("c",)]
