@@ -82,7 +82,7 @@ def every_use_in_a_child_is_refused(database: str) -> None:
 def a_child_that_drops_it_touches_nothing(database: str) -> None:
     made = [Publisher(database)]
     made[0].publish("t", b"1").result(20)
-    backend = made[0]._sender._conn
+    backend = made[0]._sender._kept.current
     assert backend is not None
     before = backend.info.backend_pid
 
@@ -94,7 +94,7 @@ def a_child_that_drops_it_touches_nothing(database: str) -> None:
 
     in_a_child(story)
     made[0].publish("t", b"2").result(20)
-    assert made[0]._sender._conn is backend, "the connection is still the first"
+    assert made[0]._sender._kept.current is backend, "the connection is still the first"
     assert backend.info.backend_pid == before
     made[0].close()
 
