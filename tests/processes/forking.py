@@ -99,6 +99,24 @@ def a_child_that_drops_it_touches_nothing(database: str) -> None:
     made[0].close()
 
 
+def a_childs_copies_of_connections_lead_nowhere(database: str) -> None:
+    with connect(database) as plain, Publisher(database) as publisher:
+        publisher.publish("t", b"1").result(20)
+        publishers = publisher._sender._kept.current
+        assert publishers is not None
+
+        def story() -> None:
+            for copy in (plain, publishers):
+                with pytest.raises(psycopg.OperationalError):
+                    copy.execute("select 1")
+                copy.close()
+
+        in_a_child(story)
+        assert plain.execute("select 1").fetchone() == (1,)
+        publisher.publish("t", b"2").result(20)
+        assert publisher._sender._kept.current is publishers
+
+
 def the_async_twin_refuses_too(database: str) -> None:
     async def publish(publisher: AsyncPublisher) -> None:
         await (await publisher.publish("t", b"x"))
@@ -138,6 +156,7 @@ STORIES: dict[str, Callable[[str], None]] = {
     for each in (
         every_use_in_a_child_is_refused,
         a_child_that_drops_it_touches_nothing,
+        a_childs_copies_of_connections_lead_nowhere,
         the_async_twin_refuses_too,
         a_child_does_not_stop_the_server,
     )
