@@ -46,11 +46,11 @@ class KeptConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, _LOST):
-            self._failed(error)
-        elif error is None or isinstance(error, SubletError):
+        if error is None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
             if self._away:
                 self._back()
+        elif isinstance(error, _LOST):
+            self._failed(error)
         else:
             self.close()
         self._in_use = False
