@@ -23,6 +23,9 @@ from protocol.session.client import CHANNEL_OPTIONS, shortened
 AHEAD: Final = 2
 """Pages that are taken from a node before the reader asks for them."""
 
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+
 _FINAL: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: UsageError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: UsageError,
@@ -39,6 +42,10 @@ class Again(Exception):
     def __init__(self, address: str, why: str, after_s: float = 0.0) -> None:
         self.address, self.why, self.after_s = address, why, after_s
         super().__init__(f"node {address}: {why}")
+
+    def given_up(self, after_s: float, remedy: str) -> Unavailable:
+        """What is raised where there is no time to try it again."""
+        return Unavailable(f"{self}. Given up after {after_s:g} s. {remedy}")
 
 
 class Calls:
@@ -146,31 +153,6 @@ class Pages:
             self._heard_at = time.monotonic()
             self._changed.notify_all()
             return not self._closed
-
-
-class Patience:
-    """How long to go on trying, and when to try next."""
-
-    FIRST_PAUSE_S = 0.05
-    LONGEST_PAUSE_S = 1.0
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s, self._pause_s = patience_s, self.FIRST_PAUSE_S
-        self._deadline = time.monotonic() + patience_s
-
-    @property
-    def left_s(self) -> float:
-        """What is left of it."""
-        return self._deadline - time.monotonic()
-
-    def pause_s(self, again: Again, remedy: str) -> float:
-        """How long to wait before the next attempt. Raises `Unavailable`, which names the node, when there is no time
-        for one."""
-        pause_s = max(self._pause_s, again.after_s)
-        self._pause_s = min(2 * self._pause_s, self.LONGEST_PAUSE_S)
-        if pause_s > self.left_s:
-            raise Unavailable(f"node {again.address}: {again.why}. Given up after {self._patience_s:g} s. {remedy}")
-        return pause_s
 
 
 def checked_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:

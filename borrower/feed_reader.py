@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from borrower.feed_calls import Again, Calls, Pages, Patience
+from borrower.feed_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Again, Calls, Pages
 from borrower.feed_cursor import Cursor, Taken
 from protocol.codec import MalformedMessage
 from protocol.errors import Gone, PayloadUnavailable, SubletError, UsageError
@@ -19,6 +19,7 @@ from protocol.feed import HELLO_S, Page, Read, decode_page, encode_read
 from protocol.words import Bookmark, Filter, Start
 from storage.block import DELIVERED_SCHEMA
 from storage.publish.columns import as_timestamp_us
+from storage.retry import Backoff
 
 SILENCE_S = 5 * HELLO_S
 """A node that says nothing for so long is taken for lost."""
@@ -50,7 +51,7 @@ class FeedReader(Iterator[pa.Table]):
         self._begin, self._on_gone = begin_of(start), on_gone
         self._cursor = Cursor(secrets.token_hex(8))
         self._pages: Pages | None = None
-        self._trouble: Patience | None = None
+        self._trouble: Backoff | None = None
         self._there_at_first: frozenset[int] = frozenset()
         self.over = False
         self._find_beginning()
@@ -157,12 +158,11 @@ class FeedReader(Iterator[pa.Table]):
     def _try_again(self, again: Again, deadline: float) -> bool:
         """Wait a moment, then take the next node; False if the deadline comes first."""
         self._hang_up()
-        self._trouble = self._trouble or Patience(self._patience_s)
-        try:
-            pause_s = self._trouble.pause_s(again, REMEDY)
-        except SubletError:
+        trouble = self._trouble = self._trouble or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._patience_s)
+        pause_s = max(trouble.next_s(), again.after_s)
+        if pause_s > trouble.left_s:
             self._trouble = None
-            raise
+            raise again.given_up(self._patience_s, REMEDY)
         self._calls.turn()
         left_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(pause_s, left_s)))
@@ -185,7 +185,7 @@ class FeedReader(Iterator[pa.Table]):
                 return table
             case Taken.DOUBT:
                 self._hang_up()
-                time.sleep(Patience.FIRST_PAUSE_S)
+                time.sleep(FIRST_PAUSE_S)
             case Taken.NOTHING | Taken.DISCARDED:
                 pass
         return None

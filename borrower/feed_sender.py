@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from borrower.feed_calls import Again, Calls, Patience
+from borrower.feed_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Again, Calls
 from protocol.codec import MalformedMessage
 from protocol.errors import SubletError, Unavailable
 from protocol.feed import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, Part, Publish, decode_published, encode_publish
@@ -25,6 +25,7 @@ from storage.publish.delivery import Rows, Span
 from storage.publish.pieces import Load, Piece
 from storage.publish.routes import Part as Routed
 from storage.publish.routes import Routes
+from storage.retry import Backoff, call_with_retry
 
 ATTEMPT_TIMEOUT_S = 15.0
 LEAST_ATTEMPT_S = 1.0
@@ -106,19 +107,25 @@ class FeedSender(threading.Thread):
         """Where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
         self._number += 1
         request = encode_publish(Publish(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes()))
-        patience = Patience(self._retry_timeout_s)
-        while True:
-            try:
-                return self._answer(request, batch.num_rows, patience)
-            except Again as again:
-                if self._giving_up.is_set():
-                    raise Unavailable(f"no word from {again} before the feed was closed. {REMEDY}") from again
-                pause_s = patience.pause_s(again, REMEDY)
-                self._calls.turn()
-            self._giving_up.wait(pause_s)
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._retry_timeout_s)
 
-    def _answer(self, request: Any, count: int, patience: Patience) -> tuple[Part, ...]:
-        timeout_s = min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, patience.left_s))
+        def may_try_again(error: Exception) -> bool:
+            if not isinstance(error, Again) or self._giving_up.is_set():
+                return False
+            self._calls.turn()
+            return True
+
+        try:
+            return call_with_retry(
+                lambda: self._answer(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
+            )
+        except Again as again:
+            if self._giving_up.is_set():
+                raise Unavailable(f"no word from {again} before the feed was closed. {REMEDY}") from again
+            raise again.given_up(self._retry_timeout_s, REMEDY) from again
+
+    def _answer(self, request: Any, count: int, backoff: Backoff) -> tuple[Part, ...]:
+        timeout_s = min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, backoff.left_s))
         try:
             answer = decode_published(self._calls.publish(request, timeout_s), count)
         except ValueError as closed:  # the channel was closed under the call

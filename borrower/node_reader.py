@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from borrower.feed_calls import Again, Calls, Patience
+from borrower.feed_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Again, Calls
 from borrower.feed_reader import REMEDY, decode_messages
 from borrower.lent import Lent
 from borrower.process import Home
@@ -29,6 +29,7 @@ from protocol.feed_lent import (
     encode_wanted,
 )
 from storage.log import Page
+from storage.retry import Backoff, call_with_retry
 from storage.whole_epochs import Marks
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class NodeReader:
         self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), batch_bytes, timeout_s
         self._calls = Calls(self._nodes)
         self._waits = False
-        self._pause_s = self._not_before = 0.0
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def prepare(self) -> None:
         """Do before anything is lent what the first read would have to: find a node that serves this release, and make
@@ -106,40 +107,37 @@ class NodeReader:
     def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
         """A read changes nothing, so it may simply be tried again by whoever asked, but not too soon."""
         self._home.check("a session's reader")
-        if time.monotonic() < self._not_before:
+        if self._backoff.wait_s > 0:
             return None
         try:
             answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
         except Again as again:
-            self._wait(again)
+            if not self._waits:
+                log.warning("reading waits for a node, and goes on when one answers: %s", again)
+            self._waits = True
+            self._backoff.failed(again.after_s)
             return None
         if self._waits:
+            self._waits = False
+            self._backoff.succeeded()
             log.info("a node answers again, reading goes on")
-        self._waits, self._pause_s = False, 0.0
         return answer
-
-    def _wait(self, again: Again) -> None:
-        if not self._waits:
-            log.warning("reading waits for a node, and goes on when one answers: %s", again)
-        self._waits = True
-        self._pause_s = min(max(2 * self._pause_s, Patience.FIRST_PAUSE_S), Patience.LONGEST_PAUSE_S)
-        self._not_before = time.monotonic() + max(self._pause_s, again.after_s)
 
     def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
         """An answer, or `Unavailable`."""
         self._home.check("a session's reader")
         patience_s = min(self._timeout_s, PATIENCE_S)
-        patience = Patience(patience_s)
-        while True:
-            try:
-                return self._round(method, request, decode, patience_s / len(self._nodes), patience.left_s)
-            except Again as again:
-                try:
-                    pause_s = patience.pause_s(again, REMEDY)
-                except Unavailable as over:
-                    listed = ", ".join(self._nodes)
-                    raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
-            time.sleep(pause_s)
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=patience_s)
+        try:
+            return call_with_retry(
+                lambda: self._round(method, request, decode, patience_s / len(self._nodes), backoff.left_s),
+                lambda error: isinstance(error, Again),
+                backoff,
+                time.sleep,
+            )
+        except Again as again:
+            over, listed = again.given_up(patience_s, REMEDY), ", ".join(self._nodes)
+            raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
 
     def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
         """Ask one node after the other, each for so long at most, beginning with the one in use. Raises `Again` where

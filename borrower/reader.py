@@ -14,9 +14,8 @@ import psycopg
 import pyarrow as pa
 
 from borrower.lent import Lent
-from borrower.process import sever_in_children
 from borrower.whole import WholeLent
-from protocol.errors import DatabaseUnreachable, SubletError
+from protocol.errors import DatabaseUnreachable
 from storage import log as message_log
 from storage import whole_epochs
 from storage.bounded import BoundedConnection
@@ -38,7 +37,6 @@ class Reader:
     def __init__(self, url: str, batch_bytes: int, timeout_s: float) -> None:
         self._url, self._batch_bytes, self._timeout_s = url, batch_bytes, timeout_s
         self._kept = KeptConnection(self._connect, log)
-        self._asking = False
 
     def prepare(self) -> None:
         """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
@@ -89,22 +87,10 @@ class Reader:
         """The answer; None while the database is away, which is not tried again at once. A read changes nothing:
         whoever asked may simply ask again."""
         try:
-            if self._asking:
-                self._kept.close()  # an exception broke off the read before
-            connection = self._kept.ready()
-            self._asking = True
-            answer = read(connection)
-        except (psycopg.OperationalError, DatabaseUnreachable) as error:
-            self._kept.failed(error)
+            with self._kept as connection:
+                return read(connection)
+        except (psycopg.OperationalError, DatabaseUnreachable):
             return None
-        except SubletError:  # what was read is at fault, and the connection is not
-            self._asking = False
-            raise
-        self._asking = False
-        self._kept.worked()
-        return answer
 
     def _connect(self) -> BoundedConnection:
-        connection = connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)
-        sever_in_children(connection)
-        return connection
+        return connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 
 import psycopg
 
-from borrower.process import sever_in_children
 from protocol.errors import SubletError
 from storage.connect import connect, schema_name
 from storage.notify.places import heads_of, places, take_place
@@ -46,7 +45,6 @@ class Shortcut(DriverThread):
         while not self.ending:
             try:
                 with connect(self._url, application_name="sublet shortcut", silence_s=SILENCE_S) as connection:
-                    sever_in_children(connection)
                     if take_place(connection):
                         pauses.succeeded()
                         for payload in payloads(connection, self):

@@ -18,12 +18,13 @@ from typing import Any, Protocol
 
 import psycopg
 
-from borrower.process import sever_in_children
 from protocol.epochs import ConsumedFrontier
 from protocol.errors import DatabaseUnreachable, UsageError
 from storage import fence
+from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
 from storage.fence import Attempt
+from storage.kept_connection import KeptConnection
 from storage.users_transaction import users_transaction
 
 Connection = psycopg.Connection[Any]
@@ -78,7 +79,7 @@ class Transactions:
     def __init__(self, url: str, group_id: Callable[[], int], batch_s: float) -> None:
         self._url, self._group_id = url, group_id
         self._idle_s = fence.idle_limit_s(batch_s)
-        self._connection: Connection | None = None
+        self._kept = KeptConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
 
@@ -157,26 +158,21 @@ class Transactions:
 
     def close(self) -> None:
         """Close the connection; whatever is open on it is rolled back."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._kept.close()
 
     def _begin(self) -> Connection:
         if self._open:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
-        connection, self._open = self._ready(), True
+        connection, self._open = self._kept.ready(), True
         return connection
 
-    def _ready(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self._connection = connect(
-                self._url,
-                application_name="sublet transaction",
-                idle_in_transaction_timeout_s=self._idle_s,
-                own_search_path=False,
-            )
-            sever_in_children(self._connection)
-        return self._connection
+    def _connect(self) -> BoundedConnection:
+        return connect(
+            self._url,
+            application_name="sublet transaction",
+            idle_in_transaction_timeout_s=self._idle_s,
+            own_search_path=False,
+        )
 
     def _tell(self, *, found: bool) -> bool:
         doubt = self._doubt
@@ -200,7 +196,7 @@ class Transactions:
 
     def _ask(self, doubt: _Doubt, patience_s: float) -> bool:
         try:
-            connection = self._ready()
+            connection = self._kept.ready()
             happened = fence.happened(connection, doubt.attempt, patience_s)
             if happened is None:  # another server has taken over: what it has of progress counts
                 return self._are_durable(connection, doubt.furthest)

@@ -2,11 +2,17 @@
 
 A server's timeouts do not end what a frozen server process was asked, and TCP's do not either, as its kernel goes on
 acknowledging: only the client can stop waiting.
+
+A fork shares every socket: what a child did with its copy would arrive in the midst of what its parent says. So a
+child's copies of connections lead nowhere.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+import weakref
 from collections.abc import Generator
 from typing import Any, TypeVar
 
@@ -24,6 +30,10 @@ class BoundedConnection(psycopg.Connection[Any]):
     timeline: str | None = None
     """Of the server, with its system identifier: on another, what was committed on this one may be missing. None: its
     user may not see it."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        _connections.add(self)
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **named: Any) -> _T:
         """As the base class, which resumes the generator now and then while nothing comes."""
@@ -44,6 +54,21 @@ class BoundedConnection(psycopg.Connection[Any]):
                 state = gen.send(ready)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+
+
+_connections: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for connection in tuple(_connections):
+        with contextlib.suppress(psycopg.OperationalError):  # closed meanwhile
+            os.dup2(nowhere, connection.fileno(), inheritable=False)
+    os.close(nowhere)
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def timeline_of(connection: psycopg.Connection[Any]) -> str | None:

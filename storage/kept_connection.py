@@ -1,63 +1,87 @@
-"""A connection that is kept for long: opened when it is first needed, and again after it was lost, but not at once."""
+"""A connection that is kept for long: opened when it is first needed, and again after it was lost."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
+from types import TracebackType
 
-from protocol.errors import DatabaseUnreachable
+import psycopg
+
+from protocol.errors import DatabaseUnreachable, SubletError
 from storage.bounded import BoundedConnection
+from storage.connect import UnknownOutcome
 from storage.retry import Backoff
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 JITTER = 0.5
 
+_LOST = (psycopg.OperationalError, DatabaseUnreachable, UnknownOutcome)
+
 
 class KeptConnection:
     """Not thread-safe. `connect` opens it, and sets what it is to be like.
 
-    Whoever uses it says what became of that: `worked`, or `failed`, which closes it. Until a pause is over, which grows
-    from one failure to the next, it cannot be had again. With a `log` the first failure in a row is a warning
-    there, and the end of the row said too.
+    A `with` block has it to itself. What breaks off the block closes it, but for a `SubletError` that says what is
+    wrong with the request. Who knows better when to close it asks for it by `ready`.
+
+    With a `log` the first failure in a row is a warning there, and the end of the row said too, and it cannot be had
+    again until a pause is over, which grows from one failure to the next. Without, both is for whoever uses it.
     """
 
     def __init__(self, connect: Callable[[], BoundedConnection], log: logging.Logger | None = None) -> None:
         self._connect, self._log = connect, log
-        self._connection: BoundedConnection | None = None
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, JITTER)
-        self._away = False
-        self._not_before = float("-inf")
+        self._away = self._in_use = False
+        self.current: BoundedConnection | None = None
+
+    def __enter__(self) -> BoundedConnection:
+        if self._in_use:
+            self.close()  # a signal's exception broke off the block before, and the end of it too
+        connection = self.ready()
+        self._in_use = True
+        return connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
+            if self._away:
+                self._back()
+        elif isinstance(error, _LOST):
+            self._failed(error)
+        else:
+            self.close()
+        self._in_use = False
 
     def ready(self) -> BoundedConnection:
         """The connection. Raises what `connect` does, and `DatabaseUnreachable` within the pause after a failure."""
-        if self._connection is None or self._connection.closed:
-            if (left_s := self._not_before - time.monotonic()) > 0:
+        if self.current is None or self.current.closed:
+            if self._log is not None and (left_s := self._backoff.wait_s) > 0:
                 raise DatabaseUnreachable(f"the database was away a moment ago, and is tried again in {left_s:.1f} s.")
-            self._connection = self._connect()
-        return self._connection
+            try:
+                self.current = self._connect()
+            except _LOST as error:
+                self._failed(error)
+                raise
+        return self.current
 
-    def worked(self) -> None:
-        """It is there."""
-        self._backoff.succeeded()
-        if self._away:
-            self._away = False
-            if self._log is not None:
-                self._log.info("the database is back")
+    def close(self) -> None:
+        """Close it; it is opened again when it is needed."""
+        connection, self.current = self.current, None
+        if connection is not None:
+            connection.close()
 
-    def failed(self, error: Exception) -> None:
-        """It is to be used no more."""
-        now = time.monotonic()
-        if now >= self._not_before:  # else nothing was tried
-            self._not_before = now + self._backoff.next_s()
+    def _failed(self, error: BaseException) -> None:
+        self._backoff.failed()
         if not self._away and self._log is not None:
             self._log.warning("the database is away, it goes on when it is back: %s", error)
         self._away = True
         self.close()
 
-    def close(self) -> None:
-        """Close it; it is opened again when it is needed."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _back(self) -> None:
+        self._away = False
+        self._backoff.succeeded()
+        if self._log is not None:
+            self._log.info("the database is back")

@@ -13,15 +13,30 @@ _T = TypeVar("_T")
 
 class Backoff:
     """Pauses in seconds, each twice as long as the one before, up to `max_s`; up to `jitter` of each is left to chance,
-    so that many who lost the same thing do not come back at once."""
+    so that many who lost the same thing do not come back at once. `total_s`: for how long it is tried, from now on."""
 
-    def __init__(self, first_s: float, max_s: float, jitter: float = 0.0) -> None:
+    def __init__(self, first_s: float, max_s: float, jitter: float = 0.0, total_s: float = math.inf) -> None:
         self._first_s, self._max_s, self._jitter = first_s, max_s, jitter
-        self._next_s = first_s
+        self._next_s, self._deadline, self._not_before = first_s, time.monotonic() + total_s, -math.inf
+
+    @property
+    def left_s(self) -> float:
+        """What is left of `total_s`."""
+        return self._deadline - time.monotonic()
+
+    @property
+    def wait_s(self) -> float:
+        """How long it is not to be tried yet after it `failed`; not above 0 when it is."""
+        return self._not_before - time.monotonic()
 
     def succeeded(self) -> None:
         """Begin again with the first."""
         self._next_s = self._first_s
+
+    def failed(self, least_s: float = 0.0) -> None:
+        """It is not to be tried for a pause from now on, or for so long if that is longer."""
+        if self.wait_s <= 0:  # else many tried at once
+            self._not_before = time.monotonic() + max(self.next_s(), least_s)
 
     def next_s(self) -> float:
         """How long to wait now."""
@@ -33,17 +48,16 @@ def call_with_retry(
     attempt: Callable[[], _T],
     retryable: Callable[[Exception], bool],
     backoff: Backoff,
-    deadline: float = math.inf,
     wait: Callable[[float], object] = time.sleep,
 ) -> _T:
-    """The answer of an attempt, made again while what it raises is `retryable`, and the pause before the next ends
-    before the `deadline` (of the monotonic clock). Raises what the last attempt raised. `retryable` may do what there
-    is to be done between two attempts."""
+    """The answer of an attempt, made again while what it raises is `retryable`, and the pause before the next, which is
+    at least `after_s` of what was raised, ends within the time of the `backoff`. Raises what the last attempt raised.
+    `retryable` may do what there is to be done between two attempts."""
     while True:
         try:
             return attempt()
         except Exception as error:
-            pause_s = backoff.next_s()
-            if not retryable(error) or time.monotonic() + pause_s > deadline:
+            pause_s = max(backoff.next_s(), getattr(error, "after_s", 0.0))
+            if not retryable(error) or pause_s > backoff.left_s:
                 raise
         wait(pause_s)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ from borrower.spark import checkpoint
 from borrower.spark.offsets import NOTHING, check_form, is_ours, ranges_of
 from protocol.errors import BatchLost, DatabaseUnreachable, GrantLost, UsageError
 from storage import fence
+from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
 from storage.database import open_database
 from storage.fence import Attempt, LastPlan
+from storage.kept_connection import KeptConnection
 from storage.users_transaction import users_transaction
 
 Connection = psycopg.Connection[Any]
@@ -50,11 +53,11 @@ class Guard:
     def __init__(self, checkpoint: Path | str, url: str | None = None, *, data_dir: Path | str | None = None) -> None:
         self._checkpoint, self._url, self._data_dir = str(checkpoint).rstrip("/"), url, data_dir
         self._opened = contextlib.ExitStack()
-        self._connection: Connection | None = None
+        self._kept = KeptConnection(self._connect)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Spark Connect runs `foreachBatch` in another process: it opens a connection of its own."""
-        return {**self.__dict__, "_opened": contextlib.ExitStack(), "_connection": None}
+        return partial(type(self), data_dir=self._data_dir), (self._checkpoint, self._url)
 
     @contextlib.contextmanager
     def __call__(self, batch_id: int) -> Iterator[Connection]:
@@ -68,7 +71,7 @@ class Guard:
         the one that calls, and if the block has ended the transaction.
         """
         ranges = self._ranges(batch_id)
-        connection, committing = self._ready(), False
+        connection, committing = self._kept.ready(), False
         attempt: Attempt | None = None
 
         def settle() -> None:
@@ -90,7 +93,7 @@ class Guard:
 
     def close(self) -> None:
         """Close the connection. The guard may be used again."""
-        self._connection = None
+        self._kept.close()
         self._opened.close()
 
     def _ranges(self, batch_id: int) -> list[Read]:
@@ -110,20 +113,15 @@ class Guard:
         fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
         return [Read(new["group"], new["session"], ranges_of(new)) for new in fresh if is_ours(new)]
 
-    def _ready(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self.close()
-            url = self._opened.enter_context(open_database(self._url, self._data_dir)).url
-            self._connection = self._opened.enter_context(
-                connect(
-                    url,
-                    application_name="sublet guard",
-                    idle_in_transaction_timeout_s=fence.idle_limit_s(BorrowerSettings.from_env().max_poll_interval_s),
-                    own_search_path=False,
-                    silence_s=SILENCE_S,
-                )
-            )
-        return self._connection
+    def _connect(self) -> BoundedConnection:
+        self._opened.close()
+        return connect(
+            self._opened.enter_context(open_database(self._url, self._data_dir)).url,
+            application_name="sublet guard",
+            idle_in_transaction_timeout_s=fence.idle_limit_s(BorrowerSettings.from_env().max_poll_interval_s),
+            own_search_path=False,
+            silence_s=SILENCE_S,
+        )
 
     def _settle(self, connection: Connection, batch_id: int, reads: Sequence[Read]) -> Attempt | None:
         """Move the groups' progress behind all of it, in the transaction; None where there was nothing to move."""
@@ -162,7 +160,7 @@ class Guard:
             why = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
             raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {why}.") from cause
         try:
-            connection = self._ready()
+            connection = self._kept.ready()
             happened = None if attempt is None else fence.happened(connection, attempt)
             return all(read.is_done(connection) for read in reads) if happened is None else happened
         except (psycopg.OperationalError, DatabaseUnreachable) as error:

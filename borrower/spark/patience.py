@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -33,4 +32,4 @@ def patiently(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
         log.warning("%s: %s", said, error)
         return True
 
-    return call_with_retry(attempt, is_away, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, JITTER), time.monotonic() + away_s)
+    return call_with_retry(attempt, is_away, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, JITTER, away_s))

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 from pyspark.sql.datasource import InputPartition
 
 from borrower.spark.held import hold
@@ -29,6 +28,7 @@ from protocol.words import Filter
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from storage.kept_connection import KeptConnection
     from storage.log import Page
     from storage.wanted import Wanted
     from storage.whole_epochs import Step
@@ -40,9 +40,6 @@ AWAY_S = 30.0
 
 FREED_BYTES = 31 * 1024 * 1024
 """Just below what glibc takes for large in any case."""
-
-_connections: dict[tuple[int, str, str | None], psycopg.Connection[Any]] = {}
-"""By process, URL and schema."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
         log.warning("what is to be done again was not all looked at before: %s", problem)
     finally:
         for partition in partitions:
-            _drop(partition.url)
+            _connection(partition.url).close()
     return found
 
 
@@ -223,7 +220,7 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> P
     from storage import log as message_log
 
     def attempt() -> Page:
-        with _connected(partition.url) as connection:
+        with _connection(partition.url) as connection:
             return message_log.since(
                 connection,
                 partition.stream_id,
@@ -241,31 +238,14 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> P
     return page
 
 
-@contextlib.contextmanager
-def _connected(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """This process's connection. One that fails is not used again."""
-    try:
-        yield _connection(url)
-    except psycopg.OperationalError:
-        _drop(url)
-        raise
+def _connection(url: str) -> KeptConnection:
+    return _kept(os.getpid(), url, os.environ.get("SUBLET_SCHEMA"))
 
 
-def _connection(url: str) -> psycopg.Connection[Any]:
+@cache
+def _kept(pid: int, url: str, schema: str | None) -> KeptConnection:
+    """By process, URL and schema."""
     from storage.connect import connect
+    from storage.kept_connection import KeptConnection
 
-    key = _key(url)
-    connection = _connections.get(key)
-    if connection is None or connection.closed:
-        connection = _connections[key] = connect(url, application_name="sublet spark", silence_s=AWAY_S)
-    return connection
-
-
-def _drop(url: str) -> None:
-    connection = _connections.pop(_key(url), None)
-    if connection is not None:
-        connection.close()
-
-
-def _key(url: str) -> tuple[int, str, str | None]:
-    return os.getpid(), url, os.environ.get("SUBLET_SCHEMA")
+    return KeptConnection(lambda: connect(url, schema=schema, application_name="sublet spark", silence_s=AWAY_S))

@@ -20,7 +20,9 @@ from typing import Any, NoReturn, TypeVar
 import psycopg
 
 from protocol.errors import DatabaseUnreachable
+from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome
+from storage.kept_connection import KeptConnection
 
 Connection = psycopg.Connection[Any]
 T = TypeVar("T")
@@ -51,9 +53,8 @@ class _TurnEndingCursor(psycopg.Cursor[Any]):
 class Channel:
     """Thread-safe by turns: callers wait for each other. Work that must not wait needs a channel of its own."""
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
-        self._connect = connect
-        self._connection: Connection | None = None
+    def __init__(self, connect: Callable[[], BoundedConnection]) -> None:
+        self._kept = KeptConnection(connect)
         self._turn = threading.Lock()
         self.pipeline: psycopg.Pipeline | None = None
         self._cursors = type("_Cursor", (_TurnEndingCursor,), {"channel": self})
@@ -89,7 +90,7 @@ class Channel:
     def close(self) -> None:
         """Close the connection; a later call opens another."""
         with self._turn:
-            self._drop()
+            self._kept.close()
 
     @contextmanager
     def _pipelined(self, connection: Connection) -> Iterator[None]:
@@ -100,11 +101,9 @@ class Channel:
             self.pipeline = None
 
     def _ready(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self._drop()
-            self._connection = self._connect()
-            self._connection.cursor_factory = self._cursors
-        return self._connection
+        connection = self._kept.ready()
+        connection.cursor_factory = self._cursors
+        return connection
 
     def _fail(self, connection: Connection, error: psycopg.Error, *, committing: bool) -> NoReturn:
         """Translate, and let the next call open another connection.
@@ -115,7 +114,7 @@ class Channel:
         """
         told = " ".join(str(error).split()) or type(error).__name__
         alive = self._roll_back(connection)
-        self._drop()
+        self._kept.close()
         if alive:
             if not isinstance(error, psycopg.OperationalError):
                 raise error
@@ -135,11 +134,6 @@ class Channel:
         try:
             connection.execute("rollback")
         except psycopg.Error:
-            self._drop()
+            self._kept.close()
             return False
         return True
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None

@@ -10,6 +10,7 @@ import psycopg
 
 from protocol.errors import DatabaseUnreachable
 from protocol.words import Subscription
+from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
 from storage.groups import births, leadership, rows
 from storage.groups.channel import Channel, Connection, RolledBack
@@ -60,14 +61,14 @@ class PostgresGroups:
 
     def __init__(
         self,
-        database: str | Callable[[], Connection],
+        database: str | Callable[[], BoundedConnection],
         clock: Clock | None = None,
         *,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         statement_timeout_s: float = STATEMENT_TIMEOUT_S,
         silence_s: float | None = None,
     ) -> None:
-        def from_url() -> Connection:
+        def from_url() -> BoundedConnection:
             assert isinstance(database, str)
             return connect(
                 database,

@@ -16,7 +16,6 @@ import re
 import secrets
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -26,6 +25,7 @@ import pyarrow as pa
 
 from protocol.errors import PayloadUnavailable
 from storage.payloads.place import Place
+from storage.retry import Backoff
 
 MARKER: Final = ".sublet"
 WRITABLE: Final = ".sublet-writable"
@@ -189,7 +189,7 @@ class Store:
         self.place = place
         self._backend: Backend | None = None
         self._lock = threading.Lock()
-        self._not_before, self._pause_s, self._why = 0.0, 0.0, ""
+        self._backoff, self._why = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), ""
 
     def put(self, name: str, payload: Payload) -> None:
         """Write an object that was not there, and see that it is there now. Raises `ObjectRefused`."""
@@ -229,7 +229,7 @@ class Store:
             )
         if known and found != known:
             raise self._unavailable(f"is not the one that it was: its object {MARKER} should have the id {known}")
-        self._pause_s = 0.0
+        self._backoff.succeeded()
 
     def silent(self, seconds: float) -> PayloadUnavailable:
         """What is raised where it has not answered for so long, and for as long again without a look."""
@@ -263,11 +263,11 @@ class Store:
             )
             refused.is_for_good = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
             raise refused from error
-        self._pause_s = 0.0
+        self._backoff.succeeded()
         return answer
 
     def _pause(self) -> None:
-        if time.monotonic() < self._not_before:
+        if self._backoff.wait_s > 0:
             raise PayloadUnavailable(self._why)
 
     @contextmanager
@@ -285,9 +285,7 @@ class Store:
 
     def _unavailable(self, what: str, pause_s: float = 0.0) -> PayloadUnavailable:
         with self._lock:
-            if time.monotonic() >= self._not_before:  # many may have tried at once
-                self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-                self._not_before = time.monotonic() + max(self._pause_s, pause_s)
+            self._backoff.failed(pause_s)
         remedy = _REMEDIES[self.place.scheme]
         self._why = f"the place of payloads {self.place} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._why)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +12,9 @@ import psycopg
 from protocol.epochs import Epoch, LowerFrontier, check_epoch
 from protocol.errors import CapabilityExpired, DatabaseUnreachable, ProducerFenced, SubletError, Unavailable
 from storage import epochs
+from storage.bounded import BoundedConnection
 from storage.connect import connect
+from storage.kept_connection import KeptConnection
 from storage.log import Append, Producer, append
 from storage.notify.teller import shared
 from storage.publish.sender import FIRST_PAUSE_S, LOCK_TIMEOUT_S, LONGEST_PAUSE_S, Retryable
@@ -38,7 +39,7 @@ class Capability:
         self._promised: LowerFrontier | None = None
         self._lost: SubletError | None = None
         self._over = threading.Event()
-        self._kept: psycopg.Connection[Any] | None = None
+        self._kept = KeptConnection(self._connect)  # for whoever has the lock: epochs may follow one another quickly
         self._thread: threading.Thread | None = None
 
     def check(self, least: Sequence[Epoch]) -> None:
@@ -84,13 +85,13 @@ class Capability:
                 if not abandon:
                     self._give_back()
                 self._lost = epochs.expired(self._who.producer_id)
-            self._let_go()
+            self._kept.close()
 
     def _give_back(self) -> None:
         try:
-            conn = self._ready()
-            epochs.release(conn, self._space_id, self._who)
-            shared(self._url).tell([epochs.moves(conn, self._space_id)])
+            with self._kept as conn:
+                epochs.release(conn, self._space_id, self._who)
+                shared(self._url).tell([epochs.moves(conn, self._space_id)])
         except (*Retryable, SubletError) as error:
             log.warning("the epochs of producer %s end with their lease: %s", self._who.producer_id, error)
 
@@ -111,7 +112,7 @@ class Capability:
     def _keep(self) -> None:
         while not self._over.wait(self._lease_s / 3):
             try:
-                with self._connection() as conn:
+                with self._connect() as conn:
                     held = epochs.renew(conn, self._who, self._lease_s)
             except ProducerFenced as error:
                 self._lost = error
@@ -127,36 +128,22 @@ class Capability:
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """`hold` may be repeated: what it has done already, it does again."""
-        deadline = time.monotonic() + self._retry_timeout_s
 
-        def may_try_again(error: Exception) -> bool:
-            if isinstance(error, Retryable):
-                self._let_go()
-            return isinstance(error, Retryable) and not self._over.is_set()
+        def once() -> _T:
+            with self._kept as conn:
+                return attempt(conn)
 
         try:
             return call_with_retry(
-                lambda: attempt(self._ready()),
-                may_try_again,
-                Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S),
-                deadline,
+                once,
+                lambda error: isinstance(error, Retryable) and not self._over.is_set(),
+                Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._retry_timeout_s),
                 self._over.wait,
             )
         except Retryable as error:
             raise _too_late(error) from error
 
-    def _ready(self) -> psycopg.Connection[Any]:
-        """The connection that is kept for whoever has the lock: epochs may follow one another quickly."""
-        if self._kept is None or self._kept.closed:
-            self._kept = self._connection()
-        return self._kept
-
-    def _let_go(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
-
-    def _connection(self) -> psycopg.Connection[Any]:
+    def _connect(self) -> BoundedConnection:
         return connect(
             self._url, application_name="sublet publisher lease", lock_timeout_s=LOCK_TIMEOUT_S, silence_s=SILENCE_S
         )

@@ -7,7 +7,6 @@ else is taken meanwhile: order is kept by waiting.
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from protocol.errors import DatabaseUnreachable, ProducerFenced, PublisherClosed
 from storage import epochs
 from storage.bounded import BoundedConnection
 from storage.connect import UnknownOutcome, connect
+from storage.kept_connection import KeptConnection
 from storage.log import UNNAMED, Append, Appended, Outcome, Producer, Stamp, append, fenced, register_again
 from storage.notify.teller import shared
 from storage.publish.buffer import Buffer
@@ -72,7 +72,7 @@ class Sender(threading.Thread):
         super().__init__(name=f"sublet publisher {producer.producer_id}", daemon=True)
         self._url, self._buffer, self._producer, self._space = url, buffer, producer, space
         self._retry_timeout_s, self._advance = retry_timeout_s, advance
-        self._conn: BoundedConnection | None = None
+        self._kept = KeptConnection(self._connect)
         self._timeline = timeline
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
@@ -88,12 +88,12 @@ class Sender(threading.Thread):
         finally:
             # Whoever was in the middle of a batch when it was closed, and who waits behind him, is told.
             self._buffer.abandon(PublisherClosed("this publisher was closed before it was stored."))
-            self._disconnect()
+            self._kept.close()
 
     def give_up(self) -> None:
         """Wait for the database no longer: what has no answer by now fails, and what still waits is not sent."""
         self._giving_up.set()
-        if (conn := self._conn) is not None:
+        if (conn := self._kept.current) is not None:
             conn.silence_s = 0.0
 
     def _deliver(self, loads: list[Load]) -> None:
@@ -159,61 +159,52 @@ class Sender(threading.Thread):
 
         Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
-        deadline, why = time.monotonic() + self._retry_timeout_s, ""
-
-        def may_try_again(error: Exception) -> bool:
-            nonlocal why
-            if isinstance(error, (*Retryable, psycopg.Error)):
-                why = self._why(error)
-                self._disconnect()
-            return isinstance(error, Retryable) and not self._giving_up.is_set()
-
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._retry_timeout_s)
         try:
             return call_with_retry(
-                lambda: self._once(attempt, deadline), may_try_again, backoff, deadline, self._giving_up.wait
+                lambda: self._once(attempt, backoff),
+                lambda error: isinstance(error, Retryable) and not self._giving_up.is_set(),
+                backoff,
+                self._giving_up.wait,
             )
         except Retryable as error:
-            raise self._too_late(error, why) from error
+            raise self._too_late(error) from error
         except psycopg.Error as error:
             raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
 
-    def _once(self, attempt: Callable[[psycopg.Connection[Any]], _T], deadline: float) -> _T:
+    def _once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:
         """One attempt, which ends in time also where the server is frozen."""
         self._check_time()
-        conn = self._connection()
-        conn.silence_s = min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, deadline - time.monotonic()))
-        self._check_time()  # again: from here on `give_up` ends the waiting
-        return attempt(conn)
-
-    def _why(self, error: Exception) -> str:
-        if self._conn is not None and self._conn.silence_s == 0:
-            return "it had not answered yet."
-        return " ".join(str(error).split()).rstrip(".") + "."
+        with self._kept as conn:
+            conn.silence_s = min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, backoff.left_s))
+            self._check_time()  # again: from here on `give_up` ends the waiting
+            if conn.timeline != self._timeline:
+                self._go_over(conn)
+            return attempt(conn)
 
     def _check_time(self) -> None:
         if self._giving_up.is_set():
             raise DatabaseUnreachable("there was no time left to send it.")
 
-    def _too_late(self, error: Exception, why: str) -> Unavailable:
-        when = "before the publisher was closed" if self._giving_up.is_set() else f"within {self._retry_timeout_s:g} s"
+    def _too_late(self, error: Exception) -> Unavailable:
+        when, why = f"within {self._retry_timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
+        if self._giving_up.is_set():
+            when = "before the publisher was closed"
+            if isinstance(error, (psycopg.OperationalError, UnknownOutcome)):
+                why = "it had not answered yet."
         story = f"no word from the database {when} that it is stored, and given up: {why}"
         if isinstance(error, UnknownOutcome):
             return UnknownOutcome(f"{story} It may be stored or not: look before you publish it again.")
         return DatabaseUnreachable(f"{story} Publish it again.")
 
-    def _connection(self) -> BoundedConnection:
-        if self._conn is None:
-            conn = connect(
-                self._url,
-                application_name="sublet publisher",
-                lock_timeout_s=LOCK_TIMEOUT_S,
-                transaction_timeout_s=TRANSACTION_TIMEOUT_S,
-                silence_s=ATTEMPT_TIMEOUT_S,
-            )
-            self._conn = conn
-            self._go_over(conn)
-        return self._conn
+    def _connect(self) -> BoundedConnection:
+        return connect(
+            self._url,
+            application_name="sublet publisher",
+            lock_timeout_s=LOCK_TIMEOUT_S,
+            transaction_timeout_s=TRANSACTION_TIMEOUT_S,
+            silence_s=ATTEMPT_TIMEOUT_S,
+        )
 
     def _go_over(self, conn: BoundedConnection) -> None:
         """On another timeline of the database nothing is taken for granted that was known on the one before."""
@@ -222,11 +213,6 @@ class Sender(threading.Thread):
             if self._producer.incarnation > UNNAMED:
                 register_again(conn, self._producer)
         self._timeline = conn.timeline or self._timeline
-
-    def _disconnect(self) -> None:
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            conn.close()
 
 
 def _heads(loads: list[Load], answers: list[Appended]) -> dict[int, int]:

@@ -107,9 +107,9 @@ def test_a_server_that_answers_is_waited_for_as_ever(
     monkeypatch.setattr(sender, "ATTEMPT_TIMEOUT_S", 0.3)
     with Publisher(database) as publisher:
         publisher.publish("t", b"first").result(20)
-        first = publisher._sender._conn
+        first = publisher._sender._kept.current
         for pause_s in (0.0, 0.5, 0.0):
             time.sleep(pause_s)  # longer than an answer may take: nothing is asked meanwhile
             publisher.publish("t", b"x").result(20)
-        assert publisher._sender._conn is first
+        assert publisher._sender._kept.current is first
     eventually(no_threads_left)

@@ -26,6 +26,10 @@ def test_a_child_that_drops_or_leaves_what_it_inherited_touches_nothing_of_the_p
     tell("a_child_that_drops_it_touches_nothing", database)
 
 
+def test_what_a_child_does_with_its_copy_of_a_connection_reaches_nobody(database: str) -> None:
+    tell("a_childs_copies_of_connections_lead_nowhere", database)
+
+
 def test_the_async_twin_refuses_too(database: str) -> None:
     tell("the_async_twin_refuses_too", database)
 

@@ -23,11 +23,12 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from storage.bounded import BoundedConnection
 from storage.connect import connect
 from tests.interleavings.state import State
 from tests.kit import eventually
 
-Connection = psycopg.Connection[Any]
+Connection = BoundedConnection
 Work = Callable[[Connection], Any]
 
 MOST_SCHEDULES = 3000

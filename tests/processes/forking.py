@@ -82,7 +82,7 @@ def every_use_in_a_child_is_refused(database: str) -> None:
 def a_child_that_drops_it_touches_nothing(database: str) -> None:
     made = [Publisher(database)]
     made[0].publish("t", b"1").result(20)
-    backend = made[0]._sender._conn
+    backend = made[0]._sender._kept.current
     assert backend is not None
     before = backend.info.backend_pid
 
@@ -94,9 +94,27 @@ def a_child_that_drops_it_touches_nothing(database: str) -> None:
 
     in_a_child(story)
     made[0].publish("t", b"2").result(20)
-    assert made[0]._sender._conn is backend, "the connection is still the first"
+    assert made[0]._sender._kept.current is backend, "the connection is still the first"
     assert backend.info.backend_pid == before
     made[0].close()
+
+
+def a_childs_copies_of_connections_lead_nowhere(database: str) -> None:
+    with connect(database) as plain, Publisher(database) as publisher:
+        publisher.publish("t", b"1").result(20)
+        publishers = publisher._sender._kept.current
+        assert publishers is not None
+
+        def story() -> None:
+            for copy in (plain, publishers):
+                with pytest.raises(psycopg.OperationalError):
+                    copy.execute("select 1")
+                copy.close()
+
+        in_a_child(story)
+        assert plain.execute("select 1").fetchone() == (1,)
+        publisher.publish("t", b"2").result(20)
+        assert publisher._sender._kept.current is publishers
 
 
 def the_async_twin_refuses_too(database: str) -> None:
@@ -138,6 +156,7 @@ STORIES: dict[str, Callable[[str], None]] = {
     for each in (
         every_use_in_a_child_is_refused,
         a_child_that_drops_it_touches_nothing,
+        a_childs_copies_of_connections_lead_nowhere,
         the_async_twin_refuses_too,
         a_child_does_not_stop_the_server,
     )

@@ -321,9 +321,7 @@ class WritingSession(Session):
         assert self._shell is not None
         database = self._simulation.users
         self._world.say(self._agent.name, f"writes {batches}")
-        with mock.patch.multiple(
-            "borrower.transaction", connect=database.connect, sever_in_children=lambda connection: None
-        ):
+        with mock.patch("borrower.transaction.connect", database.connect):
             try:
                 with self._shell.transaction(*batches) as connection:
                     told: Any = connection

@@ -197,7 +197,7 @@ def test_a_database_that_is_away_is_said_once_tried_with_pauses_and_read_on_when
 ) -> None:
     caplog.set_level("INFO")
     now = 0.0
-    monkeypatch.setattr("storage.kept_connection.time.monotonic", lambda: now)
+    monkeypatch.setattr("storage.retry.time.monotonic", lambda: now)
     reader, stream = Reader("url", 1, 30.0), lent(5)
     log.script = [error, error, error, page(5, 6), error]
     for _ in range(3):
