@@ -237,10 +237,10 @@ class MemoryGroups:
         new = self._add_rows(life)
         touched = {row.stream_id for row in new if row.status is LendingStatus.FREE}
         for row in sorted(life.rows.values(), key=lambda row: row.stream_id):
-            facts = self._facts(row.stream_id)
-            if not facts.closed or (row.group_id, row.stream_id) in self.locked:
+            closed = self.streams.streams[row.stream_id].closed
+            if not closed or (row.group_id, row.stream_id) in self.locked:
                 continue
-            ruling = tidy(row, facts, now, life.group.options.when_gone)
+            ruling = tidy(row, self._facts(row.stream_id), now, life.group.options.when_gone)
             if ruling:
                 self._keep(ruling, term, now)
                 touched.add(row.stream_id)

@@ -148,7 +148,8 @@ class SimulatedAgent(Process):
         """Give one event to the machine and do what it says."""
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
-        self._note_groups()
+        if isinstance(event, FromNode):
+            self._note_groups()
         for node, message in outcome.sends:
             self.simulation.network.to_node(self, node, message)
         for tell in outcome.tells:

@@ -25,8 +25,10 @@ class Weather:
     @classmethod
     def calm(cls) -> Weather:
         """Nothing goes wrong."""
-        return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return _CALM
 
+
+_CALM = Weather(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 class World:
     """A heap of things to happen; everything random comes from one generator."""
@@ -43,7 +45,7 @@ class World:
     @property
     def calm(self) -> bool:
         """True once the faults are over."""
-        return self.weather == Weather.calm()
+        return self.weather is _CALM
 
     def clock_us(self) -> int:
         """The database's clock, which is the measure of all others."""
