@@ -62,8 +62,12 @@ class World:
 
     def after(self, delay_s: float, happening: Callable[[], object]) -> None:
         """Let something happen later."""
+        self.at(self.now + delay_s, happening)
+
+    def at(self, moment: float, happening: Callable[[], object]) -> None:
+        """Let something happen then."""
         self._count += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._count, happening))
+        heapq.heappush(self._heap, (moment, self._count, happening))
 
     def run_until(self, end: float) -> None:
         """Let everything happen that is due by then."""
