@@ -89,7 +89,7 @@ class Publishers:
         self._streams.append(stream_id, len(epochs), at_us, bounds if some else None)
         self._journal.append(stream_id, len(epochs), at_us)
         self._epochs[stream_id] += epochs
-        self._world.say("publish", f"stream {stream_id}, to {len(self._epochs[stream_id])}: {epochs}")
+        self._world.say("publish", f"stream {stream_id}, to {len(self._epochs[stream_id])}:", epochs)
 
     def _epoch(self, one: Publisher | None) -> Epoch | None:
         """Of the next message: mostly of one that it is about to finish, seldom of one far ahead."""

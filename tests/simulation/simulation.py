@@ -116,6 +116,10 @@ class Simulation:
     @mock.patch("storage.groups.rules.LOSSES_BEFORE_BLOCKED", LOSSES_HERE)
     def run(self) -> None:
         """Safety phase, then liveness phase, then the final checks."""
+        with self.users.in_place():
+            self._run()
+
+    def _run(self) -> None:
         self.streams.add_space(shards=self.world.random.randint(2, 5))
         self.publishing.begin()
         self.groups.begin()

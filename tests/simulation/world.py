@@ -30,6 +30,7 @@ class Weather:
 
 _CALM = Weather(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
+
 class World:
     """A heap of things to happen; everything random comes from one generator."""
 
@@ -80,7 +81,7 @@ class World:
         """True as often as that."""
         return self.random.random() < probability
 
-    def say(self, who: str, what: object) -> None:
+    def say(self, who: str, *what: object) -> None:
         """A line of the trace."""
         if self.lines is not None:
-            self.lines.append(f"{self.now:9.3f} {who:<8} {what}")
+            self.lines.append(f"{self.now:9.3f} {who:<8} {' '.join(map(str, what))}")
