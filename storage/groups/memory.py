@@ -385,6 +385,25 @@ class MemoryGroups:
             waiting += further
         return tuple(sorted(found))
 
+    def holds_back(self, generation_id: int) -> bool:
+        """Whether retention waits for a group that has not consumed a closed generation, as `storage.retention`."""
+        generation = self.streams.generations[generation_id]
+        return any(
+            self._is_unread(life, self.streams.streams[stream_id])
+            for life in self._lives.values()
+            if not life.deleted and life.group.subscription.kind == "queue"
+            if life.group.subscription.filter.intersects(generation.filter)
+            for stream_id in generation.stream_ids
+        )
+
+    @staticmethod
+    def _is_unread(life: _Life, stream: Stream) -> bool:
+        """One without a row that is younger than the group was not noticed yet: all of it is wanted."""
+        row = life.rows.get(stream.stream_id)
+        if row is None:
+            return stream.head > 0 and stream.generation.generation_id > life.after_generation
+        return row.status is not LendingStatus.FINISHED and row.position < stream.head
+
     def rows(self, group_id: int) -> dict[int, Row]:
         """The group's rows as they are, by stream: for tests to look at."""
         life = self._lives.get(group_id)

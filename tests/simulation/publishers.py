@@ -85,7 +85,7 @@ class Publishers:
     def _append(self, stream_id: int, epochs: Sequence[Epoch | None]) -> None:
         some = {epoch for epoch in epochs if epoch is not None}
         bounds = Epochs(LowerFrontier.of(some).least, UpperFrontier.of(some).greatest, None in epochs)
-        at_us = self._world.clock_us()
+        at_us = self._world.wall_us()
         self._streams.append(stream_id, len(epochs), at_us, bounds if some else None)
         self._journal.append(stream_id, len(epochs), at_us)
         self._epochs[stream_id] += epochs

@@ -41,7 +41,7 @@ class World:
         self.lines: list[str] | None = [] if trace else None
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
-        self._clock_off_us = 0
+        self._clock_off_us = self._hours_us = 0
 
     @property
     def calm(self) -> bool:
@@ -51,6 +51,19 @@ class World:
     def clock_us(self) -> int:
         """The database's clock, which is the measure of all others."""
         return EPOCH_US + round(self.now * 1_000_000) + self._clock_off_us
+
+    def wall_us(self) -> int:
+        """What it says of when messages are appended: between two of them hours may pass, which leases do not see."""
+        return self.clock_us() + self._hours_us
+
+    def let_hours_pass(self, hours: float) -> None:
+        """So many, at once, in which nobody does anything."""
+        self._hours_us += round(hours * 3_600_000_000)
+
+    @property
+    def hours_s(self) -> float:
+        """So long the hours were that have passed so."""
+        return self._hours_us / 1_000_000
 
     def shift_clock(self, seconds: float) -> None:
         """Let the database's clock say another time: what is told of the past happens then."""

@@ -17,6 +17,7 @@ from borrower.machine.events import Progressed
 from borrower.plans import Begun
 from leader.node_events import NodeOutcome
 from protocol.epochs import GroupFrontier
+from protocol.words import Start
 from storage.groups.copies import Progress
 from storage.groups.model import Claim, Grant, Group, GroupResult, GroupWrites, Verdict
 from storage.groups.rules import Row
@@ -79,6 +80,26 @@ class Checkers:
             self.transactions.was_reset(at, position)
         if group.options.atomic:
             self.epochs.was_reset(group, rows)
+
+    def retired(self, generation_id: int) -> None:
+        """Retention has taken it, by its age: no group that is waited for had anything of it to come."""
+        for life in self.lives.live():
+            if life.group.subscription.kind == "queue" and (unread := self.unread(life, generation_id)):
+                raise Violation(f"retention takes {unread}, which {life.group} has not consumed")
+
+    def unread(self, life: Life, generation_id: int) -> list[int]:
+        """The streams of which the group wants more."""
+        own = self._simulation.streams.generations[generation_id].stream_ids
+        wanted = [stream_id for stream_id in own if life.start(stream_id) is not None]
+        return [each for each in wanted if not self.deliveries.is_consumed(life.group.group_id, each)]
+
+    def compacted(self, stream_id: int) -> None:
+        """Blocks were merged: a window by time is what publishers know it to be, for each time there is."""
+        stream, journal = self._simulation.streams.streams[stream_id], self._simulation.journal
+        for at_us in {at_us + by for _, at_us in journal.appended[stream_id] for by in (0, 1)}:
+            begins, wanted = stream.position_of(Start("time", at_us)), journal.since(stream_id, at_us)
+            if begins != wanted:
+                raise Violation(f"stream {stream_id} from {at_us} on begins at {begins}, once merged, not at {wanted}")
 
     def saved(self) -> tuple[Any, ...]:
         """What they know of the database, as a standby has it."""
