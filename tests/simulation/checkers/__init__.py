@@ -24,7 +24,7 @@ from storage.groups.rules import Row
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
 from tests.simulation.checkers.epochs import Epochs
-from tests.simulation.checkers.lives import Life, Lives, Violation
+from tests.simulation.checkers.lives import Continued, Life, Lives, Violation
 from tests.simulation.checkers.names import Names
 from tests.simulation.checkers.record import Record
 from tests.simulation.checkers.rest import check_rest
@@ -57,8 +57,24 @@ class Checkers:
     def opened(self, group: Group, before: Group | None = None, progress: Progress | None = None) -> None:
         """A group was opened or declared, perhaps for the first time; or imported, with what `before` had."""
         rows = self._simulation.store.rows(group.group_id)
-        if self.lives.opened(group, rows, progress) and group.options.atomic:
+        continued = None if before is None or progress is None else self._continued(before, progress)
+        if self.lives.opened(group, rows, continued) and group.options.atomic:
             self.epochs.opened(group, rows, before)
+
+    def _continued(self, before: Group, progress: Progress) -> Continued:
+        """Who goes on from an export wants what the group before wanted: no export is further than its users were, and
+        a stream that it leaves out was consumed, or wanted by nobody, or comes from its beginning."""
+        life, places = self.lives[before.group_id], {place.stream_id: place.position for place in progress.places}
+        over = set()
+        for stream_id, stream in self._simulation.streams.streams.items():
+            missing = self.deliveries.first_missing(before.group_id, stream_id)
+            if missing is not None and places.get(stream_id, 0) > missing:
+                raise Violation(
+                    f"{before} is exported at {places[stream_id]} of stream {stream_id}, and {missing} lost"
+                )
+            if life.start(stream_id) is None or (stream.closed and missing is None and stream_id not in places):
+                over.add(stream_id)
+        return Continued(places, frozenset(over))
 
     def deleted(self, group_id: int) -> None:
         """An operator deleted it."""
