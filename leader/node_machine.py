@@ -8,7 +8,7 @@ its address. Writes of all groups leave in one `Commit` at a time; what comes up
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -168,9 +168,9 @@ class Node:
 
     # --- those who watch --------------------------------------------------------------------------------------------
 
-    def _tell(self, group_id: int, lines: Iterable[HistoryRecord]) -> None:
+    def _tell(self, group_id: int, lines: Sequence[HistoryRecord]) -> None:
         group = self.registry.group_by_id(group_id)
-        if group is not None:
+        if lines and group is not None:
             self._out.happened.extend(Happened(str(group.subscription), line) for line in lines)
 
     def _asked(self, asked: Asked) -> None:

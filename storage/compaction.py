@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -23,6 +23,8 @@ from psycopg import sql
 from protocol.errors import PoisonBlock
 from storage.block import decode, pack
 from storage.turnover import Guard, partition
+
+_Time = TypeVar("_Time", datetime, int)
 
 BLOCK_MESSAGES = 1000
 BLOCK_BYTES = 256 * 1024
@@ -88,7 +90,9 @@ values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
+    """A block as it is looked at: `frontiers` is what it says of epochs."""
+
     end_offset: int
     count: int
     size: int
@@ -121,7 +125,7 @@ def compact_stream(
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
         while rows := _scan(conn, generation_id, stream_id, after, older_than_s):
-            for run in _runs(rows, block_messages, block_bytes):
+            for run in runs(rows, block_messages, block_bytes):
                 saved += _merge_but(poison, run, merge)
             after = rows[-1].end_offset
     if poison:
@@ -193,14 +197,14 @@ def _about(statement: str, generation_id: int) -> sql.Composed:
 
 def _scan(
     conn: psycopg.Connection[Any], generation_id: int, stream_id: int, after: int, older_than_s: float
-) -> list[_Row]:
+) -> list[Row]:
     rows = conn.execute(_about(_RUNS, generation_id), (stream_id, after, older_than_s, SCANNED))
-    return [_Row(*row) for row in rows]
+    return [Row(*row) for row in rows]
 
 
-def _runs(rows: Iterable[_Row], block_messages: int, block_bytes: int) -> Iterator[list[_Row]]:
+def runs(rows: Iterable[Row], block_messages: int, block_bytes: int) -> Iterator[list[Row]]:
     """Neighbours that fit into one block together, each smaller than half of it; at least two."""
-    run: list[_Row] = []
+    run: list[Row] = []
     for row in rows:
         small = row.count * 2 <= block_messages and row.size * 2 <= block_bytes
         if run and not (small and _joins(run, row, block_messages, block_bytes)):
@@ -213,7 +217,7 @@ def _runs(rows: Iterable[_Row], block_messages: int, block_bytes: int) -> Iterat
         yield run
 
 
-def _joins(run: list[_Row], row: _Row, block_messages: int, block_bytes: int) -> bool:
+def _joins(run: list[Row], row: Row, block_messages: int, block_bytes: int) -> bool:
     return (
         run[-1].end_offset == row.end_offset - row.count
         and run[-1].frontiers == row.frontiers
@@ -222,7 +226,7 @@ def _joins(run: list[_Row], row: _Row, block_messages: int, block_bytes: int) ->
     )
 
 
-def _merge_but(poison: list[PoisonBlock], run: list[_Row], merge: Callable[[list[_Row]], int]) -> int:
+def _merge_but(poison: list[PoisonBlock], run: list[Row], merge: Callable[[list[Row]], int]) -> int:
     """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted."""
     try:
         return merge(run)
@@ -238,7 +242,7 @@ def _merge(
     stream_id: int,
     compression: str,
     guard: Guard | None,
-    run: list[_Row],
+    run: list[Row],
 ) -> int:
     """Replace the run by one block with the same end, which knows when its pieces were appended."""
     ends = [row.end_offset for row in run]
@@ -250,7 +254,7 @@ def _merge(
             return 0
         read = [decode(row[2], row[3], stream_id, row[0], row[1]) for row in rows]
         whole = pa.Table.from_batches(read).combine_chunks().to_batches()[0]
-        block, (starts, times) = pack(whole, compression), _pieces(rows)
+        block, (starts, times) = pack(whole, compression), pieces([(row[1], row[4], *row[7:]) for row in rows])
         conn.execute(_about(_REPLACED, generation_id), (stream_id, ends))
         conn.execute(
             _about(_MERGED, generation_id),
@@ -274,13 +278,16 @@ def _merge(
     return len(run) - 1
 
 
-def _pieces(rows: Sequence[tuple[Any, ...]]) -> tuple[list[int], list[datetime]]:
-    """Where what was appended later than all before it begins in the merged block, and when that was.
+def pieces(
+    blocks: Iterable[tuple[int, _Time, Sequence[int] | None, Sequence[_Time] | None]],
+) -> tuple[list[int], list[_Time]]:
+    """Where what was appended later than all before it begins in the merged block, and when that was. Of each block:
+    its messages, when it was appended, and of a merged one its own pieces.
 
     A clock that was set back makes no piece: the first message at or after a time is the same without.
     """
-    starts, times, place = list[int](), list[datetime](), 0
-    for _, count, _, _, appended_at, _, _, own_starts, own_times in rows:
+    starts, times, place = list[int](), list[_Time](), 0
+    for count, appended_at, own_starts, own_times in blocks:
         for start, time in zip(own_starts or [0], own_times or [appended_at], strict=True):
             if not times or time > times[-1]:
                 starts.append(place + start)

@@ -164,6 +164,8 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
 def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
     """{stream: the first block that its task could not decode}. What else would hinder a task is left to it; where
     something is away the rest is not looked at."""
+    import psycopg
+
     found: dict[int, PoisonBlock] = {}
     try:
         for partition in partitions:

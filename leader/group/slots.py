@@ -202,6 +202,8 @@ class Slots:
 
     def retry_at(self) -> float:
         """When the earliest entry that has to wait may be taken again."""
+        if not self._ready:
+            return float("inf")
         waiting = (s.retry_at for s in map(self._slots.get, self._ready) if s and s.queue and s.in_flight is None)
         return min(waiting, default=float("inf"))
 

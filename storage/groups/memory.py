@@ -239,10 +239,10 @@ class MemoryGroups:
         new = self._add_rows(life)
         touched = {row.stream_id for row in new if row.status is LendingStatus.FREE}
         for row in sorted(life.rows.values(), key=lambda row: row.stream_id):
-            facts = self._facts(row.stream_id)
-            if not facts.closed or (row.group_id, row.stream_id) in self.locked:
+            closed = self.streams.streams[row.stream_id].closed
+            if not closed or (row.group_id, row.stream_id) in self.locked:
                 continue
-            ruling = tidy(row, facts, now, life.group.options.when_gone)
+            ruling = tidy(row, self._facts(row.stream_id), now, life.group.options.when_gone)
             if ruling:
                 self._keep(ruling, term, now)
                 touched.add(row.stream_id)
@@ -396,6 +396,25 @@ class MemoryGroups:
             seen |= further
             waiting += further
         return tuple(sorted(found))
+
+    def holds_back(self, generation_id: int) -> bool:
+        """Whether retention waits for a group that has not consumed a closed generation, as `storage.retention`."""
+        generation = self.streams.generations[generation_id]
+        return any(
+            self._is_unread(life, self.streams.streams[stream_id])
+            for life in self._lives.values()
+            if not life.deleted and life.group.subscription.kind == "queue"
+            if life.group.subscription.filter.intersects(generation.filter)
+            for stream_id in generation.stream_ids
+        )
+
+    @staticmethod
+    def _is_unread(life: _Life, stream: Stream) -> bool:
+        """One without a row that is younger than the group was not noticed yet: all of it is wanted."""
+        row = life.rows.get(stream.stream_id)
+        if row is None:
+            return stream.head > 0 and stream.generation.generation_id > life.after_generation
+        return row.status is not LendingStatus.FINISHED and row.position < stream.head
 
     def rows(self, group_id: int) -> dict[int, Row]:
         """The group's rows as they are, by stream: for tests to look at."""

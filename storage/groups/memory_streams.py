@@ -48,7 +48,7 @@ class Stream:
     blocks: list[tuple[int, int]] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
-    def facts(self) -> StreamFacts:
+    def facts(self, lower: LowerFrontier | None) -> StreamFacts:
         """The stream as it is now."""
         return StreamFacts(
             self.stream_id,
@@ -58,6 +58,7 @@ class Stream:
             self.head,
             self.closed,
             self.generation.gone,
+            lower,
         )
 
     def position_of(self, start: Start) -> int:
@@ -135,7 +136,7 @@ class MemoryStreams:
     def facts(self, stream_id: int) -> StreamFacts | None:
         """The stream as it is now, None if there is none of that id."""
         stream = self.streams.get(stream_id)
-        return replace(stream.facts(), lower=self.lowers.get(stream.generation.space_id)) if stream else None
+        return stream.facts(self.lowers.get(stream.generation.space_id)) if stream else None
 
     def marks(self, stream_id: int, offset: int) -> Marks:
         """What the blocks behind an offset have of epochs, all of them, as the log would say it now."""

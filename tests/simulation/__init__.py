@@ -14,7 +14,9 @@ database is slow, hangs, is down, is cut off from one node, leaves it unknown wh
 and its clock, by which leases are judged, is set back; streams roll over, are resharded and taken by retention;
 operators revoke, seize by hand, delete groups and declare them anew with other options (`groups`); named processes
 return, or are started twice, also while the older one hears of nobody; users break off in the middle of a call.
-Generations without a message follow each other, and topics move to another space and back (`turnover`). Groups are
+Generations without a message follow each other, and topics move to another space and back (`turnover`). In some runs
+hours pass, by which spaces roll over and retention takes what is old, and blocks are merged under their readers
+(`housekeeping`). Groups are
 paused, reset, exported and imported at work, and begin at a time or an offset of a past of hours (`operators`).
 Some users write output and progress in one transaction, whose commit may get no answer (`transactions`), and now and
 then the database fails over to a standby that is behind (`failover`). Publishers (`publishers`) publish in epochs,

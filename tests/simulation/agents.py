@@ -66,7 +66,6 @@ class SimulatedAgent(Process):
         self.sessions: dict[int, Session] = {}
         self.epochs: dict[Subscription, list[int]] = {}
         self._leaving: dict[int, Wish] = {}
-        self._wake_count = 0
         self._handles = 0
 
     def subscribe(self, subscription: Subscription) -> None:
@@ -148,7 +147,8 @@ class SimulatedAgent(Process):
         """Give one event to the machine and do what it says."""
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
-        self._note_groups()
+        if isinstance(event, FromNode):
+            self._note_groups()
         for node, message in outcome.sends:
             self.simulation.network.to_node(self, node, message)
         for tell in outcome.tells:
@@ -156,7 +156,12 @@ class SimulatedAgent(Process):
         if outcome.nodes_wanted:
             self.world.after(0.05, lambda: self.awake(self._look_nodes_up))
         if outcome.wake_at is not None:
-            self._wake(self.until(outcome.wake_at))
+            self.tick_at(outcome.wake_at)
+
+    def tick(self) -> None:
+        """Time has passed for its machine."""
+        if self.alive:
+            self.handle(Tick())
 
     def _note_groups(self) -> None:
         for wish in (*self.wishes.values(), *self._leaving.values()):
@@ -165,16 +170,6 @@ class SimulatedAgent(Process):
     def _look_nodes_up(self) -> None:
         if self.alive:
             self.handle(NodesKnown(self.simulation.live_addresses()))
-
-    def _wake(self, delay_s: float) -> None:
-        self._wake_count += 1
-        mine = self._wake_count
-
-        def tick() -> None:
-            if self.alive and mine == self._wake_count:
-                self.handle(Tick())
-
-        self.world.after(delay_s, lambda: self.awake(tick))
 
     # --- its user ---------------------------------------------------------------------------------------------------
 

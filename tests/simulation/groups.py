@@ -110,6 +110,7 @@ class Groups:
     def _another_start(self, start: Start) -> Start:
         """Some begin at a time, or at an offset."""
         kind, since_s = self._starts.random(), self._starts.uniform(0.0, self._simulation.publishing.past_s + 20.0)
+        since_s += self._starts.choice((0.0, self._world.hours_s))
         if kind < 0.2:
-            return Start("time", max(self._world.clock_us() - round(since_s * 1_000_000), 0))
+            return Start("time", max(self._world.wall_us() - round(since_s * 1_000_000), 0))
         return Start("offset", self._starts.randint(0, 20)) if kind < 0.27 else start

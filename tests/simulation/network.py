@@ -45,7 +45,7 @@ class Network:
 
     def to_agent(self, address: str, agent_id: str, message: ToBorrower) -> None:
         """To somebody who died it is lost."""
-        self._world.say(address, f"-> {message}")
+        self._world.say(address, "->", message)
         agent = self._agents.get(agent_id)
         if agent is not None and not self._is_parted(agent_id, address, "back"):
             self._transmit(lambda: agent.hear(address, message))

@@ -27,7 +27,6 @@ class SimulatedNode(Process):
         self.way = Way(simulation.world, simulation.store)
         self.alive = self.stopping = self._again = False
         self.lives = 0
-        self._wake_count = 0
         self.machine = self._new_machine()
 
     def _new_machine(self) -> Node:
@@ -100,7 +99,12 @@ class SimulatedNode(Process):
             if self._again:
                 self.start()
         elif outcome.wake_at is not None and outcome.wake_at != float("inf"):
-            self._wake(self.until(outcome.wake_at))
+            self.tick_at(outcome.wake_at)
+
+    def tick(self) -> None:
+        """Time has passed for its machine."""
+        if self.alive:
+            self.handle(Tick())
 
     def _answers(self) -> Callable[[NodeEvent], None]:
         """What takes the database's answer: in this life, or nobody."""
@@ -111,16 +115,6 @@ class SimulatedNode(Process):
                 self.handle(answer)
 
         return lambda answer: self.awake(lambda: hear(answer))
-
-    def _wake(self, delay_s: float) -> None:
-        self._wake_count += 1
-        mine = self._wake_count
-
-        def tick() -> None:
-            if mine == self._wake_count:
-                self.handle(Tick())
-
-        self.world.after(delay_s, self._in_this_life(tick))
 
     def _in_this_life(self, happening: Callable[[], object]) -> Callable[[], None]:
         life = self.lives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tests.simulation.world import World
@@ -23,6 +24,7 @@ class Process:
         self.rate = 1.0 + world.random.uniform(-drift, drift)
         self._begun_at = world.random.uniform(0.0, 1e6)
         self._backlog: list[Callable[[], object]] | None = None
+        self._tick_at = self._alarm_at = math.inf
 
     @property
     def now(self) -> float:
@@ -46,6 +48,33 @@ class Process:
             happening()
         else:
             self._backlog.append(happening)
+
+    def tick(self) -> None:
+        """Time has passed."""
+        raise NotImplementedError
+
+    def tick_at(self, moment: float) -> None:
+        """Let it tick when its clock says that, and not when it was to before."""
+        self._tick_at = self.world.now + self.until(moment)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """One that rings too early sets the next."""
+        if self._tick_at < self._alarm_at:
+            self._alarm_at = at = self._tick_at
+            self.world.at(at, lambda: self._ring(at))
+
+    def _ring(self, at: float) -> None:
+        if at == self._alarm_at:
+            self._alarm_at = math.inf
+            self.awake(self._tick_if_due)
+
+    def _tick_if_due(self) -> None:
+        if self.world.now >= self._tick_at:
+            self._tick_at = math.inf
+            self.tick()
+        else:
+            self._set_alarm()
 
     def _resume(self) -> None:
         backlog, self._backlog = self._backlog or [], None

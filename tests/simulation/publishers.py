@@ -101,11 +101,11 @@ class Publishers:
     def _append(self, stream_id: int, epochs: Sequence[Epoch | None]) -> None:
         some = {epoch for epoch in epochs if epoch is not None}
         bounds = Epochs(LowerFrontier.of(some).least, UpperFrontier.of(some).greatest, None in epochs)
-        at_us = self._world.clock_us()
+        at_us = self._world.wall_us()
         self._streams.append(stream_id, len(epochs), at_us, bounds if some else None)
         self._journal.append(stream_id, len(epochs), at_us)
         self._epochs[stream_id] += epochs
-        self._world.say("publish", f"stream {stream_id}, to {len(self._epochs[stream_id])}: {epochs}")
+        self._world.say("publish", f"stream {stream_id}, to {len(self._epochs[stream_id])}:", epochs)
 
     def _epoch(self, one: Publisher | None) -> Epoch | None:
         """Of the next message: mostly of one that it is about to finish, seldom of one far ahead."""

@@ -119,7 +119,7 @@ class Query(Session):
                 again.append(found)
                 open.discard(planned)
             elif (became := self._fate(self._checkpoint.batches[-1].group_id, planned)) is not Fate.OPEN:
-                self._world.say(self._agent.name, f"in batch {len(self._checkpoint.batches)}, {became}: {planned}")
+                self._world.say(self._agent.name, f"in batch {len(self._checkpoint.batches)}, {became}:", planned)
                 self._planning.forget(planned)
                 open.discard(planned)
         if open:
@@ -174,7 +174,7 @@ class Query(Session):
     def _write_down(self, begun: Sequence[Begun]) -> None:
         batch = Batch(self._group_id, tuple(one.planned for one in begun), self._unsaved())
         self._checkpoint.batches.append(batch)
-        self._world.say(self._agent.name, f"begins batch {len(self._checkpoint.batches)}: {batch}")
+        self._world.say(self._agent.name, f"begins batch {len(self._checkpoint.batches)}:", batch)
         self._run(begun)
 
     def _run(self, begun: Sequence[Begun]) -> None:

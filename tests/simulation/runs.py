@@ -27,6 +27,8 @@ class Figures:
     resets: int = 0
     written: int = 0
     unknown: int = 0
+    merged: int = 0
+    taken: int = 0
     still: list[int] = field(default_factory=list)
     with_crash: int = 0
     repeats: int = 0
@@ -50,6 +52,8 @@ class Figures:
         self.resets += other.resets
         self.written += other.written
         self.unknown += other.unknown
+        self.merged += other.merged
+        self.taken += other.taken
         self.still += other.still
         self.with_crash += other.with_crash
         self.repeats += other.repeats
@@ -74,7 +78,7 @@ class Figures:
             f"{self.unaware} calls begun unaware of a loss, {self.atomic} atomic groups, given {self.given_in_epochs} "
             f"messages of epochs and {self.announced} announcements, {self.stored} messages in queries' sinks, "
             f"{self.resets} resets, {self.written} messages written in users' transactions, {self.unknown} commits not "
-            f"answered, "
+            f"answered, {self.merged} blocks merged, {self.taken} generations taken by their age, "
             f"{len(self.pairs)} of {len(all_pairs())} pairs of the tables; {len(self.failures)} failures"
         )
 
@@ -134,6 +138,8 @@ def _run_one(seed: int, figures: Figures) -> None:
     figures.resets += simulation.operators.resets
     figures.written += simulation.checkers.transactions.stored
     figures.unknown += simulation.users.unknown
+    figures.merged += simulation.housekeeping.merged
+    figures.taken += simulation.housekeeping.taken
     if not moves:
         figures.still.append(seed)
     figures.with_crash += simulation.crashes > 0

@@ -13,6 +13,7 @@ from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.database import WatchedGroups
 from tests.simulation.failover import Failover
 from tests.simulation.groups import Groups
+from tests.simulation.housekeeping import Housekeeping
 from tests.simulation.journal import Journal
 from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
@@ -63,6 +64,7 @@ class Simulation:
         self.queries = Queries(self)
         self.users = UsersDatabase(self)
         self.turnover = Turnover(self)
+        self.housekeeping = Housekeeping(self)
         self.operators = Operators(self)
         self._named = self.world.chance(0.5)
 
@@ -116,6 +118,10 @@ class Simulation:
     @mock.patch("storage.groups.rules.LOSSES_BEFORE_BLOCKED", LOSSES_HERE)
     def run(self) -> None:
         """Safety phase, then liveness phase, then the final checks."""
+        with self.users.in_place():
+            self._run()
+
+    def _run(self) -> None:
         self.streams.add_space(shards=self.world.random.randint(2, 5))
         self.publishing.begin()
         self.groups.begin()
@@ -123,6 +129,7 @@ class Simulation:
         if not self.failover.runs:
             self.queries.begin(SAFETY_S)
         self.turnover.begin(SAFETY_S)
+        self.housekeeping.begin(SAFETY_S)
         self.failover.begin(SAFETY_S)
         if not self.failover.runs:
             self.operators.begin(SAFETY_S)

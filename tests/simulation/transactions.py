@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -89,6 +90,10 @@ class UsersDatabase:
         """As the database's function `check_timeline`."""
         return self._simulation.store.is_older(group_id)
 
+    def in_place(self) -> Any:
+        """A context in which the product's transactions are on it."""
+        return mock.patch("borrower.transaction.connect", self.connect)
+
     def connect(self, *_: object, **__: object) -> _Connection:
         """A new connection, if it is to be had."""
         if self._world.now < self._away_until:
@@ -151,9 +156,8 @@ class _Connection:
 
     @property
     def info(self) -> Any:
-        return mock.Mock(
-            transaction_status=TransactionStatus.INTRANS if self._transaction is not None else TransactionStatus.IDLE
-        )
+        within = self._transaction is not None
+        return SimpleNamespace(transaction_status=TransactionStatus.INTRANS if within else TransactionStatus.IDLE)
 
     def close(self) -> None:
         self.closed, self._transaction = True, None
@@ -319,16 +323,14 @@ class WritingSession(Session):
 
     def _try(self, batches: Sequence[Batch]) -> None:
         assert self._shell is not None
-        database = self._simulation.users
-        self._world.say(self._agent.name, f"writes {batches}")
-        with mock.patch("borrower.transaction.connect", database.connect):
-            try:
-                with self._shell.transaction(*batches) as connection:
-                    told: Any = connection
-                    for batch in batches:
-                        told.store(self._shell._group, batch.stream_id, range(batch.first, batch.end))
-            except (UnknownOutcome, DatabaseUnreachable, GrantLost, UsageError, psycopg.Error) as error:
-                self._world.say(self._agent.name, f"{type(error).__name__}: {error}")
+        self._world.say(self._agent.name, "writes", batches)
+        try:
+            with self._shell.transaction(*batches) as connection:
+                told: Any = connection
+                for batch in batches:
+                    told.store(self._shell._group, batch.stream_id, range(batch.first, batch.end))
+        except (UnknownOutcome, DatabaseUnreachable, GrantLost, UsageError, psycopg.Error) as error:
+            self._world.say(self._agent.name, f"{type(error).__name__}: {error}")
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

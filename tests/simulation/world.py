@@ -25,7 +25,10 @@ class Weather:
     @classmethod
     def calm(cls) -> Weather:
         """Nothing goes wrong."""
-        return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return _CALM
+
+
+_CALM = Weather(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class World:
@@ -38,16 +41,29 @@ class World:
         self.lines: list[str] | None = [] if trace else None
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
-        self._clock_off_us = 0
+        self._clock_off_us = self._hours_us = 0
 
     @property
     def calm(self) -> bool:
         """True once the faults are over."""
-        return self.weather == Weather.calm()
+        return self.weather is _CALM
 
     def clock_us(self) -> int:
         """The database's clock, which is the measure of all others."""
         return EPOCH_US + round(self.now * 1_000_000) + self._clock_off_us
+
+    def wall_us(self) -> int:
+        """What it says of when messages are appended: between two of them hours may pass, which leases do not see."""
+        return self.clock_us() + self._hours_us
+
+    def let_hours_pass(self, hours: float) -> None:
+        """So many, at once, in which nobody does anything."""
+        self._hours_us += round(hours * 3_600_000_000)
+
+    @property
+    def hours_s(self) -> float:
+        """So long the hours were that have passed so."""
+        return self._hours_us / 1_000_000
 
     def shift_clock(self, seconds: float) -> None:
         """Let the database's clock say another time: what is told of the past happens then."""
@@ -60,8 +76,12 @@ class World:
 
     def after(self, delay_s: float, happening: Callable[[], object]) -> None:
         """Let something happen later."""
+        self.at(self.now + delay_s, happening)
+
+    def at(self, moment: float, happening: Callable[[], object]) -> None:
+        """Let something happen then."""
         self._count += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._count, happening))
+        heapq.heappush(self._heap, (moment, self._count, happening))
 
     def run_until(self, end: float) -> None:
         """Let everything happen that is due by then."""
@@ -74,7 +94,7 @@ class World:
         """True as often as that."""
         return self.random.random() < probability
 
-    def say(self, who: str, what: object) -> None:
+    def say(self, who: str, *what: object) -> None:
         """A line of the trace."""
         if self.lines is not None:
-            self.lines.append(f"{self.now:9.3f} {who:<8} {what}")
+            self.lines.append(f"{self.now:9.3f} {who:<8} {' '.join(map(str, what))}")

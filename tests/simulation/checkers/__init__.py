@@ -17,13 +17,14 @@ from borrower.machine.events import Progressed
 from borrower.plans import Begun
 from leader.node_events import NodeOutcome
 from protocol.epochs import GroupFrontier
+from protocol.words import Start
 from storage.groups.copies import Progress
 from storage.groups.model import Claim, Grant, Group, GroupResult, GroupWrites, Verdict
 from storage.groups.rules import Row
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
 from tests.simulation.checkers.epochs import Epochs
-from tests.simulation.checkers.lives import Life, Lives, Violation
+from tests.simulation.checkers.lives import Continued, Life, Lives, Violation
 from tests.simulation.checkers.names import Names
 from tests.simulation.checkers.record import Record
 from tests.simulation.checkers.rest import check_rest
@@ -56,8 +57,24 @@ class Checkers:
     def opened(self, group: Group, before: Group | None = None, progress: Progress | None = None) -> None:
         """A group was opened or declared, perhaps for the first time; or imported, with what `before` had."""
         rows = self._simulation.store.rows(group.group_id)
-        if self.lives.opened(group, rows, progress) and group.options.atomic:
+        continued = None if before is None or progress is None else self._continued(before, progress)
+        if self.lives.opened(group, rows, continued) and group.options.atomic:
             self.epochs.opened(group, rows, before)
+
+    def _continued(self, before: Group, progress: Progress) -> Continued:
+        """Who goes on from an export wants what the group before wanted: no export is further than its users were, and
+        a stream that it leaves out was consumed, or wanted by nobody, or comes from its beginning."""
+        life, places = self.lives[before.group_id], {place.stream_id: place.position for place in progress.places}
+        over = set()
+        for stream_id, stream in self._simulation.streams.streams.items():
+            missing = self.deliveries.first_missing(before.group_id, stream_id)
+            if missing is not None and places.get(stream_id, 0) > missing:
+                raise Violation(
+                    f"{before} is exported at {places[stream_id]} of stream {stream_id}, and {missing} lost"
+                )
+            if life.start(stream_id) is None or (stream.closed and missing is None and stream_id not in places):
+                over.add(stream_id)
+        return Continued(places, frozenset(over))
 
     def deleted(self, group_id: int) -> None:
         """An operator deleted it."""
@@ -79,6 +96,26 @@ class Checkers:
             self.transactions.was_reset(at, position)
         if group.options.atomic:
             self.epochs.was_reset(group, rows)
+
+    def retired(self, generation_id: int) -> None:
+        """Retention has taken it, by its age: no group that is waited for had anything of it to come."""
+        for life in self.lives.live():
+            if life.group.subscription.kind == "queue" and (unread := self.unread(life, generation_id)):
+                raise Violation(f"retention takes {unread}, which {life.group} has not consumed")
+
+    def unread(self, life: Life, generation_id: int) -> list[int]:
+        """The streams of which the group wants more."""
+        own = self._simulation.streams.generations[generation_id].stream_ids
+        wanted = [stream_id for stream_id in own if life.start(stream_id) is not None]
+        return [each for each in wanted if not self.deliveries.is_consumed(life.group.group_id, each)]
+
+    def compacted(self, stream_id: int) -> None:
+        """Blocks were merged: a window by time is what publishers know it to be, for each time there is."""
+        stream, journal = self._simulation.streams.streams[stream_id], self._simulation.journal
+        for at_us in {at_us + by for _, at_us in journal.appended[stream_id] for by in (0, 1)}:
+            begins, wanted = stream.position_of(Start("time", at_us)), journal.since(stream_id, at_us)
+            if begins != wanted:
+                raise Violation(f"stream {stream_id} from {at_us} on begins at {begins}, once merged, not at {wanted}")
 
     def saved(self) -> tuple[Any, ...]:
         """What they know of the database, as a standby has it."""

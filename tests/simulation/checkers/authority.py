@@ -76,8 +76,9 @@ class Authority:
     def node_acted(self, node: SimulatedNode) -> None:
         """Who trusts itself to lead has a lease that runs, whatever its clock says. (The lease of a group that an
         operator deletes or resets is cut short under its leader, which can no longer write.)"""
+        now, election = node.now, node.machine.election
         for group_id in node.machine.leaders:
-            term = node.machine.election.trusted(group_id, node.now)
+            term = election.trusted(group_id, now)
             if term is None or self._lives.is_deleted(group_id) or (group_id, term) in self._cut_short:
                 continue
             if not self._simulation.store.is_led(group_id, node.machine.ref.incarnation, term):

@@ -97,6 +97,15 @@ class Deliveries:
             return self._epochs.is_consumed((group_id, stream_id))
         return self.consumed(group_id, stream_id) >= self._simulation.streams.streams[stream_id].head
 
+    def first_missing(self, group_id: int, stream_id: int) -> int | None:
+        """The first offset that the group wants and that was in no call that ended, nor skipped; None if there is
+        none."""
+        if self._lives[group_id].start(stream_id) is None or self.is_consumed(group_id, stream_id):
+            return None
+        if self._lives[group_id].group.options.atomic:
+            return self._epochs.first_missing((group_id, stream_id))
+        return self.consumed(group_id, stream_id)
+
     def _is_over(self, key: Key, named: Named, last: int) -> bool:
         if self._lives[key[0]].group.options.atomic:
             return self._epochs.is_over(key, named, last)

@@ -89,6 +89,10 @@ class Epochs:
         """All that the group wants of a stream was in calls that ended, or was skipped."""
         return next(self._wanted.missing(key), None) is None
 
+    def first_missing(self, key: Key) -> int | None:
+        """The first offset of those that are left of what the group wants."""
+        return next((offset for offset, _ in self._wanted.missing(key)), None)
+
     def is_over(self, key: Key, named: Named, last: int) -> bool:
         """Nothing more of that key is to come up to that offset."""
         keys = self._simulation.journal.keys[key[1]]

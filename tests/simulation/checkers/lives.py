@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.groups.copies import Progress
 from storage.groups.memory_streams import MemoryStreams
 from storage.groups.model import Group
 from storage.groups.rules import Row
@@ -35,6 +34,14 @@ class Life:
         return self.starts.get(stream_id, None if stream_id in self.existed else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """What a group goes on with that is made from the export of another: as in `Life`."""
+
+    starts: dict[int, int]
+    existed: frozenset[int]
+
+
 class Lives:
     """All that ever were, by id."""
 
@@ -54,22 +61,19 @@ class Lives:
         life = self._lives.get(group_id)
         return life is not None and life.deleted_at is not None
 
-    def opened(self, group: Group, rows: Mapping[int, Row], progress: Progress | None) -> bool:
-        """A new one begins where its start says, or its `progress`, in this instant: nothing of a former life may show
-        in its rows. False for one that was there before."""
+    def opened(self, group: Group, rows: Mapping[int, Row], before: Continued | None) -> bool:
+        """A new one begins where its start says, or where the one before was, in this instant: nothing else of a former
+        life may show in its rows. False for one that was there before."""
         if group.group_id in self._lives:
             return False
         if any(row.grant_id for row in rows.values()):
             raise Violation(f"{group} is born with grants: {rows}")
         if any(life.group.subscription == group.subscription for life in self.live()):
             raise Violation(f"{group} is born while another of its name lives")
-        if progress is None:
+        if before is None:
             starts, existed = self._starts(group), frozenset(self._streams.streams)
         else:
-            starts = {place.stream_id: place.position for place in progress.places}
-            streams = self._streams.streams.values()
-            after = progress.after_generation
-            existed = frozenset(s.stream_id for s in streams if s.generation.generation_id <= after)
+            starts, existed = before.starts, before.existed
         self._lives[group.group_id] = life = Life(group, starts, existed)
         self._check_rows(life, rows)
         return True

@@ -7,7 +7,17 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from leader.watching import Happened
-from storage.groups.model import CONSUMED, MAINTENANCE, ORDER, TAKEOVER, Claim, HistoryRecord, Lending, LendingStatus
+from storage.groups.model import (
+    CONSUMED,
+    MAINTENANCE,
+    ORDER,
+    TAKEOVER,
+    Claim,
+    HistoryRecord,
+    Lending,
+    LendingStatus,
+    WhenGone,
+)
 from tests.simulation.checkers.lives import Key, Lives, Violation
 
 if TYPE_CHECKING:
@@ -122,6 +132,17 @@ class Record:
         elif line.event != "revoke":
             raise Violation(f"nobody knows this event: {line}")
 
+    def _check_gone(self, line: HistoryRecord) -> None:
+        """Nothing is passed over, nor blocked, but what retention has taken, and passed over only where that is
+        wanted; what a failover has cost is blocked. (Here no block is broken, and no loss too many.)"""
+        stream = self._store.streams.streams[line.stream_id]
+        if line.event == "block" and line.position > stream.head:
+            return
+        gone = stream.generation.gone
+        skips = self._lives[line.group_id].group.options.when_gone is WhenGone.SKIP
+        if not gone or skips != (line.event == "skip"):
+            raise Violation(f"{line}, of messages that {'are gone' if gone else 'are there'}, in a group with {skips=}")
+
     def _free(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
         """What was kept for a session is kept no more, and what it had planned may be seen twice."""
         if before is not None or key not in self._reserved or line.until is None:
@@ -152,6 +173,7 @@ class Record:
             planned_under = {line.grant_id} if doubt is None else {line.grant_id, doubt.grant_id}
             self._reserved.setdefault(key, set()).update(planned_under)
         if line.event in ("skip", "block"):
+            self._check_gone(line)
             self.unheard[(*key, line.grant_id)] = self._world.now
         if line.event == "skip":
             self.skipped[key] = self._store.streams.streams[line.stream_id].head

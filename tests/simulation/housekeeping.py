@@ -1,0 +1,108 @@
+"""What the maintenance leader does by the wall clock: it rolls a space over when its generation is old, takes what is
+older than the retention unless a group holds it back, and merges small blocks while others read them. By chances of its
+own; in some runs hours pass between one thing and the next.
+
+Which blocks are merged, and what a merged one knows of when its pieces were appended, are the product's own rules.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from storage.compaction import Row, pieces, runs
+from storage.whole_epochs import Mark
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+_RUNS = 0.6
+_EVERY_S = 3.0
+_HOUR_S = 3_600.0
+_MOST_STREAMS = 28
+
+
+class Housekeeping:
+    """Of a part of all runs. `merged`, `taken`: so many blocks and generations are no more."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
+        self._random = Random(f"the housekeeping of {simulation.seed}")
+        self._hours = self._random.choice((0.0, 1.0, 3.0))
+        self._kept_s = self._random.choice((None, 2 * _HOUR_S, 12 * _HOUR_S)) if self._hours else None
+        self._since: dict[tuple[int, bool], int] = {}
+        self.merged = self.taken = 0
+
+    def begin(self, until: float) -> None:
+        """Let it happen until then."""
+        self._until = until
+        if self._random.random() < _RUNS:
+            self._befall()
+
+    def _befall(self) -> None:
+        if self._world.now >= self._until:
+            return
+        self._world.after(self._random.expovariate(1 / _EVERY_S), self._befall)
+        self._world.let_hours_pass(self._random.uniform(0.0, self._hours))
+        self._roll_over()
+        self._retain()
+        for stream_id in self._streams.streams:
+            if self._random.random() < 0.3:
+                self._compact(stream_id)
+
+    def _age_s(self, generation_id: int, closed: bool) -> float:
+        """For how long it is known to be open, or closed."""
+        now_us = self._world.wall_us()
+        return (now_us - self._since.setdefault((generation_id, closed), now_us)) / 1_000_000
+
+    def _roll_over(self) -> None:
+        """Every hour, where there are messages."""
+        for generation in tuple(self._streams.generations.values()):
+            if generation.closed or len(self._streams.streams) >= _MOST_STREAMS:
+                continue
+            has_messages = any(self._streams.streams[stream_id].head for stream_id in generation.stream_ids)
+            if self._age_s(generation.generation_id, closed=False) >= _HOUR_S and has_messages:
+                self._world.say("maintenance", f"rolls space {generation.space_id} over")
+                self._streams.rollover(generation.space_id)
+
+    def _retain(self) -> None:
+        closed = [g.generation_id for g in self._streams.generations.values() if g.closed and not g.gone]
+        old = [each for each in closed if self._kept_s is not None and self._age_s(each, closed=True) >= self._kept_s]
+        for generation_id in old:
+            if not self._simulation.store.holds_back(generation_id) and not self._is_atomic_behind(generation_id):
+                self._world.say("maintenance", f"takes generation {generation_id}")
+                self._streams.retire(generation_id)
+                self._simulation.checkers.retired(generation_id)
+                self.taken += 1
+
+    def _is_atomic_behind(self, generation_id: int) -> bool:
+        """Atomic groups are waited for here: they would have to be reset as a whole."""
+        checkers = self._simulation.checkers
+        return any(life.group.options.atomic and checkers.unread(life, generation_id) for life in checkers.lives.live())
+
+    def _compact(self, stream_id: int) -> None:
+        """Into blocks of a few messages or of many."""
+        stream, most = self._streams.streams[stream_id], self._random.choice((8, 30, 1_000))
+        if stream.generation.gone:
+            return
+        rows = [Row(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.marks]
+        for run in runs(rows, most, most):
+            begin, end = run[0].end_offset - run[0].count, run[-1].end_offset
+            old = [mark for mark in stream.marks if begin <= mark.first < end]
+            starts, times = pieces([(m.end - m.first, *self._appended(stream.blocks, m)) for m in old])
+            ends = [*(begin + start for start in starts[1:]), end]
+            place = stream.marks.index(old[0])
+            whole = Mark(begin, end, sum(mark.size for mark in old), old[0].lower, old[0].epochs)
+            stream.marks[place : place + len(old)] = [whole]
+            outside = [[b for b in stream.blocks if b[0] <= begin], [b for b in stream.blocks if b[0] > end]]
+            stream.blocks = [*outside[0], *zip(ends, times, strict=True), *outside[1]]
+            self.merged += len(run) - 1
+            self._world.say("maintenance", f"merges [{begin}, {end}) of stream {stream_id}")
+        self._simulation.checkers.compacted(stream_id)
+
+    @staticmethod
+    def _appended(blocks: list[tuple[int, int]], mark: Mark) -> tuple[int, list[int], list[int]]:
+        """When it was, and of a merged one where its pieces begin and when they were."""
+        own = [(end, at_us) for end, at_us in blocks if mark.first < end <= mark.end]
+        starts = [0, *(end - mark.first for end, _ in own[:-1])]
+        return own[-1][1], starts, [at_us for _, at_us in own]
