@@ -11,6 +11,7 @@ as there is something else to do. The event loop never waits for the network, th
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 import psycopg
 
 from borrower.batch import Batch
-from borrower.iteration import AsyncIteration
+from borrower.iteration import AsyncIteration, Loops
 from borrower.process import Home
 from borrower.session import Session
 from borrower.worker import Worker, settled
@@ -41,8 +42,8 @@ class AsyncSession:
     Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it. An `async for` that is left
     by an exception has failed, one that was cancelled too: its batch comes again, as with `Session`. After `next_batch`
     to ask for the next one acknowledges the one before, whatever became of it. Several tasks may ask at once, and each
-    batch goes to one of them; they need `auto_ack=False`, since asking acknowledges what was given out last, to
-    whomever.
+    batch goes to one of them: each `async for` acknowledges its own; those that call `next_batch` need
+    `auto_ack=False`, since it acknowledges what it gave last, to whomever.
     """
 
     def __init__(self, subscription: str, url: str | None = None, **settings: Any) -> None:
@@ -56,7 +57,9 @@ class AsyncSession:
         self._opening: Future[Session] | None = None
         self._fetching: Future[Batch | None] | None = None
         self._ending: Future[None] | None = None
+        self._loops = Loops()
         self._given: Batch | None = None
+        self._has_given = False
         self._draining = False
 
     # --- for the user -----------------------------------------------------------------------------------------------
@@ -76,18 +79,20 @@ class AsyncSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None and (given := self._given) is not None:
+        if kind is None and (given := self._given) is not None and not self._loops.has(given):  # `next_batch` gave it
             self._left(given, well=True)
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Batch]:
-        return AsyncIteration(self._iterated, self._left)
+        self._loops.asked_beside(sys._getframe(1))
+        return AsyncIteration(self._iterated, self._loops, self._left)
 
     async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch; None once the session is drained or closed, or when the timeout is over.
 
         Asking acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
         """
+        self._loops.asked_beside(sys._getframe(1))
         session = await self._opened()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (fetching := self._begin_fetching(session)) is not None:
@@ -99,7 +104,7 @@ class AsyncSession:
             batch = fetching.result()
             if batch is not None and self._ending is None:
                 if session.may_go_on(batch):
-                    self._given = batch
+                    self._given, self._has_given = batch, True
                     return batch
                 self._fetching = self._worker.submit(partial(_look_again, session, batch))
             elif deadline is not None and time.monotonic() >= deadline:
@@ -195,12 +200,14 @@ class AsyncSession:
 
     async def _iterated(self) -> Batch | None:
         """The next of an iteration. Closing ends it, also between two batches."""
-        if self._ending is not None and self._given is not None:
+        if self._ending is not None and self._has_given:
             return None
         return await self.next_batch()
 
     def _left(self, batch: Batch, well: bool) -> None:
         """See `Session.left`. From any thread."""
+        if self._given is batch:
+            self._given = None
         if (session := self._session) is not None and not self._home.is_elsewhere:
             self._worker.submit(partial(session.left, batch, well=well))
             session.interrupt()
@@ -223,6 +230,7 @@ class AsyncSession:
 
     def _begin(self) -> Session:
         session = self._session = self._make()
+        session.loops = self._loops
         if self._draining:
             session.drain()
         return session

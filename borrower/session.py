@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from borrower.arguments import check_arguments
 from borrower.attendance import Attendance, weakly
 from borrower.batch import Batch
 from borrower.inbox import Inbox
-from borrower.iteration import Iteration
+from borrower.iteration import Iteration, Loops
 from borrower.lent import Lent
 from borrower.lookout import Lookout
 from borrower.machine.following import FollowId, NewsCounters, Pushed
@@ -138,6 +139,7 @@ class Session:
         self._home = Home()
         self.settings = settings or BorrowerSettings.from_env()
         self._auto_ack = auto_ack
+        self.loops = Loops()
         self._last: Batch | None = None
         self._again: list[Batch] = []
         self._reading: tuple[Lent, tuple[Any, ...]] | None = None
@@ -192,15 +194,18 @@ class Session:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
+        self.loops.asked_beside(sys._getframe(1))
         return Iteration(self)
 
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch; None once the session is drained or closed, or when the timeout is over.
 
-        Asking acknowledges the batch before, unless the session has auto_ack off. A Postgres (or node) that is silent
+        Asking acknowledges the batch that it gave before, unless the session has auto_ack off; what a loop over the
+        session is at work on is that loop's to acknowledge. A Postgres (or node) that is silent
         in the middle of a read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._home.check(self.subscription)
+        self.loops.asked_beside(sys._getframe(1))
         before = self._last
         try:
             with self._attendance.present():
@@ -241,12 +246,12 @@ class Session:
         return None
 
     def left(self, batch: Batch, *, well: bool) -> None:
-        """A loop is over that was at work on this batch, which its user was given last. It is acknowledged if it ended
-        well, and else given out again before anything else. For the iterators of this session."""
-        if self._home.is_elsewhere or self._last is not batch or not self._auto_ack:
+        """A loop that was at work on this batch is over with it. It is acknowledged if it ended well, and else given
+        out again before anything else. For the iterators of this session."""
+        if self._home.is_elsewhere or not self._auto_ack:
             return
         if well:
-            self._acknowledge_last()
+            self._acknowledge(batch)
         else:
             self._fail(batch)
 
@@ -406,19 +411,28 @@ class Session:
         self._attendance.begin(self._agent, self._handle)
 
     def _acknowledge_last(self) -> None:
-        """What was given out last has ended well, unless a transaction was begun for it and not committed."""
+        """What was given out last has ended well, unless a loop is at work on it."""
+        self._find_out()
+        if self._last is not None and not self.loops.has(self._last):
+            self._acknowledge(self._last)
+
+    def _acknowledge(self, batch: Batch) -> None:
+        """It has ended well, unless a transaction was begun for it and not committed."""
+        self._find_out()
+        if self._auto_ack and (batch.committed or not batch.began):
+            batch.ack()
+
+    def _find_out(self) -> None:
         if self._transactions is not None:
             with contextlib.suppress(UnknownOutcome):
                 self._transactions.find_out(0.0)
-        last = self._last
-        if self._auto_ack and last is not None and (last.committed or not last.began):
-            last.ack()
 
     def _fail(self, batch: Batch) -> None:
         """It is to be given out again."""
         if batch not in self._again:
             self._again.append(batch)
-        self._last = None
+        if self._last is batch:
+            self._last = None
 
     def _give(self, batch: Batch) -> None:
         """It is in the user's hands when this returns, and nothing breaks `next_batch` off."""

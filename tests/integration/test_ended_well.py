@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -104,6 +104,28 @@ def break_out_of_a_generator(session: Session, seen: Seen) -> None:
             break
 
 
+def list_(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        for batch in session:
+            yield batch
+            if batch.first == 1:
+                break
+
+    seen.extend([batch.first for batch in list(batches())])
+
+
+def one_by_one(session: Session, seen: Seen) -> None:
+    @contextlib.contextmanager
+    def one() -> Iterator[Batch]:
+        for batch in session:
+            yield batch
+            break
+
+    for _ in range(2):
+        with one() as batch:
+            seen.append(batch.first)
+
+
 def slice_(session: Session, seen: Seen) -> None:
     for batch in itertools.islice(session, 2):
         seen.append(batch.first)
@@ -134,7 +156,7 @@ def next_of(session: Session) -> Batch:
     return batch
 
 
-WELL: list[Leave] = [break_, return_, break_out_of_a_generator, slice_, zip_, close]
+WELL: list[Leave] = [break_, return_, break_out_of_a_generator, list_, one_by_one, slice_, zip_, close]
 
 
 def fail(batch: Batch, error: type[BaseException] = Failed) -> None:
@@ -198,8 +220,72 @@ def while_closing(session: Session, seen: Seen) -> None:
             fail(batch)
 
 
+KEPT: list[object] = []
+"""Longer than the loops over it."""
+
+
+def over_a_kept_iterator(session: Session, seen: Seen) -> None:
+    batches = iter(session)
+    KEPT.append(batches)
+    for batch in batches:
+        seen.append(batch.first)
+        fail(batch)
+
+
+def over_a_kept_generator(session: Session, seen: Seen) -> None:
+    batches = (batch for batch in session)
+    KEPT.append(batches)
+    for batch in batches:
+        seen.append(batch.first)
+        fail(batch)
+
+
+def over_what_a_traceback_keeps(session: Session, seen: Seen) -> None:
+    def loop() -> None:
+        batches = enumerate(session)
+        for _, batch in batches:
+            seen.append(batch.first)
+            fail(batch)
+
+    try:
+        loop()
+    except Failed as error:
+        KEPT.append(error)
+        raise
+
+
+def over_a_generator_that_ends_when_it_is_closed(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        for batch in session:
+            try:
+                yield batch
+            except GeneratorExit:
+                return
+
+    for batch in batches():
+        seen.append(batch.first)
+        fail(batch)
+
+
+def within_a_context_manager(session: Session, seen: Seen) -> None:
+    @contextlib.contextmanager
+    def one() -> Iterator[Batch]:
+        for batch in session:
+            try:
+                yield batch
+            finally:
+                break  # noqa: B012 it swallows what came, and says nothing of how the work ended
+
+    for _ in range(2):
+        with one() as batch:
+            seen.append(batch.first)
+            fail(batch)
+
+
 BADLY: list[Leave] = [
     in_a_call, interrupted, in_an_inner_loop, within_with, around_a_generator, around_map, while_closing,
+    over_a_kept_iterator, over_a_kept_generator, over_what_a_traceback_keeps,
+    over_a_generator_that_ends_when_it_is_closed, within_a_context_manager,
 ]  # fmt: skip
 
 
@@ -216,7 +302,9 @@ def test_what_ended_well_is_not_repeated_and_what_failed_comes_again_when_a_loop
 
 
 @pytest.mark.conforms("E37")
-@pytest.mark.parametrize("leave", [break_, by_hand, in_a_call, interrupted], ids=lambda leave: leave.__name__)
+@pytest.mark.parametrize(
+    "leave", [break_, by_hand, in_a_call, interrupted, over_a_kept_iterator], ids=lambda leave: leave.__name__
+)
 @pytest.mark.parametrize("way", ["with", "caught within", "closed"])
 def test_what_ended_well_is_acknowledged_by_the_end_of_a_session_and_what_failed_is_not(
     place: Place, leave: Leave, way: str
@@ -275,6 +363,92 @@ def test_so_it_is_in_an_event_loop(place: Place, error: type[BaseException] | No
         asyncio.run(main())
     again = [] if way != "entered again" else [1 if error else 2]
     assert (seen, place.progress()) == ([0, 1, *again], (2 if error else 3) if again else (1 if error else 2))
+
+
+@pytest.mark.conforms("E37")
+@pytest.mark.parametrize("error", [None, Failed])
+@pytest.mark.parametrize("way", ["entered again", "with"])
+def test_how_a_loop_over_an_asynchronous_generator_was_left_cannot_be_seen(
+    place: Place, error: type[BaseException] | None, way: str
+) -> None:
+    seen: Seen = []
+
+    async def batches(session: AsyncSession) -> AsyncIterator[Batch]:
+        async for batch in session:
+            yield batch
+
+    async def main() -> None:
+        async with place.of_a_loop() as session:
+            with contextlib.suppress(Failed):
+                async for batch in batches(session):
+                    seen.append(batch.first)
+                    if batch.first == 1:
+                        if error is not None:
+                            raise error
+                        break
+            if way == "entered again":
+                async for batch in session:
+                    seen.append(batch.first)
+                    break
+
+    asyncio.run(main())
+    again = [1] if way == "entered again" else []
+    assert (seen, place.progress()) == ([0, 1, *again], 1 + len(again))
+
+
+@pytest.mark.conforms("E37")
+def test_an_iterator_whose_loop_failed_begins_another_with_what_failed(place: Place) -> None:
+    seen: Seen = []
+    with place.session() as session:
+        batches = iter(session)
+        with contextlib.suppress(Failed):
+            for batch in batches:
+                seen.append(batch.first)
+                fail(batch)
+        for batch in batches:
+            seen.append(batch.first)
+            if batch.first == 2:
+                break
+    assert (seen, place.progress()) == ([0, 1, 1, 2], 2)
+
+
+@pytest.mark.conforms("E37")
+def test_what_a_loop_is_at_work_on_is_not_acknowledged_by_asking_for_more_in_its_body(place: Place) -> None:
+    with place.session() as session, contextlib.suppress(Failed):
+        for batch in session:
+            assert (batch.first, next_of(session).first, next_of(session).first) == (0, 1, 2)
+            raise Failed
+    assert place.progress() == 0
+
+
+@pytest.mark.conforms("E37")
+def test_each_of_several_tasks_acknowledges_its_own(place: Place) -> None:
+    seen: Seen = []
+
+    async def work(session: AsyncSession, both: asyncio.Barrier, error: type[BaseException] | None) -> None:
+        async for batch in session:
+            seen.append(batch.first)
+            await both.wait()
+            if error is not None:
+                raise error
+            break
+
+    async def main() -> None:
+        both = asyncio.Barrier(2)
+        async with place.of_a_loop() as session:
+            errors = await asyncio.gather(
+                work(session, both, Failed), work(session, both, None), return_exceptions=True
+            )
+            assert [type(error) for error in errors] == [Failed, type(None)]
+            seen.extend([batch.first async for batch in limited(session)])
+
+    async def limited(session: AsyncSession) -> AsyncIterator[Batch]:
+        batch = await session.next_batch(WAIT_S)
+        assert batch is not None
+        yield batch
+
+    asyncio.run(main())
+    assert (seen, place.progress()) == ([0, 1, 0], 2)
 
 
 class Broken(Exception):
