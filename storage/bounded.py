@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.abc import PQGen
 
+from protocol.errors import BeyondHead
+
 _T = TypeVar("_T")
 
 
@@ -74,3 +76,15 @@ os.register_at_fork(after_in_child=_after_fork)
 def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
     """The timeline of its server; None where it is not known."""
     return connection.timeline if isinstance(connection, BoundedConnection) else None
+
+
+def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, what: str) -> None:
+    """Raise `BeyondHead` where `what`, positions that were kept, is of another timeline than the server is on: a
+    position below the head may have been beyond it once."""
+    here = timeline_of(connection)
+    if None not in (timeline, here) and timeline != here:
+        raise BeyondHead(
+            f"{what} is of timeline {timeline} of the database, and this is {here}: a standby was promoted, or a backup"
+            " restored, and other messages may lie at its offsets now. Begin again at a time, or at earliest. Where no "
+            f"message was lost, take `timeline` out of {what}."
+        )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from protocol.errors import DatabaseUnreachable, SubletError
 from storage.bounded import BoundedConnection
@@ -56,7 +57,11 @@ class KeptConnection:
         self._in_use = False
 
     def ready(self) -> BoundedConnection:
-        """The connection. Raises what `connect` does, and `DatabaseUnreachable` within the pause after a failure."""
+        """The connection, with no transaction open on it. Raises what `connect` does, and `DatabaseUnreachable` within
+        the pause after a failure."""
+        current = self.current
+        if current is not None and not current.closed and current.info.transaction_status is not TransactionStatus.IDLE:
+            self.close()  # an exception out of a signal handler left a statement running there
         if self.current is None or self.current.closed:
             if self._log is not None and (left_s := self._backoff.wait_s) > 0:
                 raise DatabaseUnreachable(f"the database was away a moment ago, and is tried again in {left_s:.1f} s.")

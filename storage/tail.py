@@ -17,7 +17,7 @@ import pyarrow as pa
 from protocol.errors import BeyondHead, Gone, PayloadUnavailable, PoisonBlock, SubletError
 from protocol.words import Bookmark, Filter
 from storage import log
-from storage.bounded import timeline_of
+from storage.bounded import check_timeline, timeline_of
 from storage.catalogue import filled, missing
 from storage.epoch_selection import LeftOut
 
@@ -86,7 +86,7 @@ class Reading:
         self.filter = filter
         self._timeline = timeline_of(conn)
         if isinstance(begin, Bookmark):
-            _check_timeline(begin, self._timeline)
+            check_timeline(conn, begin.timeline, "the bookmark")
         self._places: dict[int, Place] = {}
         self._known = begin.known if isinstance(begin, Bookmark) else 0
         self._closures = False
@@ -306,16 +306,6 @@ def _another_timeline(place: Place) -> BeyondHead:
         "reached, a standby was promoted: before that offset may lie other messages now. Begin again at a time, or at "
         "earliest."
     )
-
-
-def _check_timeline(begin: Bookmark, timeline: str | None) -> None:
-    """Raise `BeyondHead` for a bookmark of another timeline: also one below the head may have been beyond it once."""
-    if None not in (begin.timeline, timeline) and begin.timeline != timeline:
-        raise BeyondHead(
-            f"the bookmark is of timeline {begin.timeline} of the database, and this is {timeline}: a standby was "
-            "promoted, or a backup restored, and other messages may lie at its offsets now. Begin again at a time, or "
-            "at earliest. Where no message was lost, take `timeline` out of the bookmark."
-        )
 
 
 def _marked_position(place: Place, begin: Bookmark) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psycopg.rows import class_row
@@ -16,6 +16,7 @@ from psycopg.rows import class_row
 from protocol.epochs import ConsumedFrontier, LowerFrontier, lower_of_json
 from protocol.errors import Conflict, UsageError
 from protocol.words import MAX_OFFSET, Filter, Subscription
+from storage.bounded import check_timeline, timeline_of
 from storage.catalogue import filled, missing
 from storage.groups import births, rows
 from storage.groups.channel import Connection
@@ -82,11 +83,13 @@ class Progress:
     """Places in the order of their streams, and {space_id: the least epochs that are not consumed} of an atomic group.
 
     Streams of generations up to `after_generation` without a place are none of the group's; later ones are read whole.
+    It was so on that `timeline` of the database, where that is known.
     """
 
     after_generation: int
     places: tuple[Place, ...]
     frontiers: tuple[tuple[int, LowerFrontier | None], ...] = ()
+    timeline: str | None = field(default=None, compare=False)
 
     @property
     def settled(self) -> Progress:
@@ -107,7 +110,7 @@ def take(connection: Connection, group: Group) -> Progress:
     if row is None:
         raise no_such_group(group.subscription)
     after, lendings, frontiers = row
-    return Progress(after, tuple(map(_place, lendings)), tuple(map(_frontier, frontiers)))
+    return Progress(after, tuple(map(_place, lendings)), tuple(map(_frontier, frontiers)), timeline_of(connection))
 
 
 def clone(connection: Connection, source: Subscription, subscription: Subscription, who: str) -> tuple[Group, Progress]:
@@ -124,7 +127,9 @@ def begin(
     connection: Connection, subscription: Subscription, options: GroupOptions, progress: Progress, why: str
 ) -> Group:
     """A new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one by
-    that name, and `UsageError` where the progress is none of this database's."""
+    that name, `UsageError` where the progress is none of this database's, and `BeyondHead` where it is of another
+    timeline."""
+    check_timeline(connection, progress.timeline, "the file")
     group_id = births.insert(connection, subscription, options, None, progress.after_generation)
     if group_id is None:
         raise Conflict(
@@ -215,12 +220,18 @@ def of_json(stored: Any) -> Progress:
     places = sorted((_place(each) for each in stored["streams"] if each["status"] != NEW), key=lambda p: p.stream_id)
     if len({place.stream_id for place in places}) < len(places):
         raise ValueError("a stream occurs twice")
-    return Progress(_whole(stored["after_generation"]), tuple(places), tuple(map(_frontier, stored["epochs"])))
+    timeline = stored.get("timeline")
+    if not isinstance(timeline, str | None):
+        raise ValueError(f"timeline {timeline!r}")
+    return Progress(
+        _whole(stored["after_generation"]), tuple(places), tuple(map(_frontier, stored["epochs"])), timeline
+    )
 
 
 def to_json(progress: Progress) -> dict[str, Any]:
     """For a file."""
     return {
+        "timeline": progress.timeline,
         "after_generation": progress.after_generation,
         "streams": [_shown(place) for place in progress.places],
         "epochs": [

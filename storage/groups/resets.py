@@ -19,6 +19,7 @@ from psycopg.rows import class_row
 
 from protocol.epochs import check_epoch
 from protocol.errors import Conflict, UsageError
+from storage.bounded import check_timeline
 from storage.groups import births, frontiers, leadership, rows
 from storage.groups.channel import Connection
 from storage.groups.model import Group, LendingStatus, Start
@@ -132,7 +133,9 @@ def held(connection: Connection, group: Group) -> int:
 
 
 def plan(connection: Connection, group: Group, target: Target, streams: Collection[int] = ()) -> tuple[Move, ...]:
-    """What a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have."""
+    """What a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have, and
+    `BeyondHead` for offsets of another timeline of the database."""
+    check_timeline(connection, target.timeline, "the file")
     _check_wholeness(group, target, streams)
     parameters = {
         **target.parameters(),

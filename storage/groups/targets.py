@@ -19,13 +19,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Target:
     """`kind` is one of earliest, latest, current, offset, shift, time, epoch and given; the others are what it needs.
 
-    `value`: an offset, messages to go forward (or back), or microseconds since 1970; `given`: {stream: offset}.
+    `value`: an offset, messages to go forward (or back), or microseconds since 1970; `given`: {stream: offset}, which
+    were taken on that `timeline` of the database, if that is known.
     """
 
     kind: str
     value: int = 0
     epoch: Epoch = ()
     given: tuple[tuple[int, int], ...] = ()
+    timeline: str | None = None
 
     @classmethod
     def earliest(cls) -> Target:
@@ -79,14 +81,14 @@ class Target:
         return cls("epoch", epoch=check_epoch(epoch))
 
     @classmethod
-    def offsets(cls, given: Mapping[int, int]) -> Target:
+    def offsets(cls, given: Mapping[int, int], timeline: str | None = None) -> Target:
         """These streams to these offsets, and no others. Raises `UsageError`."""
         for stream_id, offset in given.items():
             if not (0 < stream_id <= LARGEST and 0 <= offset <= LARGEST):
                 raise UsageError(f"stream {stream_id}, offset {offset}: both are numbers, from 1 and from 0.")
         if not given:
             raise UsageError("no stream is given. Give at least one, with its offset.")
-        return cls("given", given=tuple(sorted(given.items())))
+        return cls("given", given=tuple(sorted(given.items())), timeline=timeline)
 
     def __str__(self) -> str:
         match self.kind:

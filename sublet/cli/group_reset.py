@@ -79,6 +79,7 @@ def reset(
       sublet groups reset '$share/billing/orders/#' --to-time 2026-11-21T10:00:00Z --yes
       sublet groups reset '$share/billing/orders/#' --shift-by 1 --stream 12
     """
+    from storage.bounded import timeline_of
     from storage.connect import connect
     from storage.groups import births, live_reset, resets
 
@@ -88,7 +89,7 @@ def reset(
     )
     streams, patience_s = frozenset(stream or ()), values.seconds(timeout)
     with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group = births.live(connection, wanted)
+        group, timeline = births.live(connection, wanted), timeline_of(connection)
         moves = resets.plan(connection, group, target, streams)
         if not cli.json:
             _show(cli, moves)
@@ -107,7 +108,7 @@ def reset(
             )
     if cli.json:
         told = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
-        cli.emit({**told, "streams": [asdict(move) for move in moves]})
+        cli.emit({**told, "timeline": timeline, "streams": [asdict(move) for move in moves]})
     else:
         cli.say(f"{len(moves)} streams of {wanted} {'would go' if dry_run else 'go'} on from {target}.")
 
@@ -156,9 +157,12 @@ def _offsets(file: Path, wanted: Subscription) -> Target:
     """Of each stream its `position`, or where it was to go: `after`. Another group's positions are not this one's."""
     found = values.json_file(f"--from-file {file}", file)
     try:
-        of, streams = found.get("subscription"), [_place(each) for each in found["streams"]]
+        of, timeline = found.get("subscription"), found.get("timeline")
+        streams = [_place(each) for each in found["streams"]]
         if len(dict(streams)) < len(streams):
             raise ValueError("a stream occurs twice")
+        if not isinstance(timeline, str | None):
+            raise ValueError(f"timeline {timeline!r}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f'--from-file {file}: not of the form {{"streams": [{{"stream_id": 1, "position": 0}}, ...]}} ({error!r}). '
@@ -169,7 +173,7 @@ def _offsets(file: Path, wanted: Subscription) -> Target:
             f"--from-file {file}: it is of {of}, not of {wanted}. `sublet groups clone` makes a group that begins "
             'where another is; to move this one to those positions all the same, take "subscription" out of the file.'
         )
-    return Target.offsets(dict(streams))
+    return Target.offsets(dict(streams), timeline)
 
 
 def _place(stored: dict[str, Any]) -> tuple[int, int]:

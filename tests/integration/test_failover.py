@@ -4,6 +4,7 @@ replication, asynchronous, one address for all clients. Nobody passes silently o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from protocol.errors import BeyondHead, DatabaseUnreachable, GrantLost, ProducerFenced
-from protocol.words import Bookmark, Filter
+from protocol.words import Bookmark, Filter, Subscription
 from storage import fence
 from storage.catalogue import open_streams
 from storage.connect import connect
@@ -27,9 +28,11 @@ from storage.embedded import EmbeddedPostgres
 from storage.embedded.binaries import find_binaries
 from storage.embedded.place import own, server_user
 from storage.fence import draw_session_epoch
+from storage.groups import copies, resets
 from storage.groups.model import Advance, Entry, GroupWrites
 from storage.groups.postgres import PostgresGroups
 from storage.groups.rules import is_of_former_timeline
+from storage.groups.targets import Target
 from storage.log import Append, Outcome, Producer, Stamp, append, heads, register_again, register_producer
 from storage.migrate import migrate
 from storage.publish import Publisher
@@ -138,6 +141,7 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         for place in tail.turn():
             tail.read(conn, place)
         watching = Tail(conn, Filter.parse("#"))
+        exported = copies.of_json(json.loads(json.dumps(copies.to_json(copies.take(conn, group)))))
     with pytest.raises(DatabaseUnreachable, match="is a standby"):
         connect(pair.standby.url)
     pair.fail_over()
@@ -152,6 +156,12 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
             BeyondHead, match=r"bookmark is of timeline [0-9]+/00000001 .*, and this is [0-9]+/00000002"
         ):
             Reading(conn, Filter.parse("#"), Bookmark.parse(str(tail.bookmark)))
+        with pytest.raises(BeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
+            copies.begin(conn, Subscription.parse("$share/copy/#"), group.options, exported, "imported")
+        offsets = {place.stream_id: place.position for place in exported.places}
+        with pytest.raises(BeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
+            resets.plan(conn, group, Target.offsets(offsets, exported.timeline))
+        assert resets.plan(conn, group, Target.offsets(offsets)), "who says that nothing was lost goes on"
         unnamed = Bookmark(tail.bookmark.known, tail.bookmark.offsets)
         assert Reading(conn, Filter.parse("#"), unnamed).turn(), "who says that nothing was lost goes on"
         tail.note(heads(conn, [stream]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import psycopg
 import pytest
@@ -130,6 +132,37 @@ def test_an_exception_rolls_back_both_and_the_batch_is_still_to_be_done(place: P
         assert (place.output(), place.progress()) == (expected(1), 1)
         with pytest.raises(UsageError, match="committed already"), batch.transaction():
             pass
+
+
+class TooLong(Exception):
+    """Out of a signal handler."""
+
+
+def too_long(*_: object) -> NoReturn:
+    raise TooLong
+
+
+def take_too_long(batch: Batch) -> None:
+    with batch.transaction() as connection:
+        write(connection, batch)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        connection.execute("select pg_sleep(60)")
+
+
+@pytest.mark.conforms("E25", "E37")
+def test_an_exception_out_of_a_signal_handler_within_a_statement_leaves_the_batch_to_be_done(place: Place) -> None:
+    place.publish(1)
+    before = signal.signal(signal.SIGALRM, too_long)
+    try:
+        with place.session() as session:
+            batch = first(session)
+            with pytest.raises(TooLong):
+                take_too_long(batch)
+            with batch.transaction() as connection:
+                write(connection, batch)
+            assert (place.output(), place.progress()) == (expected(1), 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.conforms("E17", "E25")

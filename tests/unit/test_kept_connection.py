@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 from protocol.errors import DatabaseUnreachable, Gone
 from storage.connect import UnknownOutcome
@@ -17,6 +19,7 @@ class Connection:
     """Open until it is closed."""
 
     closed = False
+    info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
 
     def close(self) -> None:
         self.closed = True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.pq import TransactionStatus
 
 from borrower import reader as module
 from borrower.handler import Handler
@@ -26,6 +28,7 @@ class Connection:
     """Open until it is closed; nothing is asked of it here."""
 
     closed = False
+    info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
 
     def close(self) -> None:
         self.closed = True
