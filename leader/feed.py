@@ -29,6 +29,7 @@ from protocol import feed, feed_lent, sublet_pb2_grpc
 from protocol.errors import Conflict, NotFound, PayloadUnavailable, SubletError, Unavailable, UsageError
 from storage import fence
 from storage import log as messages
+from storage.bounded import timeline_of
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._batches = Gate("batches", limits.batches, limits.batch_bytes, limits.retry_after_ms)
         self._readers = Gate("readers", limits.readers, 0, limits.reader_retry_after_ms)
         self._reads = Gate("reads", limits.reads, 0, limits.retry_after_ms)
-        self.watch = Watch(lambda ids: self._watching.run(partial(messages.heads_or_ends, stream_ids=ids)))
+        self.watch = Watch(lambda ids: self._watching.run(partial(_look, stream_ids=ids)))
         self.pages_written = 0
 
     def register(self, server: Any) -> None:
@@ -187,6 +188,10 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 - as above
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)
+
+
+def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> tuple[str | None, dict[int, messages.Head]]:
+    return timeline_of(conn), messages.heads_or_ends(conn, stream_ids)
 
 
 async def _refuse(context: Any, error: Exception) -> None:

@@ -85,6 +85,7 @@ class Reader:
         """Wait for news, however long that takes; saying so now and then. None where there is nothing to wait for."""
         follower.watch(reading.watched)
         while not (news := await follower.news(self._hello_s)):
+            reading.check_timeline(self._watch.timeline)
             await self._write(Page(self._read.subscription))
             if not follower.watched:
                 break

@@ -25,7 +25,8 @@ GROWTH = 1.5
 TROUBLED_PAUSE_S = 1.0
 """After a look that failed."""
 
-Look = Callable[[list[int]], Awaitable[dict[int, Head]]]
+Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, Head]]]]
+"""Answers on which timeline the database is, if that is known, and where the streams end."""
 
 
 class Follower:
@@ -57,7 +58,10 @@ class Follower:
 
 
 class Watch:
-    """Looks while anybody follows. Made and used on one event loop; `note_heads` may be called from any thread."""
+    """Looks while anybody follows. Made and used on one event loop; `note_heads` may be called from any thread.
+
+    `timeline`: of the database, when it looked last, if that is known.
+    """
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -67,6 +71,7 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
         self._fresh = False
+        self.timeline: str | None = None
         self.looks = 0
 
     def follower(self) -> Follower:
@@ -133,7 +138,8 @@ class Watch:
     async def _try_to_look(self, stream_ids: list[int]) -> dict[int, Head] | None:
         self.looks += 1
         try:
-            return await self._look(stream_ids)
+            self.timeline, found = await self._look(stream_ids)
+            return found
         except SubletError as error:
             log.warning("followers wait: looking for the ends of their streams failed. %s", error)
         except Exception:

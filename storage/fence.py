@@ -125,7 +125,6 @@ def advance(
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     idle = f"{BEFORE_COMMIT_S:g}s"
     try:
-        conn.execute(sql.SQL("select {}.check_timeline(%s)").format(sql.Identifier(schema_name(schema))), (group_id,))
         row = conn.execute(
             _ADVANCE.format(sql.Identifier(schema_name(schema))),
             (idle, group_id, stream_id, grant_id, position, *stored),

@@ -151,8 +151,7 @@ class Reading:
 
         Raises `BeyondHead` over a connection to another timeline of the database than that of the beginning."""
         start = place.position
-        if timeline_of(conn) not in (None, self._timeline):
-            raise _another_timeline(place)
+        self.check_timeline(timeline_of(conn))
         try:
             page = log.since(
                 conn,
@@ -193,6 +192,15 @@ class Reading:
             end = max(place.head, place.position + 1) if head.head == log.UNKNOWN else head.head
             place.head, place.closed = end, place.closed or head.closed
             place.done = place.closed and place.position >= place.head
+
+    def check_timeline(self, timeline: str | None) -> None:
+        """Raise `BeyondHead` where the database is on another timeline than at the beginning."""
+        if timeline not in (None, self._timeline):
+            raise BeyondHead(
+                f"{self.filter}: the database has gone over to another timeline since the reading began, a standby was"
+                " promoted: before the offsets that were reached may lie other messages now. Begin again at a time, or "
+                "at earliest."
+            )
 
     def rematch(self, conn: psycopg.Connection[Any]) -> None:
         """Look for streams that have opened; forget those that are over.
@@ -263,6 +271,7 @@ class Tail:
         """
         reading = self._reading
         reading.look(log.heads_or_ends(self.conn, reading.watched))
+        reading.check_timeline(timeline_of(self.conn))
         if reading.stale:
             reading.rematch(self.conn)
         while turn := reading.turn():
@@ -298,14 +307,6 @@ def _first_position(conn: psycopg.Connection[Any], place: Place, begin: Begin) -
     if isinstance(begin, datetime):
         return log.position_at(conn, place.stream_id, begin)
     return min(begin, place.head) if isinstance(begin, int) else 0
-
-
-def _another_timeline(place: Place) -> BeyondHead:
-    return BeyondHead(
-        f"stream {place.stream_id}: the database has gone over to another timeline since offset {place.position} was "
-        "reached, a standby was promoted: before that offset may lie other messages now. Begin again at a time, or at "
-        "earliest."
-    )
 
 
 def _marked_position(place: Place, begin: Bookmark) -> int:

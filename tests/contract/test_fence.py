@@ -56,6 +56,23 @@ def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWo
     assert postgres.row(group, term, stream).position == 4
 
 
+@pytest.mark.conforms("E36")
+@pytest.mark.parametrize(("before", "then"), [("0", "30min"), ("2h", "30min"), ("7s", "7s")])
+def test_whoever_writes_the_transaction_idles_for_a_bounded_time_before_the_commit(
+    postgres: PostgresWorld, before: str, then: str
+) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = lent(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    limit = "show idle_in_transaction_session_timeout"
+    with psycopg.connect(postgres.url, options=f"-c idle_in_transaction_session_timeout={before}") as user:
+        user.execute("select sublet.advance(%s, %s, %s, 3)", (group.group_id, stream, held.grant_id))
+        assert user.execute(limit).fetchall() == [(then,)]
+        user.commit()
+        assert user.execute(limit).fetchall() == [(before,)]
+
+
 @pytest.mark.conforms("E27")
 def test_progress_behind_a_plan_counts_only_while_that_is_the_last_plan(postgres: PostgresWorld) -> None:
     (stream,) = postgres.add_space()

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from borrower.feed import Feed
 from borrower.session import Session
 from borrower.settings import BorrowerSettings
 from protocol.errors import BeyondHead, DatabaseUnreachable, GrantLost, ProducerFenced
@@ -35,6 +36,7 @@ from storage.groups.rules import is_of_former_timeline
 from storage.groups.targets import Target
 from storage.log import Append, Outcome, Producer, Stamp, append, heads, register_again, register_producer
 from storage.migrate import migrate
+from storage.nodes import live_nodes
 from storage.publish import Publisher
 from storage.spaces import reshard, rollover
 from storage.tail import Reading, Tail
@@ -165,7 +167,7 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         unnamed = Bookmark(tail.bookmark.known, tail.bookmark.offsets)
         assert Reading(conn, Filter.parse("#"), unnamed).turn(), "who says that nothing was lost goes on"
         tail.note(heads(conn, [stream]))
-        with pytest.raises(BeyondHead, match="another timeline since offset 20"):
+        with pytest.raises(BeyondHead, match="another timeline since the reading began"):
             tail.read(conn, tail.turn()[0])
         with pytest.raises(GrantLost), conn.transaction():
             fence.advance(conn, *ours, 18)
@@ -267,15 +269,29 @@ def test_consumers_pass_over_nothing_of_the_new_timeline_and_publishers_go_on(pa
 
 
 @pytest.mark.conforms("P10")
-def test_a_publisher_whose_streams_were_lost_is_fenced_by_name(pair: Pair) -> None:
+def test_a_publisher_whose_streams_were_lost_is_fenced_by_name_and_so_is_who_follows_them(
+    pair: Pair, tmp_path: Path
+) -> None:
     """A stream that was opened last is missing on the new timeline, and its number may become another's."""
+    fleet = Fleet(pair.url, tmp_path)
+    node = fleet.node("n1")
+    eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
     with connect(pair.url) as conn:
+        (address,) = (each.address for each in live_nodes(conn))
         pair.part()
         rollover(conn, "default")
     publisher = Publisher(pair.url, retry_timeout_s=WAIT_S)
-    publisher.publish("t", b"lost").result()
-    pair.fail_over()
-    with pytest.raises(ProducerFenced, match="another timeline, where stream"):
-        publisher.publish("t", b"new").result(WAIT_S)
-    with pytest.raises(ProducerFenced):
-        publisher.close()
+    try:
+        with Feed(address, patience_s=WAIT_S) as feed:
+            pages = feed.follow(start="earliest")
+            publisher.publish("t", b"lost").result()
+            assert next(pages).column("value").to_pylist() == [b"lost"]
+            pair.fail_over()
+            with pytest.raises(ProducerFenced, match="another timeline, where stream"):
+                publisher.publish("t", b"new").result(WAIT_S)
+            with pytest.raises(BeyondHead, match="another timeline"):
+                next(pages)
+        with pytest.raises(ProducerFenced):
+            publisher.close()
+    finally:
+        fleet.close()

@@ -87,7 +87,7 @@ class UsersDatabase:
         return f"{self._simulation.store.timeline + 1:08X}"
 
     def has_no_leader_here(self, group_id: int) -> bool:
-        """As the database's function `check_timeline`."""
+        """As the database's function `advance` asks."""
         return self._simulation.store.is_older(group_id)
 
     def in_place(self) -> Any:
@@ -194,11 +194,11 @@ class _Connection:
             if parameters["timeline"] != self._timeline:
                 return _Answer((None,))
             return _Answer(("committed" if parameters["number"] in self._database.committed else "aborted",))
-        if "check_timeline(" in text and self._database.has_no_leader_here(*parameters):
-            raise _Refused("the database has gone over to another timeline")
         if "advance(" in text:
             assert transaction is not None
             facts = [value for value in parameters if isinstance(value, int)]
+            if self._database.has_no_leader_here(facts[0]):
+                raise _Refused("the database has gone over to another timeline")
             if not self._database.advance(*facts):
                 raise _Refused("the transaction must not commit")
             transaction.advances.append((facts[0], facts[1], facts[2], facts[3]))

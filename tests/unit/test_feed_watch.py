@@ -21,12 +21,12 @@ class Ends:
         self.asked: list[list[int]] = []
         self.trouble: Exception | None = None
 
-    async def look(self, stream_ids: list[int]) -> dict[int, Head]:
+    async def look(self, stream_ids: list[int]) -> tuple[str | None, dict[int, Head]]:
         """As the database would answer."""
         self.asked.append(stream_ids)
         if self.trouble is not None:
             raise self.trouble
-        return {id: self.heads[id] for id in stream_ids if id in self.heads}
+        return None, {id: self.heads[id] for id in stream_ids if id in self.heads}
 
 
 def test_who_has_heard_of_news_makes_it_look_at_once_and_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
