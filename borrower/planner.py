@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +41,7 @@ LOOK_S = 0.25
 """Between two looks at the database for what became of what was begun."""
 
 WRITTEN_S = 10.0
-"""How long a plan that nobody writes down keeps a query that is not to end: then it is asked for again."""
+"""How long a plan that nobody writes down keeps a query at least: then it is asked for again, or a finite one fails."""
 
 
 class Planner:
@@ -170,13 +169,13 @@ class Planner:
     def plan(self, most: Most, wait_s: float = 0.0, *, finite: bool = False) -> list[Begun]:
         """What is to be done next; nothing of it is begun before it is written down. Empty: nothing.
 
-        What was planned before and is not acknowledged is among it. Where there is nothing it waits so long for news.
-        A leader that cannot be reached is waited for, with a plan that it has to write down for `WRITTEN_S`. `finite`:
-        nothing is planned behind where the streams ended when they were first looked at, and it waits until there is a
-        plan, or all that was there for the group at the first such call is done, by whomever, or blocked. What other
-        members have is waited for no longer than what nobody has, and then left to them.
+        What was planned before and is not acknowledged is among it. Where there is nothing it waits so long for news. A
+        leader that has a plan to write down is waited for, for `WRITTEN_S` at least. `finite`: nothing is planned
+        behind where the streams ended when they were first looked at, and it waits until there is a plan, or all that
+        was there for the group at the first such call is done, by whomever, or blocked. What other members have is
+        waited for no longer than what nobody has, and then left to them.
 
-        Raises `SubscriptionEnded`, and `Unavailable` where that is not lent for too long.
+        Raises `SubscriptionEnded`, and `Unavailable` where that is not lent, or not written down, for too long.
         """
         deadline = time.monotonic() + (self._lent_within_s if finite else wait_s)
         self._digest()
@@ -190,10 +189,10 @@ class Planner:
             self._planning.plan(self._ends(self._planning.idle(self._may_start, finite=finite), most))
             self._planning.plan_steps(self._epochs.steps(most, self._may_start, finite=finite))
             self._planning.tell()
-            self._await_written(math.inf if finite else max(deadline, time.monotonic() + WRITTEN_S))
+            self._await_written(max(deadline, time.monotonic() + WRITTEN_S))
             if planned := self._planning.begin():
                 return planned
-            if self._lookout.look():
+            if self._lookout.look() and not self._planning.unwritten():
                 continue
             left_s = deadline - time.monotonic()
             if finite and self._is_through():
@@ -261,9 +260,9 @@ class Planner:
 
     def _give_up(self) -> None:
         """Raise `Unavailable`, unless other members have all that is left."""
-        left = self._left()
+        left, unwritten = self._left(), self._planning.unwritten()
         unlent = [each.stream_id for each in left or () if not each.is_anothers(self.name)]
-        if left and not unlent:
+        if left and not unlent and not unwritten:
             log.warning(
                 "%s: this query ends after %g s without work, and other members have not done all that was there: "
                 "streams %s of %d",
@@ -273,7 +272,8 @@ class Planner:
                 len(left),
             )
             return
-        what = f"streams {unlent[:5]} of {len(unlent)} were not lent to it" if unlent else "no leader has answered"
+        silent = "no leader has written down what it plans" if unwritten else "no leader has answered"
+        what = f"streams {unlent[:5]} of {len(unlent)} were not lent to it" if unlent else silent
         raise Unavailable(
             f"{self.subscription}: {what} within {self._lent_within_s:g} s, and what was there is not all read. "
             f"`sublet groups why '{self.subscription}'` says what they wait for; the option availableNowWait waits "

@@ -32,16 +32,17 @@ from storage.groups.targets import Target
 
 _PLAN = """
 select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
-       s.head, n.generation_id > (select after_generation from consumer_group where group_id = %(group)s) as is_later,
+       s.head, is_later,
        case when %(kind)s = 'epoch' then exists (
          select from block b where b.generation_id = s.generation_id and b.stream_id = s.stream_id
             and b.epochs is not null) end as has_epochs,
        case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
          when 'earliest' then 0
          when 'latest' then s.head
-         when 'current' then l.position
+         when 'current' then now.position
          when 'offset' then least(%(value)s::bigint, s.head)
-         when 'shift' then least(greatest(l.position::numeric + %(value)s::bigint, 0), s.head)::bigint
+         when 'shift' then case when now.position is not null
+           then least(greatest(now.position::numeric + %(value)s::bigint, 0), s.head)::bigint end
          when 'time' then coalesce(position_at(s.generation_id, s.stream_id,
            timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
          when 'epoch' then coalesce((
@@ -52,13 +53,19 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
             order by b.end_offset limit 1), s.head) end end as after
   from stream s join generation n using (generation_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
+  cross join lateral (
+    select g.after_generation < n.generation_id as is_later from consumer_group g where g.group_id = %(group)s) as came
+  cross join lateral (select coalesce(l.position, case when is_later then 0 end) as position) as now
   left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
          on g.stream_id = s.stream_id
  where (l.stream_id is not null or (n.state <> 'gone' and n.filter = any(
           case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)))
    and not (l.status is not distinct from 'finished' and s.state = 'open')
  order by s.stream_id"""
-"""Of the streams that the group may have; an open one that is finished lies in the shadow of another space."""
+"""Of the streams that the group may have; an open one that is finished lies in the shadow of another space.
+
+Where the group is in a stream that it has no row of: at 0, if the stream came since; one that ended before the group
+began is none of its own, and what goes from where the group is (current, shift) does not concern it."""
 
 _HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
 

@@ -20,7 +20,7 @@ Row = tuple[Any, ...]
 place of its space, ...]."""
 
 _PUT_BACK = (
-    "Nothing of it is skipped: put the object back from a copy of the place; what cannot be put back ends with its "
+    "Nothing of it is given out: put the object back from a copy of the place; what cannot be put back ends with its "
     "generation, or a group goes past it with `sublet groups reset`"
 )
 _LOOK = "It is tried again. See to this object, and to who may read it"

@@ -37,7 +37,12 @@ def reset(
         str | None, typer.Option(metavar="DURATION", help="What was stored within the last 90s, 15m, 6h, 7d.")
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option(metavar="N", help="N messages on; with a negative N back. Not beyond the ends.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="N messages on; with a negative N back. Not beyond the ends, nor in streams that ended before "
+            "the group began.",
+        ),
     ] = None,
     to_epoch: Annotated[
         str | None, typer.Option(metavar="EPOCH", help="From that epoch on: 7, or 3,1 where epochs are pairs.")

@@ -20,7 +20,7 @@ from sublet.cli import (
 )
 from sublet.cli.command import Cli, group, made
 from sublet.cli.group_names import named
-from sublet.cli.values import GroupName, utc
+from sublet.cli.values import GroupName, ranges, utc
 
 if TYPE_CHECKING:
     from storage.groups.orders import Orders
@@ -61,11 +61,12 @@ def describe(
     """Show a group: its leader, members, streams and lag.
 
     Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
-    end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. Members
-    that hold no stream stand by; only their leader knows them, and is asked. A blocked stream is lent to nobody, for
-    the reason shown: see docs/guarantees.md. One is stuck while its owner cannot read what comes next, for the reason
-    shown. A free stream may be kept for the return of a named session that has left. Finished streams, which have
-    nothing more for the group, are counted, and shown with --all.
+    end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. What
+    retention took of the group's, and what it skipped as it could not be decoded, is counted as lost. Members that hold
+    no stream stand by; only their leader knows them, and is asked. A blocked stream is lent to nobody, for the reason
+    shown: see docs/guarantees.md. One is stuck while its owner cannot read what comes next, for the reason shown. A
+    free stream may be kept for the return of a named session that has left. Finished streams, which have nothing more
+    for the group, are counted, and shown with --all.
     Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
     twice; of many such moves the 20 newest are shown, and their number is told.
 
@@ -152,6 +153,7 @@ def _prose(overview: Overview, standby: list[dict[str, Any]] | None) -> list[str
         f"options  {_options(overview)}",
         *_orders(overview.group.orders),
         f"lag      {_lag(overview)}",
+        *_lost(overview),
         f"members  {len(members) or 'none'} holding streams{_standing_by(overview, standby)}",
     ]
     for member in members:
@@ -199,6 +201,13 @@ def _orders(orders: Orders) -> list[str]:
     paused = [] if orders.paused is None else [f"paused   {orders.paused or 'no reason is recorded'}"]
     weights = ", ".join(f"{session} {weight:g}" for session, weight in orders.weights)
     return [*paused, *([f"weights  {weights}"] if weights else [])]
+
+
+def _lost(overview: Overview) -> list[str]:
+    """What it has not been given and will not be, if anything is."""
+    lost = {line.stream_id: line.lost_messages for line in overview.streams if line.lost_messages}
+    of = f"messages, which are gone or could not be decoded, of streams {ranges(lost)}"
+    return [f"lost     {sum(lost.values())} {of}"] if lost else []
 
 
 def _epochs(line: EpochsLine) -> str:

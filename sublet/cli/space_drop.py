@@ -23,7 +23,11 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Lose nothing: what it holds is consumed, and stays until its retention takes it."),
+        typer.Option(
+            "--keep",
+            help="Lose nothing: what it holds is consumed, and stays until its retention takes it. Refused where the "
+            "space has no retention.",
+        ),
     ] = False,
     force: Annotated[
         bool,

@@ -168,6 +168,47 @@ def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) 
 
 
 @pytest.mark.conforms("A4")
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (Target.current(), {"finished": 5, "unfinished": 6, "later": 0}),
+        (Target.shift(0), {"finished": 5, "unfinished": 6, "later": 0}),
+        (Target.shift(-2), {"finished": 3, "unfinished": 4, "later": 0}),
+        (Target.shift(2), {"finished": 5, "unfinished": 8, "later": 2}),
+        (Target.earliest(), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
+        (Target.latest(), {"finished": 5, "unfinished": 10, "later": 7}),
+        (Target.offset(2), {"former": 2, "finished": 2, "unfinished": 2, "later": 2}),
+        (Target.time(datetime(2000, 1, 1, tzinfo=UTC)), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
+    ],
+    ids=str,
+)
+def test_what_ended_before_the_group_began_comes_with_a_place_in_history_and_not_with_one_that_goes_from_here(
+    postgres: PostgresWorld, target: Target, expected: dict[str, int]
+) -> None:
+    world = postgres
+    (former,) = world.add_space()
+    world.append(former, 3)
+    (finished,) = world.rollover(1)
+    group = world.declare(start=Start.LATEST)
+    world.append(finished, 5)
+    term = world.lead(group)
+    held = lent(world, group, term, finished)
+    (unfinished,) = world.rollover(1)
+    world.apply(group, term, Advance(finished, held.grant_id, 5))
+    world.write(group, term, renew=True)
+    world.append(unfinished, 10)
+    consumed(world, group, term, unfinished, 6)
+    (later,) = world.rollover(1)
+    world.append(later, 7)
+    names = {former: "former", finished: "finished", unfinished: "unfinished", later: "later"}
+    assert {names[stream]: after for stream, (_, after) in reset(world, group, target).items()} == expected
+    term = world.lead(group)
+    world.write(group, term, renew=True)
+    found = {names[stream]: position for stream, (_, position) in places(world, group).items()}
+    assert found == expected, "and whoever leads next gives nothing else"
+
+
+@pytest.mark.conforms("A4")
 def test_what_would_have_been_given_and_is_not_counts_as_skipped_in_streams_that_came_later_too(
     postgres: PostgresWorld,
 ) -> None:

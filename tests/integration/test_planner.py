@@ -10,27 +10,35 @@ from borrower import planner as module
 from borrower.planner import Planner
 from borrower.plans import Most
 from borrower.settings import BorrowerSettings
+from protocol.errors import Unavailable
 from storage.publish import Publisher
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
 
 @pytest.mark.conforms("E26")
+@pytest.mark.parametrize("finite", [False, True])
 def test_a_plan_that_nobody_writes_down_keeps_its_query_only_for_a_while_and_is_begun_later(
-    fleet: Fleet, database: str, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, database: str, monkeypatch: pytest.MonkeyPatch, finite: bool
 ) -> None:
     monkeypatch.setattr(module, "WRITTEN_S", 0.5)
     settings = BorrowerSettings().scaled(SPEED)
-    planner = Planner("$share/g/#", database, name="q", hold_s=60.0, start="earliest", settings=settings)
+    planner = Planner(
+        "$share/g/#", database, name="q", hold_s=60.0, start="earliest", lent_within_s=1.0, settings=settings
+    )
     with Publisher(database) as publisher:
-        publisher.publish("t", b"1").result()
-        (first,) = eventually(lambda: planner.plan(Most(None, None), 0.2), 60)
-        publisher.publish("t", b"2").result()
+        for value in (b"1", b"2"):
+            publisher.publish("t", value).result()
+    (first,) = eventually(lambda: planner.plan(Most(1, None), 0.2), 60)
     planner.acknowledge([first.planned])
     (node,) = fleet.nodes.values()
     node.signal(signal.SIGSTOP)
     try:
-        assert planner.plan(Most(None, None), 0.1) == [], "nobody has written it down"
+        if finite:
+            with pytest.raises(Unavailable, match=r"no leader has written down .* within 1 s"):
+                planner.plan(Most(None, None), finite=True)
+        else:
+            assert planner.plan(Most(None, None), 0.1) == [], "nobody has written it down"
     finally:
         node.signal(signal.SIGCONT)
     (second,) = eventually(lambda: planner.plan(Most(None, None), 0.2), 60)

@@ -29,6 +29,7 @@ from storage.history import read_history
 from storage.log import Append, append, since
 from storage.spaces import create_space
 from storage.tail import Tail
+from sublet.cli.values import ranges
 from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
 from tests.integration.log_kit import batch, read
@@ -159,7 +160,13 @@ def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
     assert sorted(seen) == sorted(set(values_of(streams, range(8))) - set(values_of(bad, range(4, 6))))
     skips = [line for line in read_history(conn, group.group_id).lines if line.event == "skip"]
     assert sorted((line.stream_id, line.position) for line in skips) == [(stream, 4) for stream in bad]
-    assert all("Skipped: [4, 6), 2 messages" in line.reason for line in skips)
+    for line in skips:
+        assert "Nothing of it is given out: put its payload back" in line.reason
+        assert "Skipped: [4, 6), 2 messages" in line.reason
+        assert "is skipped" not in line.reason
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        told = f"lost     {2 * len(bad)} messages, which are gone or could not be decoded, of streams {ranges(bad)}\n"
+        assert told in shell.run("groups", "describe", GROUP).out
 
 
 @pytest.mark.conforms("W10")

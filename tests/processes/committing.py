@@ -1,7 +1,7 @@
 """A consumer that stops in its commit: `python -m tests.processes.committing URL GROUP STREAM GRANT SIGNAL`.
 
-Writes a row to the table `output` and moves progress to offset 3, and sends itself SIGNAL before its COMMIT. Exit code
-0 if it is told afterwards that nothing was written. The server gives it half a second there.
+Writes a row to the table `output` and moves progress to offset 3, says `advanced`, and sends itself SIGNAL before its
+COMMIT. Exit code 0 if it is told afterwards that nothing was written. The server gives it half a second there.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
 
     def advance_and_stop(*arguments: Any, **named: Any) -> fence.Attempt:
         attempt = advance(*arguments, **named)
+        sys.stdout.write("advanced\n")
+        sys.stdout.flush()
         os.kill(os.getpid(), signal.Signals[number])
         return attempt
 

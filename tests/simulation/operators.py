@@ -172,7 +172,7 @@ class Operators:
 
     def _moves(self, group: Group, target: str, value: int, streams: tuple[int, ...]) -> dict[int, int]:
         """{stream: where it goes on}, of all streams that the group has or may have, or of these."""
-        rows, moves = self._store.rows(group.group_id), {}
+        rows, life, moves = self._store.rows(group.group_id), self._simulation.checkers.lives[group.group_id], {}
         for stream_id in self._streams.streams:
             row = rows.get(stream_id)
             gone = self._streams.streams[stream_id].generation.gone
@@ -180,12 +180,13 @@ class Operators:
             if (row is None and gone) or shadowed or (streams and stream_id not in streams):
                 continue
             before = None if row is None else row.position
-            after = self._head(stream_id) if gone else self._after(target, value, stream_id, before)
+            now = before if before is not None or stream_id in life.existed else 0
+            after = self._head(stream_id) if gone else self._after(target, value, stream_id, now)
             if after is not None and not self._is_passed(group, stream_id, before, after):
                 moves[stream_id] = after
         return moves
 
-    def _after(self, target: str, value: int, stream_id: int, before: int | None) -> int | None:
+    def _after(self, target: str, value: int, stream_id: int, now: int | None) -> int | None:
         head = self._head(stream_id)
         match target:
             case "earliest":
@@ -193,11 +194,11 @@ class Operators:
             case "latest":
                 return head
             case "current":
-                return before
+                return now
             case "offset":
                 return min(value, head)
             case "shift":
-                return None if before is None else min(max(before + value, 0), head)
+                return None if now is None else min(max(now + value, 0), head)
             case _:
                 return self._simulation.journal.since(stream_id, value)
 
