@@ -1,6 +1,8 @@
 drop index consumer_group_behind;
 drop index capability_expired;
 drop index sink_batch_once;
+drop index stream_to_tier;
+alter table stream drop column is_to_tier;
 drop index stream_to_compact;
 alter table stream drop column is_compact, drop column seen_offset;
 drop index stream_parents;

@@ -20,6 +20,11 @@ create index stream_parents on stream using gin (parents);
 -- Up to there blocks are looked at for compaction; is_compact: the stream is closed, and that was its end.
 alter table stream add seen_offset bigint not null default 0, add is_compact boolean not null default false;
 create index stream_to_compact on stream (stream_id) where state = 'closed' and not is_compact;
+-- A closed stream whose payloads have not all been looked at to be moved out. A column of its own, which no append changes: an
+-- index over the head would make each write to the indexes.
+alter table stream add is_to_tier boolean not null
+  generated always as (state = 'closed' and coalesce(tiered_offset, 0) < head) stored;
+create index stream_to_tier on stream (space_id) where is_to_tier;
 
 -- Of a sink that nobody comes back to, when it was used; and of a producer whose lease has run out, when.
 create index sink_batch_once on sink_batch (at) where once;

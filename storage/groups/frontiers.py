@@ -7,7 +7,7 @@ completed epoch has a stream with a row by then, and lies below that stream's he
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from protocol.epochs import Epoch, GroupFrontier, LowerFrontier, UpperFrontier, 
 from storage.groups.channel import Connection
 from storage.groups.model import Start
 from storage.groups.pen import Pen
+from storage.groups.rows import Key
 from storage.groups.rules import consumed_by_group, consumption, first_epochs
 from storage.groups.sql import NOW
 
@@ -46,8 +47,8 @@ update lending l set consumed = jsonb_build_object('upto', l.position, 'least', 
 
 _ADD = f"""
 insert into consumed_frontier (group_id, space_id, least, updated_at)
-select distinct l.group_id, s.space_id, 'null'::jsonb, {NOW}
-  from lending l join stream s using (stream_id) where l.group_id = any(%(groups)s::bigint[]) and l.consumed is not null
+select distinct u.group_id, s.space_id, 'null'::jsonb, {NOW}
+  from unnest(%(groups)s::bigint[], %(streams)s::bigint[]) as u (group_id, stream_id) join stream s using (stream_id)
     on conflict do nothing"""
 
 _KNOWN = "select group_id, space_id, least from consumed_frontier where group_id = any(%(groups)s::bigint[])"
@@ -119,9 +120,10 @@ def begin(connection: Connection, group_id: int, start: Start, now_us: int | Non
     connection.execute(_BEGIN, parameters)
 
 
-def add_spaces(connection: Connection, group_ids: Iterable[int], now_us: int) -> None:
-    """Begin frontiers for the spaces that streams of theirs came from which have none."""
-    connection.execute(_ADD, {"groups": list(group_ids), "now_us": now_us})
+def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> None:
+    """Begin frontiers for the spaces of these streams where their groups, which are atomic, have none."""
+    parameters = {"groups": [group for group, _ in keys], "streams": [stream for _, stream in keys], "now_us": now_us}
+    connection.execute(_ADD, parameters)
 
 
 def move_on(

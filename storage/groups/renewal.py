@@ -28,13 +28,15 @@ _FILTERS = """
 select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders, after_generation from consumer_group
  where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
+# `oldest` says by a value what the server cannot know of a column: how few generations are newer.
 _ADD = f"""
 insert into lending as l (group_id, stream_id, status, position, updated_at, consumed)
 select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW},
        case when (g.options ->> 'atomic')::boolean then jsonb_build_object('upto', 0, 'least', f.least) end
   from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
   join consumer_group g on g.group_id = u.group_id and g.deleted_at is null
-  join generation n on n.filter = u.filter and n.generation_id > g.after_generation and n.generation_id <= %(newest)s
+  join generation n on n.filter = u.filter and n.generation_id > g.after_generation
+   and n.generation_id > %(oldest)s and n.generation_id <= %(newest)s
   join stream s on s.generation_id = n.generation_id
   left join consumed_frontier f on f.group_id = u.group_id and f.space_id = s.space_id
  where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
@@ -129,13 +131,15 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
         "groups": [group for group, _, _ in pairs],
         "filters": [filter.text for _, filter, _ in pairs],
         "matching": [matching for _, _, matching in pairs],
+        "oldest": min(one.after_generation for one in groups),
         "newest": generations.newest,
         "now_us": now_us,
     }
     added = connection.execute(_ADD, parameters).fetchall()
     connection.execute(_ADDED, {"groups": [one.group_id for one in groups], "newest": generations.newest})
-    if added and (atomic := [one.group_id for one in groups if one.atomic]):
-        frontiers.add_spaces(connection, atomic, now_us)
+    atomic = {one.group_id for one in groups if one.atomic}
+    if keys := [(group, stream) for group, stream, _ in added if group in atomic]:
+        frontiers.add_spaces(connection, keys, now_us)
     return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
 
 

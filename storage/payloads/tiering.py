@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 import psycopg
+from psycopg import sql
 
 from protocol.errors import LostLeadership, PayloadUnavailable, PoisonBlock
 from storage import compaction
@@ -30,7 +31,7 @@ from storage.payloads.place import named, parse
 from storage.payloads.stores import store
 from storage.payloads.together import TO_CHANGE, once, together
 from storage.routing import Space
-from storage.turnover import Guard
+from storage.turnover import Guard, partition
 
 LEAST_BYTES: Final = 4096
 BATCH_BYTES: Final = 8 << 20
@@ -39,15 +40,20 @@ MOST_S: Final = 10.0
 """A pass over a space ends soon after that; the next goes on."""
 
 _WORK = """
-select s.stream_id, s.generation_id, g.state = 'closed', s.tiered_offset, coalesce(s.tiered_offset, 0)
-  from stream s join generation g using (generation_id)
- where g.space_id = %(space)s and g.state <> 'gone' and coalesce(s.tiered_offset, 0) < s.head
-   and (g.state = 'closed' or (
-     select b.appended_at from block b
-      where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-        and b.end_offset > coalesce(s.tiered_offset, 0)
-      order by b.end_offset limit 1) <= clock_timestamp() - make_interval(secs => %(after)s::float8))
+select s.stream_id, s.generation_id, s.state = 'closed', s.tiered_offset, coalesce(s.tiered_offset, 0)
+  from (select * from stream where space_id = %(space)s and is_to_tier
+        union all
+        select * from stream where state = 'open' and space_id = %(space)s and coalesce(tiered_offset, 0) < head
+          and %(after)s::float8 is not null) s
+  join generation g using (generation_id)
+ where g.state <> 'gone'
  order by s.generation_id, s.stream_id"""
+
+# Of an open stream the next block, in its partition: to the table as a whole the server would look up all of them.
+_IS_DUE = """
+select coalesce((
+  select appended_at from {block} where stream_id = %(stream)s and end_offset > %(offset)s order by end_offset limit 1
+) <= clock_timestamp() - make_interval(secs => %(after)s::float8), false)"""
 
 _BLOCKS = """
 select end_offset, count, codec, case when is_moved then payload end, is_due
@@ -171,8 +177,16 @@ class _Mover:
     def work(self) -> list[_Stream]:
         """The streams with something to look at, when the place is known to be there."""
         due = {"space": self._space.space_id, "after": self._space.tier_after_s}
-        found = [_Stream(*row) for row in self._conn.execute(_WORK, due)]
+        streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
+        found = [stream for stream in streams if stream.closed or self._is_due(stream)]
         return found if found and self._prepare() else []
+
+    def _is_due(self, stream: _Stream) -> bool:
+        asked = {"stream": stream.stream_id, "offset": stream.offset, "after": self._space.tier_after_s}
+        with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
+            statement = sql.SQL(_IS_DUE).format(block=partition(stream.generation_id))
+            return self._conn.execute(statement, asked).fetchone() == (True,)
+        return False
 
     def batch(self, stream: _Stream) -> bool:
         """Move some of its blocks; False: there are no more."""

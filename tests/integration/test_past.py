@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,15 +14,20 @@ from leader.maintenance import _steps
 from protocol.errors import Conflict, Gone, NotFound
 from protocol.words import Bookmark, Filter, Subscription
 from storage import log
+from storage.checkup import unled
 from storage.connect import connect
 from storage.groups import copies
+from storage.groups.lags import all_lags
 from storage.groups.model import Advance, Grant, GroupOptions, GroupWrites, NodeRef, Start, WhenGone
 from storage.groups.postgres import PostgresGroups
+from storage.groups.renewal import add_streams
 from storage.past import Collapse
+from storage.payloads.tiering import tier_space
 from storage.retention import IdleProducers, retain
-from storage.spaces import reshard, rollover
-from storage.tail import Tail
+from storage.spaces import alter_space, reshard, rollover
+from storage.tail import Reading, Tail
 from tests.integration.log_kit import put, stream_of
+from tests.payload_kit import LocalWorld
 
 GROUP = Subscription.parse("$share/g/#")
 NODE = NodeRef("n1", "i1", "127.0.0.1:1")
@@ -238,3 +244,72 @@ def test_what_nothing_costs_does_not_grow_with_what_has_been(house: House, kept:
         cost(house)
         found.append(cost(house))
     assert found[1] <= found[0] * 1.2 + 20, found
+
+
+# Rows as of the last closed generation: so many are soon there, as none has a partition.
+COPIES = (
+    """
+insert into generation (space_id, ordinal, filter, state, is_past, closed_at)
+select space_id, newest + n, filter, state, is_past, closed_at
+  from generation, generate_series(1, %(times)s) as n, (select max(ordinal) as newest from generation) newest
+ where generation_id = %(last)s""",
+    """
+insert into stream (space_id, generation_id, hash_from, hash_to, state, closed_at, head, tiered_offset, seen_offset,
+                    is_compact)
+select s.space_id, g.generation_id, hash_from, hash_to, s.state, s.closed_at, head, tiered_offset, seen_offset,
+       is_compact
+  from stream s, generation g where s.generation_id = %(last)s and g.generation_id > %(last)s + 1""",
+    """
+insert into lending (group_id, stream_id, status, position, consumed)
+select l.group_id, s.stream_id, l.status, l.position, l.consumed
+  from lending l join stream t using (stream_id), stream s
+ where t.generation_id = %(last)s and s.generation_id > %(last)s + 1""",
+)
+CONSUMED = """
+update lending l set status = 'finished', position = head from stream s
+ where s.stream_id = l.stream_id and s.state = 'closed'"""
+OVER = "update leadership set expires_at = clock_timestamp() - interval '1 hour'"
+
+
+@pytest.mark.conforms("E39")
+def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path: Path) -> None:
+    conn = house.conn
+    space = alter_space(conn, "default", payloads=LocalWorld(tmp_path).uri)
+    atomic = house.store.declare_group(Subscription.parse("$share/a/#"), GroupOptions(Start.EARLIEST, atomic=True))
+
+    def reads() -> dict[str, int]:
+        """Rows, with ten generations more that are consumed and one that is new."""
+        for _ in range(10):
+            house.ended(b"0")
+        house.renew()
+        add_streams(conn, [atomic.group_id], 0)
+        conn.execute(CONSUMED)
+        conn.execute(OVER)
+        while not tier_space(conn, space).all:
+            pass
+        reading = Reading(conn, ALL, "earliest")
+        house.ended(b"0")
+        tier_space(conn, space)
+        conn.execute("vacuum analyze generation, stream, lending")
+        looks: dict[str, Callable[[], object]] = {
+            "groups without a leader": lambda: unled(conn),
+            "lags of all groups": lambda: all_lags(conn),
+            "streams that have opened": lambda: reading.rematch(conn),
+            "what is unread": lambda: conn.execute("select ahead_of(%s, '{#}', '{#}')", (house.group.group_id,)),
+            "payloads to be moved": lambda: tier_space(conn, space),
+            "streams of an atomic group": lambda: add_streams(conn, [atomic.group_id], 0),
+        }
+        found = {}
+        for what, look in looks.items():
+            before = read(conn)
+            look()
+            found[what] = read(conn) - before
+        return found
+
+    few = reads()
+    conn.execute(CONSUMED)
+    ((last,),) = conn.execute("select max(generation_id) from generation where state = 'closed'").fetchall()
+    for copy in COPIES:
+        conn.execute(copy, {"times": 3000, "last": last})
+    many = reads()
+    assert {what: (few[what], rows) for what, rows in many.items() if rows > few[what] * 1.2 + 20} == {}
