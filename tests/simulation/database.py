@@ -162,7 +162,7 @@ class WatchedGroups(MemoryGroups):
         assert self.checkers is not None
         if leader is not None:
             self.checkers.authority.cut_short(group_id, leader.term)
-        self.checkers.was_reset(life.group, self.rows(group_id), moves)
+        self.checkers.was_reset(life.group, self.rows(group_id), moves, rulings)
         return True
 
     def advance(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:

@@ -9,7 +9,7 @@ the epochs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from borrower.machine.agent import Closed
@@ -81,18 +81,20 @@ class Checkers:
         self.lives.deleted(group_id)
         self.record.deleted(group_id)
 
-    def was_reset(self, group: Group, rows: Mapping[int, Row], moves: Mapping[int, int]) -> None:
-        """An operator has set these streams of it to these positions."""
+    def was_reset(self, group: Group, rows: Mapping[int, Row], moves: Mapping[int, int], taken: Iterable[int]) -> None:
+        """An operator has set these streams of it to these positions, and taken those back from whoever had them."""
         for stream_id, position in moves.items():
             if rows[stream_id].position != position:
                 raise Violation(f"{group} was reset, stream {stream_id} to {position}, but is at {rows[stream_id]}")
         self.lives.was_reset(group, moves)
         self.record.read_on()
+        for stream_id in taken:
+            self.authority.was_seized((group.group_id, stream_id))
+            self.names.was_taken_back((group.group_id, stream_id))
         for stream_id, position in moves.items():
             at = group.group_id, stream_id
             self.authority.was_reset(at, position)
             self.deliveries.was_reset(at, position, rows[stream_id].grant_id)
-            self.names.was_reset(at)
             self.transactions.was_reset(at, position)
         if group.options.atomic:
             self.epochs.was_reset(group, rows)

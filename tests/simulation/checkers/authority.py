@@ -60,9 +60,8 @@ class Authority:
         self._cut_short.add((group_id, term))
 
     def was_reset(self, key: Key, position: int) -> None:
-        """An operator wants it to go on from there; no grant of the stream is in force any more."""
+        """An operator wants it to go on from there."""
         self._positions[key] = position
-        self._in_force.pop(key, None)
 
     def reported(self, work: Work) -> None:
         """A session says how far it is under this grant."""

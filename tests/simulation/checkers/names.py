@@ -54,8 +54,8 @@ class Names:
         if fenced:
             self._holders.clear()
 
-    def was_reset(self, key: Key) -> None:
-        """An operator has set the stream to another position: it is kept for nobody."""
+    def was_taken_back(self, key: Key) -> None:
+        """An operator has set the stream, or what comes before it, to another position: it is kept for nobody."""
         self._holders.pop(key, None)
         self._kept.pop(key, None)
 
