@@ -245,12 +245,17 @@ def _at_rest(connection: Connection, group: Group, streams: Collection[int], for
     """The rows of these streams, locked."""
     keys = [(group.group_id, stream_id) for stream_id in streams]
     known = {row.stream_id: row for row in rows.read_rows(rows.lock(connection, keys))}
-    lent = {row.stream_id for row in known.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED)}
-    busy = sorted(lent | (set(streams) - known.keys()))
-    if busy and (not force or len(known) < len(streams)):
+    if locked := sorted(set(streams) - known.keys()):
         raise Conflict(
-            f"{group.subscription}: {len(busy)} of its streams are lent, or kept for a session that left something in "
-            f"doubt; the first is {busy[0]}. Wait until its members have handed them over, or end it by --force: then "
+            f"{group.subscription}: {len(locked)} of its streams have a row that an open transaction keeps locked, a "
+            f"user's with `advance` say; the first is {locked[0]}. Nothing is changed. Try again when it has ended: "
+            "pg_stat_activity shows it."
+        )
+    lent = sorted(row.stream_id for row in known.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED))
+    if lent and not force:
+        raise Conflict(
+            f"{group.subscription}: {len(lent)} of its streams are lent, or kept for a session that left something in "
+            f"doubt; the first is {lent[0]}. Wait until its members have handed them over, or end it by --force: then "
             "messages that they have in hand may be seen twice."
         )
     return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+import psycopg
 import pytest
 
 from protocol.epochs import ConsumedFrontier, LowerFrontier
@@ -129,6 +130,18 @@ def test_while_a_stream_is_lent_it_is_refused_or_forced_and_the_grant_is_over(
     late = world.apply(group, term, Advance(first, held.grant_id, 9))
     assert late.lending is not None
     assert late.lending.position == 0, "an old grant moves nothing"
+
+
+@pytest.mark.conforms("A4")
+@pytest.mark.parametrize("force", [False, True])
+def test_a_row_that_a_users_transaction_has_locked_is_named_as_such(postgres: PostgresWorld, force: bool) -> None:
+    first, second = postgres.add_space(shards=2)
+    group = postgres.declare()
+    with psycopg.connect(postgres.url) as user:
+        user.execute("select from sublet.lending where stream_id = %s for update", (second,))
+        with pytest.raises(Conflict, match=f"open transaction keeps locked.* the first is {second}"):
+            reset(postgres, group, Target.latest(), force=force)
+    assert set(reset(postgres, group, Target.latest(), force=force)) == {first, second}
 
 
 @pytest.mark.conforms("A4")
