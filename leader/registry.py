@@ -68,11 +68,14 @@ class Registry:
         return first
 
     def opened(self, subscription: Subscription, group: Group | None) -> None:
-        """The answer: the group, or None where opening failed."""
+        """The answer: the group, or None where opening failed. One that had its id was lost by a failover."""
+        if group is not None:
+            lost = self._known.get(self._by_id.get(group.group_id, group).subscription)
+            if lost is not None:
+                lost.group = None
+            self._by_id[group.group_id] = group
         known = self._known.setdefault(subscription, _Known())
         known.group, known.opening = group, False
-        if group is not None:
-            self._by_id[group.group_id] = group
 
     def take_waiting(self, subscription: Subscription, since: float = float("-inf")) -> tuple[tuple[Heard, str], ...]:
         """Everyone who waits, once; not who last asked before `since`: it has gone, or it will ask again."""

@@ -90,7 +90,7 @@ def _open(request: Open, store: GroupStore) -> Opened:
 
 def _load(request: Load, store: GroupStore) -> Loaded:
     group = store.find_group(request.group.group_id)
-    if group is None:
+    if group is None or group.subscription != request.group.subscription:  # lost by a failover, and its id given again
         return Loaded(request, None, deleted=True)
     try:
         return Loaded(request, store.load(request.group.group_id, request.term), group=group)

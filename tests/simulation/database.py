@@ -103,7 +103,10 @@ class WatchedGroups(MemoryGroups):
 
     def restore(self, saved: tuple[Any, ...], fenced: bool) -> None:
         """A standby that had that is the database from now on; `fenced`: terms end with their timeline."""
-        self._lives, self._leaderships, self._history, self._timelines = saved
+        lives, self._leaderships, self._history, self._timelines = saved
+        # Of those that it lacks the ids are given to no other, as with a sequence that is ahead of its rows.
+        lost = {i: replace(life, deleted=True, rows={}) for i, life in self._lives.items() if i not in lives}
+        self._lives = lives | lost
         self.timeline += fenced
         self.locked.clear()
 

@@ -342,6 +342,49 @@ def test_a_group_id_of_another_subscription_leads_nowhere() -> None:
     assert play.machine.leaders == {}
 
 
+def failed_over(play: Play) -> str:
+    """To a server that had not got the group yet: another has its id there, of the subscription returned."""
+    secret = "$share/secret/#"
+    play.store = MemoryGroups(play.store.streams, lambda: 1_700_000_000_000_000 + round(play.now * 1_000_000))
+    play.store.timeline = 1
+    assert play.store.open_group(Subscription.parse(secret)).group_id == 1
+    play.pass_time(SETTINGS.lease_s)
+    play.sent.clear()
+    return secret
+
+
+def admissions(play: Play) -> list[tuple[str, object]]:
+    """Who was admitted to which group, or why it was not."""
+    answers = [m for _, m in play.sent if isinstance(m, Invalidate | LeaderConnectResponse)]
+    return [(m.borrower_id, m.reason if isinstance(m, Invalidate) else m.group_id) for m in answers]
+
+
+@pytest.mark.conforms("E23")
+def test_a_group_that_a_failover_has_lost_is_over_though_another_has_its_id() -> None:
+    play = Play()
+    play.lent()
+    failed_over(play)
+    play.want("a/2", group_id=1, predecessor="a/1")
+    play.want("b/1")
+    play.pass_time(1.0)
+    assert admissions(play) == [("a/2", EndReason.DELETED), ("b/1", 2)]
+
+
+@pytest.mark.conforms("E23")
+def test_a_leader_admits_nobody_who_wants_a_lost_group_that_had_its_groups_id() -> None:
+    play = Play()
+    group = play.store.open_group(Subscription.parse(SUBSCRIPTION), Start.EARLIEST)
+    play.store.claim(group.group_id, NodeRef("n2", "n2#1", "n2:1"), 60.0)
+    play.want()
+    play.settle()
+    secret = failed_over(play)
+    play.want("b/1", subscription=secret)
+    play.pass_time(1.0)
+    play.want("a/2", group_id=1, predecessor="a/1")
+    play.pass_time(1.0)
+    assert admissions(play) == [("b/1", 1), ("a/2", EndReason.DELETED)]
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 

@@ -122,11 +122,12 @@ class Checkers:
     def saved(self) -> tuple[Any, ...]:
         """What they know of the database, as a standby has it."""
         output = self.deliveries.saved(), self.transactions.saved(), self.epochs.saved()
-        return self.record.saved(), self.authority.saved(), self.names.saved(), output
+        return self.lives.saved(), self.record.saved(), self.authority.saved(), self.names.saved(), output
 
     def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
         """The database is as it was then, and its streams are; `fenced`: with its timeline every term is over."""
-        record, authority, names, (deliveries, transactions, epochs) = saved
+        lives, record, authority, names, (deliveries, transactions, epochs) = saved
+        self.lives.failed_over(lives)
         self.record.failed_over(record, fenced)
         self.authority.failed_over(authority)
         self.names.failed_over(names, fenced)

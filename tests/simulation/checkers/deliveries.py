@@ -205,8 +205,9 @@ class Deliveries:
         return True
 
     def _check_next_life(self, call: Call) -> None:
-        """Its group is deleted; in a group that goes by its name now the stream is nobody's."""
-        if (call.group_id, call.stream_id, call.grant_id) in self._taken:
+        """Its group is deleted; in a group that goes by its name now the stream is nobody's. (Of a group that it has
+        lost the new server cannot know.)"""
+        if self._lives[call.group_id].lost or (call.group_id, call.stream_id, call.grant_id) in self._taken:
             return
         name = self._lives[call.group_id].group.subscription
         for life in self._lives.live():

@@ -22,12 +22,13 @@ class Violation(AssertionError):
 @dataclass(slots=True)
 class Life:
     """`starts`: where it began in the streams there were. Of those that are not in it it wants nothing; those that were
-    opened later it wants from their beginning."""
+    opened later it wants from their beginning. `lost`: a failover has made it undone, which is how it was deleted."""
 
     group: Group
     starts: dict[int, int]
     existed: frozenset[int]
     deleted_at: float | None = None
+    lost: bool = False
 
     def start(self, stream_id: int) -> int | None:
         """From where it wants the stream; None: it does not."""
@@ -60,6 +61,16 @@ class Lives:
         """True for one that was there once."""
         life = self._lives.get(group_id)
         return life is not None and life.deleted_at is not None
+
+    def saved(self) -> frozenset[int]:
+        """The ids of those there are."""
+        return frozenset(self._lives)
+
+    def failed_over(self, saved: frozenset[int]) -> None:
+        """Those that were opened since were never there, on the new server. (In a run that has one nobody deletes.)"""
+        for group_id in self._lives.keys() - saved:
+            self.deleted(group_id)
+            self._lives[group_id].lost = True
 
     def opened(self, group: Group, rows: Mapping[int, Row], before: Continued | None) -> bool:
         """A new one begins where its start says, or where the one before was, in this instant: nothing else of a former
