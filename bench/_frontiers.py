@@ -12,13 +12,14 @@ from typing import Any
 import psycopg
 
 from bench._report import Beside
-from protocol.words import Start, Subscription
-from storage.connect import connect
-from storage.groups.model import GroupOptions, GroupWrites, NodeRef
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
-from storage.routing import MAX_SHARDS
-from storage.spaces import create_space, reshard
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions, GroupWrites
+from sublet_storage.nodes import NodeRef
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.routing import MAX_SHARDS
+from sublet_storage.spaces.spaces import create_space, reshard
 
 LEASE_S = 3600.0
 NODE = NodeRef("bench", "bench#1", "127.0.0.1:1")

@@ -23,10 +23,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from protocol.session import client
-from protocol.session.client import NodeConnection
-from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
-from protocol.session.values import Channel
+from sublet_protocol.pubsub import node_connection
+from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.pubsub.node_connection import NodeConnection
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
 
 HOLD = "/bench.Hold/Wait"
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
@@ -87,7 +87,7 @@ async def serve(file: Path) -> None:
 
 async def session(address: str, agents: int) -> Spread:
     """One session for each agent."""
-    client.CHANNEL_OPTIONS = (*client.CHANNEL_OPTIONS, *OWN_CONNECTION)
+    node_connection.CHANNEL_OPTIONS = (*node_connection.CHANNEL_OPTIONS, *OWN_CONNECTION)
     nodes = {number: NodeConnection(address, f"agent-{number}", lambda delivery: None) for number in _numbers(agents)}
 
     async def spread(first: int, end: int) -> None:

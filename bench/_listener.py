@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from borrower.shortcut import hear
+from sublet_borrower.new_data.direct_listener import hear
 
 
 def main(url: str) -> None:

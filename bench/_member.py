@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from borrower.session import Session
+from sublet_borrower.consumer.session import Session
 
 LOOK_S = 0.05
 """Between two looks at what it is told, while nothing is to be delivered."""

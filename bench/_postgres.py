@@ -13,8 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from storage.embedded import EmbeddedPostgres
-from storage.migrate import migrate
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
 
 
 @contextmanager

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench._ceiling import Ceiling
 from bench._report import ROOT
-from borrower.spark.java import java_home
+from sublet.demo.java import java_home
 from tests.kit import eventually
+from tools.source_path import source_path
 
 if TYPE_CHECKING:
-    from borrower.batch import Batch
+    from sublet_borrower.streams.batch import Batch
 
 SLOTS = 2
 WAIT_S = 300.0
@@ -41,7 +42,7 @@ SETTINGS = {
 def spark_session(settings: Mapping[str, str]) -> Iterator[Any]:
     """A Spark with two slots and Java's best compiler; its workers find the bench's modules."""
     os.environ["JAVA_HOME"] = str(java_home(ROOT / ".cache"))
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = source_path(ROOT)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bench._report import Beside
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.groups.model import Advance, Entry, Grant, GroupWrites, NodeRef
-from storage.groups.postgres import PostgresGroups
-from storage.spaces import reshard
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Advance, Entry, Grant, GroupWrites
+from sublet_storage.nodes import NodeRef
+from sublet_storage.spaces.spaces import reshard
 
 LEASE_S = 3600.0
 HEAD = 1_000_000_000

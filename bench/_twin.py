@@ -7,14 +7,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from leader.node_events import Begin, Heard, NodeEvent, Request, Tick
-from leader.node_machine import Node
-from leader.requests import execute
-from leader.settings import LeaderSettings
-from protocol.messages import Grant, LeaderWanted, Ping, StreamProgress, ToBorrower, UpdateProgress
-from storage.groups.memory import MemoryGroups
-from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import Lending, NodeRef
+from sublet_leader.node.events import Begin, Heard, NodeEvent, Request, Tick
+from sublet_leader.node.machine import Node
+from sublet_leader.node.requests import execute
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.messages.messages import Grant, LeaderWanted, Ping, StreamProgress, ToBorrower, UpdateProgress
+from sublet_storage.groups.model.records import Lending
+from sublet_storage.nodes import NodeRef
+from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.groups import MemoryGroups
 
 EPOCH_US = 1_700_000_000_000_000
 HEAD = 1_000_000_000

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import _report as report
-from leader.allocation import Load, Situation, Strategy, find_strategy
+from sublet_leader.allocation import Load, Situation, Strategy, find_strategy
 
 STRATEGIES = ("even", "load")
 LIMIT = "a dict of the pairs"

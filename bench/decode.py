@@ -1,7 +1,7 @@
 """What it costs to look at a block before it is read: `python -m bench.decode`.
 
 Medians, in microseconds a block: reading it as Arrow does, with nothing looked at; `validate(full=True)` on that; and
-what readers do, `storage.block.decode`, which is both with the envelope, and the columns restored.
+what readers do, `sublet_storage.log.block.decode`, which is both with the envelope, and the columns restored.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from storage import layout
-from storage.block import decode, encode
-from storage.layout import BLOCK_SCHEMA
+from sublet_storage.log import column_layout
+from sublet_storage.log.block import decode, encode
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
 
 ROUNDS = 60
 VALUE_BYTES = 100
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _measure(count: int, columns: str, compression: str) -> None:
     codec, stored = encode(_batch(count, columns), compression)
-    payload, schema = stored.to_pybytes(), layout.schema(layout.flags_of(codec))
+    payload, schema = stored.to_pybytes(), column_layout.schema(column_layout.flags_of(codec))
     read = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
     times = (
         _median_us(lambda: pa.ipc.read_record_batch(pa.py_buffer(payload), schema)),

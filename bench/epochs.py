@@ -22,10 +22,10 @@ from bench import _report as report
 from bench._frontiers import Frontiers
 from bench._report import Beside, Claim, Series
 from bench.peers.ours import POLL, node
-from protocol.words import Start, Subscription
-from storage.groups.model import GroupOptions
-from storage.groups.postgres import PostgresGroups
 from sublet import Publisher, Session
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions
 
 T = TypeVar("T")
 

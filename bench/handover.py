@@ -25,10 +25,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Beside, quantile
-from storage.connect import connect
-from storage.groups.model import HistoryRecord
-from storage.publish import Publisher
-from storage.spaces import reshard
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.model.records import HistoryRecord
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.sharing_kit import ALL, WAIT_S, Scene
 from tests.kit import eventually
 from tests.kit_nodes import Fleet, environment

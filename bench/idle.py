@@ -22,14 +22,15 @@ from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Beside
 from bench.peers.ours import POLL, node
-from borrower.session import Session
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.groups.model import GroupOptions, GroupWrites, NodeRef, Start
-from storage.groups.postgres import PostgresGroups
-from storage.past import Collapse
-from storage.retention import retain
-from storage.spaces import reshard, rollover
+from sublet_borrower.consumer.session import Session
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions, GroupWrites, Start
+from sublet_storage.nodes import NodeRef
+from sublet_storage.spaces.past_generations import Collapse
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import reshard, rollover
 from tests.integration.log_kit import put, stream_of
 
 GROUP = Subscription.parse("$share/g/#")

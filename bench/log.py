@@ -22,11 +22,11 @@ import pyarrow as pa
 from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Claim, Series
-from storage.catalogue import open_streams
-from storage.connect import connect
-from storage.log import since
-from storage.publish import Publisher
-from storage.spaces import reshard
+from sublet_storage.db.connect import connect
+from sublet_storage.log.log import since
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.catalogue import open_streams
+from sublet_storage.spaces.spaces import reshard
 
 VALUE_BYTES = 100
 BLOCKS = (1000, 10000)

@@ -19,9 +19,9 @@ from bench._footprint import footprint
 from bench._report import Beside
 from bench._statements import Statements
 from bench._twin import Size, Twin
-from leader.node_events import Heard
-from protocol.codec import decode_to_leader, encode_to_leader
-from protocol.messages import LeaderWanted
+from sublet_leader.node.events import Heard
+from sublet_protocol.messages.codec import decode_to_leader, encode_to_leader
+from sublet_protocol.messages.messages import LeaderWanted
 
 UPDATES = 1000
 TARGET_GROWTH = 2.0

@@ -24,12 +24,12 @@ import psycopg
 from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Beside
-from protocol.words import Subscription
-from storage.checkup import unled
-from storage.connect import connect
-from storage.groups.lags import all_lags
-from storage.groups.overview import describe, list_groups
-from storage.spaces import reshard
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor.checks import unled
+from sublet_storage.groups.status.lag_queries import all_lags
+from sublet_storage.groups.status.overview import describe, list_groups
+from sublet_storage.spaces.spaces import reshard
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, Process, environment
 

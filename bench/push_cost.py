@@ -29,11 +29,11 @@ from bench import _report as report
 from bench._report import Claim, Series
 from bench.peers.ours import POLL, node
 from bench.peers.system import LeftOut
-from storage.connect import connect, schema_name
-from storage.notify import drivers
-from storage.notify.places import PLACES
-from storage.notify.postgres import channel_of
-from storage.publish import Publisher
+from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.notify.drivers import registry
+from sublet_storage.notify.drivers.direct_listeners import PLACES
+from sublet_storage.notify.drivers.postgres import channel_of
+from sublet_storage.producer import Publisher
 
 VALUE_BYTES = 100
 BLOCK = 1000
@@ -152,7 +152,7 @@ def _await_news(side: Side, url: str, driver: str) -> None:
     if driver == DRIVER:
         if not any(_heard(side, url, deadline)):
             raise LeftOut(f"publishers told the node nothing within {NEWS_S:g} s of publishing.")
-    elif drivers.load(driver)(url).capabilities.pushes:
+    elif registry.load(driver)(url).capabilities.pushes:
         while time.monotonic() < deadline:
             side.calls([b"news"])
             time.sleep(0.1)

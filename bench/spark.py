@@ -22,10 +22,10 @@ from bench._queries import PARTS, SLOTS, Counting, MicroBatch, batch, counted, s
 from bench._report import Beside, Claim, Series
 from bench._rows import ADDRESS, PASSWORD, Table, driver
 from bench.peers.ours import POLL, node
-from storage.connect import connect
-from storage.spaces import reshard
 from sublet import Publisher, Session
 from sublet.spark import consume
+from sublet_storage.db.connect import connect
+from sublet_storage.spaces.spaces import reshard
 
 BLOCKS = (1000, 10_000)
 CEILING, BATCH_CEILING, ROWS = "ready batches, as a stream", "ready batches, as a table", "a row per message"

@@ -20,10 +20,10 @@ from pathlib import Path
 from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Beside, quantile
-from borrower.settings import BorrowerSettings
-from leader.settings import LeaderSettings
-from storage.groups.model import Claim
-from storage.publish import Publisher
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.settings import LeaderSettings
+from sublet_storage.groups.model.records import Claim
+from sublet_storage.producer import Publisher
 from tests.deliveries import judge
 from tests.integration.sharing_kit import ALL, Scene
 from tests.kit import eventually

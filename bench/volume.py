@@ -24,10 +24,10 @@ from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Beside
 from bench.peers.ours import POLL, node
-from borrower.session import Session
-from storage.connect import connect
-from storage.publish import Publisher
-from storage.spaces import create_space
+from sublet_borrower.consumer.session import Session
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import create_space
 
 VALUE_BYTES = 100
 BLOCKS = (1, 10, 100, 1000, 10_000)

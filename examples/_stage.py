@@ -22,17 +22,17 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from borrower.settings import BorrowerSettings
-from borrower.spark.local import local_session
-from leader.settings import LeaderSettings
-from protocol.words import Subscription
-from storage.connect import connect as connect_to
-from storage.groups.overview import Overview, describe
-from storage.spaces import reshard
 from sublet import Publisher, connect, errors
 from sublet.demo import flights
-from sublet.demo.processes import Children
+from sublet.demo.child_processes import Children
+from sublet.demo.local_spark import local_session
 from sublet.spark import Consumption
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect as connect_to
+from sublet_storage.groups.status.overview import Overview, describe
+from sublet_storage.spaces.spaces import reshard
 
 Connection = psycopg.Connection[Any]
 

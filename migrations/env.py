@@ -1,4 +1,4 @@
-"""Alembic's entry: run the scripts on the connection that `storage.migrate` opened.
+"""Alembic's entry: run the scripts on the connection that `sublet_storage.bootstrap.migrate` opened.
 
 Its search_path is the schema, so the scripts name their tables bare, and alembic_version lives among them. In the same
 transaction it is marked which programs work with the version that was reached, or it is refused. A

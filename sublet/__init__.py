@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from sublet._version import __version__
 
 if TYPE_CHECKING:
-    from borrower.async_session import AsyncSession
-    from borrower.batch import Batch
-    from borrower.feed import Feed
-    from borrower.session import Session
-    from protocol import errors
-    from protocol.epochs import GroupFrontier
-    from storage.publish import AsyncPublisher, Delivery, Position, Publisher
     from sublet.database import Database, connect
+    from sublet_borrower.consumer.async_session import AsyncSession
+    from sublet_borrower.consumer.session import Session
+    from sublet_borrower.remote.feed import Feed
+    from sublet_borrower.streams.batch import Batch
+    from sublet_protocol.domain import errors
+    from sublet_protocol.domain.epochs import GroupFrontier
+    from sublet_storage.producer import AsyncPublisher, Delivery, Position, Publisher
 
 __all__ = [
     "AsyncPublisher",
@@ -41,19 +41,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncPublisher": "storage.publish",
-    "AsyncSession": "borrower.async_session",
-    "Batch": "borrower.batch",
+    "AsyncPublisher": "sublet_storage.producer",
+    "AsyncSession": "sublet_borrower.consumer.async_session",
+    "Batch": "sublet_borrower.streams.batch",
     "Database": "sublet.database",
-    "Delivery": "storage.publish",
-    "Feed": "borrower.feed",
-    "GroupFrontier": "protocol.epochs",
-    "Position": "storage.publish",
-    "Publisher": "storage.publish",
-    "Session": "borrower.session",
+    "Delivery": "sublet_storage.producer",
+    "Feed": "sublet_borrower.remote.feed",
+    "GroupFrontier": "sublet_protocol.domain.epochs",
+    "Position": "sublet_storage.producer",
+    "Publisher": "sublet_storage.producer",
+    "Session": "sublet_borrower.consumer.session",
     "connect": "sublet.database",
 }
-_MODULES = {"errors": "protocol.errors", "spark": "sublet.spark", "traces": "sublet.traces"}
+_MODULES = {"errors": "sublet_protocol.domain.errors", "spark": "sublet.spark", "traces": "sublet.traces"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from borrower.async_session import AsyncSession
-from borrower.session import Session
-from storage.catalogue import list_spaces
-from storage.connect import connect as connect_to
-from storage.connect import redact
-from storage.database import open_database
-from storage.publish import AsyncPublisher, Publisher
-from storage.routing import Space
+from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.consumer.session import Session
+from sublet_storage.bootstrap.database import open_database
+from sublet_storage.db.connect import connect as connect_to
+from sublet_storage.db.connect import redact
+from sublet_storage.producer import AsyncPublisher, Publisher
+from sublet_storage.spaces.catalogue import list_spaces
+from sublet_storage.spaces.routing import Space
 
 
 class Database:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from borrower.runner import Policy, Summary
-from borrower.spark.checks import SparkSettingsWarning
-from borrower.spark.executors import Consumption, consume
-from borrower.spark.guard import Guard
-from borrower.spark.status import Status, TaskStatus
-from borrower.spark.task import Attempt, TaskSummary
+from sublet_borrower.consumer.runner import Policy, Summary
+from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning
+from sublet_borrower.spark.job.executors import Consumption, consume
+from sublet_borrower.spark.job.status import Status, TaskStatus
+from sublet_borrower.spark.job.task import Attempt, TaskSummary
+from sublet_borrower.spark.source.guard import Guard
 
 __all__ = [
     "Attempt",

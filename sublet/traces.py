@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from borrower.batch import Batch
-from storage.publish.columns import Headers, as_headers
 from sublet._version import __version__
+from sublet_borrower.streams.batch import Batch
+from sublet_storage.producer.batches.columns import Headers, as_headers
 
 try:
     from opentelemetry import trace

@@ -15,10 +15,11 @@ import psycopg
 import pytest
 from hypothesis import settings
 
-from storage.embedded import EmbeddedPostgres
-from storage.migrate import migrate
-from storage.notify import teller
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.notify import publisher
 from tests.kit import REMARKS, database_of, server_directory
+from tools.source_path import source_path
 
 TEMPLATE = "sublet_template"
 LONGEST = ("spark", "simulation")
@@ -31,9 +32,9 @@ settings.load_profile("untimed")
 
 def pytest_configure(config: pytest.Config) -> None:
     """A worker of pytest-xdist has its own sys.path in PYTHONPATH, where every process that a test starts would get it
-    from."""
+    from: they get the folders of this checkout instead."""
     if hasattr(config, "workerinput"):
-        os.environ.pop("PYTHONPATH", None)
+        os.environ["PYTHONPATH"] = source_path(Path(__file__).parents[1])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -115,7 +116,7 @@ def _database(server_url: str, template: str) -> Iterator[str]:
         conn.execute(f"create database {name} template {template}")
         url = database_of(server_url, name)
         yield url
-        if (voice := teller._shared.pop(url, None)) is not None:
+        if (voice := publisher._shared.pop(url, None)) is not None:
             voice.close(0)
         conn.execute(f"drop database {name} with (force)")
 
@@ -129,4 +130,4 @@ class _Untold:
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publishers tell nobody what they have stored: the test cuts or counts their connections, and the only one is to
     be that of the appends."""
-    monkeypatch.setattr("storage.publish.sender.shared", lambda url: _Untold())
+    monkeypatch.setattr("sublet_storage.producer.sender.shared", lambda url: _Untold())

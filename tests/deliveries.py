@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from storage.groups.model import HistoryRecord
+from sublet_storage.groups.model.records import HistoryRecord
 from tests.kit_nodes import Delivered
 
 

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from borrower.settings import BorrowerSettings
-from leader.settings import LeaderSettings
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.settings import LeaderSettings
+from tools.source_path import source_path
 
 ROOT = Path(__file__).parent.parent
 SPEED = 4.0
@@ -25,7 +26,7 @@ def environment(speed: float = SPEED, extra: Mapping[str, str] | None = None) ->
     """What a process of a test is started with: all times divided by `speed`."""
     times = {**asdict(LeaderSettings().scaled(speed)), **asdict(BorrowerSettings().scaled(speed))}
     settings = {f"SUBLET_{name.upper()}": f"{value:.6f}" for name, value in times.items()}
-    return {**os.environ, "PYTHONPATH": str(ROOT), **settings, **(extra or {})}
+    return {**os.environ, "PYTHONPATH": source_path(ROOT), **settings, **(extra or {})}
 
 
 class Process:

@@ -14,13 +14,13 @@ from typing import Any
 import psycopg
 from pyarrow import fs
 
-from storage.block import pack
-from storage.log import Append, append
-from storage.payloads import objects
-from storage.payloads.stores import MARKER, WRITABLE
-from storage.payloads.tiering import tier_space
-from storage.routing import Space
-from storage.spaces import create_space, rollover
+from sublet_storage.log.block import pack
+from sublet_storage.log.log import Append, append
+from sublet_storage.objects import registry
+from sublet_storage.objects.object_stores import MARKER, WRITABLE
+from sublet_storage.spaces.routing import Space
+from sublet_storage.spaces.spaces import create_space, rollover
+from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import batch, stream_of
 from tests.integration.session_kit import free_port
 
@@ -189,7 +189,7 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
 
 def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
     """Delete what is doomed; how many. Without a grace: who tests does not wait for days."""
-    return objects.sweep(conn, grace_s=grace_s)
+    return registry.sweep(conn, grace_s=grace_s)
 
 
 def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:

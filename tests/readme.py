@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from tools.source_path import source_path
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -16,5 +18,5 @@ def programs(page: str = "README.md") -> list[str]:
 
 def environment(url: str) -> dict[str, str]:
     """What somebody has who installed sublet and has set SUBLET_DATABASE_URL; output comes at once."""
-    ours = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "SUBLET_DATABASE_URL": url}
+    ours = {"PYTHONPATH": source_path(ROOT), "PYTHONUNBUFFERED": "1", "SUBLET_DATABASE_URL": url}
     return {name: text for name, text in os.environ.items() if not name.startswith("SUBLET_")} | ours

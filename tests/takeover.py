@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leader.settings import LeaderSettings
-from storage.connect import connect
-from storage.spaces import reshard
+from sublet_leader.settings import LeaderSettings
+from sublet_storage.db.connect import connect
+from sublet_storage.spaces.spaces import reshard
 from tests.kit import eventually
 from tests.kit_nodes import Fleet, Process
 

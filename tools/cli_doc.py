@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from sublet.cli.app import app
-from sublet.cli.command import COMMON
+from sublet.cli.base.command import COMMON
 from tools.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from leader.http.families import FAMILIES, Family
+from sublet_leader.observe.metric_definitions import FAMILIES, Family
 from tools.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"

@@ -23,10 +23,11 @@ from urllib.parse import quote
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import WebDriverWait
 
-from storage.embedded import EmbeddedPostgres
-from storage.migrate import migrate
-from storage.publish import Publisher
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.producer import Publisher
 from tools.browser import browser
+from tools.source_path import source_path
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -40,7 +41,7 @@ class Scene:
 
     def __init__(self, url: str, directory: Path) -> None:
         self.url, self._directory = url, directory
-        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "SUBLET_DATABASE_URL": url}
+        self._environment = {**os.environ, "PYTHONPATH": source_path(ROOT), "SUBLET_DATABASE_URL": url}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._stop = threading.Event()
         self._publishing = threading.Thread(target=self._publish)

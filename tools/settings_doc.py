@@ -12,17 +12,17 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from borrower.spark.batch_options import BatchOptions
-from borrower.spark.options import StreamOptions, camel
-from borrower.spark.sink_options import WriteOptions
-from leader.http.settings import PREFIX as HTTP_PREFIX
-from leader.http.settings import HttpSettings
-from leader.settings import RULES, LeaderSettings
-from storage.notify.model import PREFIX, NotifySettings
-from storage.notify.places import PLACES, VARIABLE
-from storage.publish import Publisher
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.common.options import StreamOptions, camel
+from sublet_borrower.spark.sink.options import WriteOptions
+from sublet_borrower.spark.source.batch_options import BatchOptions
+from sublet_leader.observe.settings import PREFIX as HTTP_PREFIX
+from sublet_leader.observe.settings import HttpSettings
+from sublet_leader.settings import RULES, LeaderSettings
+from sublet_storage.notify.changes import PREFIX, NotifySettings
+from sublet_storage.notify.drivers.direct_listeners import PLACES, VARIABLE
+from sublet_storage.producer import Publisher
 from tools.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"

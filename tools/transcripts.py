@@ -21,8 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storage.connect import connect
-from storage.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.db.connect import connect
+from tools.source_path import source_path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "operations.md"
@@ -50,7 +51,7 @@ class Stage:
     def __init__(self, url: str) -> None:
         self.url, self._processes = url, dict[str, subprocess.Popen[bytes]]()
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
-        self.environment = {**clean, **SETTINGS, "SUBLET_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}
+        self.environment = {**clean, **SETTINGS, "SUBLET_DATABASE_URL": url, "PYTHONPATH": source_path(ROOT)}
 
     def run(self, command: str, stdin: bytes = b"") -> str:
         """What a command line prints, stdout first; with a last line for an exit code other than 0."""
@@ -219,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="sublet-transcripts-"))
     directory.chmod(0o755)  # a server that root starts runs as somebody else
     try:
-        from storage.migrate import migrate
+        from sublet_storage.bootstrap.migrate import migrate
 
         with EmbeddedPostgres(directory / "data") as server:
             migrate(server.url)

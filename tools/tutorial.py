@@ -28,12 +28,12 @@ from typing import Any
 import psutil
 from psycopg.errors import UndefinedTable
 
-from borrower.spark.java import java_home
-from protocol.errors import NotFound
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.embedded import EmbeddedPostgres
-from storage.groups.overview import describe
+from sublet.demo.java import java_home
+from sublet_protocol.domain.errors import NotFound
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.status.overview import describe
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"

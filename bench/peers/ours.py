@@ -12,11 +12,11 @@ from bench import _postgres as postgres
 from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.processes import Running, module
 from bench.peers.system import LeftOut, Role
-from protocol.errors import SubletError
-from storage.connect import connect
-from storage.nodes import list_nodes
-from storage.notify import drivers
 from sublet import Publisher, Session
+from sublet_protocol.domain.errors import SubletError
+from sublet_storage.db.connect import connect
+from sublet_storage.nodes import list_nodes
+from sublet_storage.notify.drivers import registry
 from tests.kit import eventually
 
 WAIT_S = 60.0
@@ -47,7 +47,7 @@ class Sublet:
     def missing(self) -> str | None:
         """A driver's library."""
         try:
-            drivers.load(self.driver)
+            registry.load(self.driver)
         except SubletError as error:
             return str(error)
         return None
@@ -98,6 +98,6 @@ def node(url: str, driver: str, log: Path) -> Iterator[Running]:
 def _check_driver(url: str, driver: str) -> None:
     with connect(url) as connection:
         (entry,) = list_nodes(connection)
-    in_force = drivers.name_of(entry.notify or POLL)
+    in_force = registry.name_of(entry.notify or POLL)
     if in_force != driver:
         raise LeftOut(f"its node listens by {in_force!r}: this version does not take SUBLET_NOTIFY={driver}.")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench._report import ROOT
 from tests.kit import eventually
+from tools.source_path import source_path
 
 START_S = 30.0
 END_S = 5.0
@@ -37,7 +38,7 @@ class Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **(extra or {})},
+                env={**os.environ, "PYTHONPATH": source_path(ROOT), **(extra or {})},
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
 

@@ -9,7 +9,7 @@ import sys
 
 from examples._stage import Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.exactly_once.application import SUBSCRIPTION, TABLE, TASKS
-from sublet.demo.holdings import process_of
+from sublet.demo.holding_intervals import process_of
 
 KILL_EVERY_S = 1.5, 4.0
 

@@ -12,8 +12,8 @@ from collections import Counter
 
 import psycopg
 
-from protocol.epochs import GroupFrontier
 from sublet import Batch, Session, errors
+from sublet_protocol.domain.epochs import GroupFrontier
 
 SUBSCRIPTION = "$share/closing/flights/#"
 

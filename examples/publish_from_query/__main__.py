@@ -11,10 +11,10 @@ import psycopg
 
 from examples._stage import STREAMS, Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.publish_from_query.query import OUTPUT, SUBSCRIPTION
-from protocol.words import Filter
-from storage.connect import connect
-from storage.tail import Tail
 from sublet.demo.flights import rows_of
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.readers.tail import Tail
 
 SPACE = "routes"
 KILL_AT = 0.3

@@ -11,7 +11,7 @@ begin
   raise exception '%: %.', p_what, p_rule using errcode = 'SB002', hint = p_remedy;
 end $$;
 
--- The rules of protocol/words.py. Text in Postgres has no NUL and no lone surrogate.
+-- The rules of protocol/sublet_protocol/domain/topics.py. Text in Postgres has no NUL and no lone surrogate.
 create function check_topic(p_topic text) returns void
 language plpgsql immutable as $$
 declare
@@ -77,7 +77,7 @@ begin
   return nullif(checked, '[]');
 end $$;
 
--- What headers count for in a message's size, as in storage/publish/columns.py.
+-- What headers count for in a message's size, as in storage/sublet_storage/producer/batches/columns.py.
 create function headers_size(p_headers jsonb) returns bigint
 language sql immutable as $$
   select sum(length(pair ->> 0) + coalesce(octet_length(

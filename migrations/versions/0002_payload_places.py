@@ -8,7 +8,7 @@ from pathlib import Path
 
 from alembic import op
 
-from protocol.errors import Conflict
+from sublet_protocol.domain.errors import Conflict
 
 revision = "0002"
 down_revision = "0001"

@@ -1,8 +1,8 @@
 """The command line.
 
 Answers go to stdout, as text for people or, with `--json`, as one object per command and one per line for messages.
-Progress, prose and errors go to stderr. `command` gives every command the same options and ends (exit codes, signals,
-one sentence per error); `output` writes; each other module is one group of commands.
+Progress, prose and errors go to stderr. `base.command` gives every command the same options and ends (exit codes,
+signals, one sentence per error); `base.output` writes; each other folder is one group of commands.
 
 What a command needs is imported when it runs: `sublet --help` must not wait for Arrow and gRPC.
 """

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from sublet._version import __version__
-from sublet.cli.command import EXIT_CODES
-from sublet.cli.late import holding
+from sublet.cli.base.command import EXIT_CODES
+from sublet.cli.base.lazy_commands import holding
 
 _HELP = """Durable shared subscriptions for Spark, on nothing but Postgres.
 
@@ -27,16 +27,16 @@ Begin with a leader, some messages and a consumer; without a database given, the
 """
 
 _MODULES = {
-    "leader": "leader",
-    "migrate": "leader",
-    "publish": "publish",
-    "consume": "consume",
-    "tail": "tail",
-    "doctor": "doctor",
-    "demo": "demo",
-    "groups": "groups",
-    "spaces": "spaces",
-    "nodes": "nodes",
+    "leader": "server.leader",
+    "migrate": "server.leader",
+    "publish": "messages.publish",
+    "consume": "messages.consume",
+    "tail": "messages.tail",
+    "doctor": "server.doctor",
+    "demo": "server.demo",
+    "groups": "groups.describe",
+    "spaces": "spaces.spaces",
+    "nodes": "nodes.nodes",
 }
 """Where each command is; its module is loaded when it is asked for."""
 

@@ -1,9 +1,10 @@
 """`sublet demo`: a group of Spark tasks shares 336 776 flights while one of them, and its leader, are killed.
 
-`flights` has the data, `application` is the Spark application (a process of its own), `work` what its tasks do with a
-batch, `stage` starts everything and kills some of it (`processes` ends it, whatever happens; `story` tells what
-became of a kill), `check` compares what the tasks recorded with the source and
-with the history of lendings, `show` is what one sees. The checker shares nothing with the consumers but their records.
+`flights` has the data, `application` is the Spark application (a process of its own), `task_work` what its tasks do
+with a batch, `runner` starts everything and kills some of it (`child_processes` ends it, whatever happens;
+`takeover_report` tells what became of a kill), `delivery_check` compares what the tasks recorded with the source and
+with the history of lendings, `display` is what one sees. The checker shares nothing with the consumers but their
+records.
 """
 
 from __future__ import annotations
@@ -12,6 +13,6 @@ from __future__ import annotations
 def main(as_json: bool = False, keep: str | None = None) -> int:
     """Run it; the exit code: 1 if anything was lost, or repeated without an explanation, or if a kill was not in the
     middle of the work. `keep`: a directory for the records, kept afterwards."""
-    from sublet.demo.stage import run
+    from sublet.demo.runner import run
 
     return run(as_json, keep)

@@ -9,9 +9,9 @@ import functools
 import sys
 
 import sublet.spark
-from borrower.spark.local import local_session
 from sublet.demo.flights import SUBSCRIPTION
-from sublet.demo.work import record_and_work
+from sublet.demo.local_spark import local_session
+from sublet.demo.task_work import record_and_work
 
 BATCH_BYTES = 30_000
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from protocol.errors import Unavailable
+from sublet_protocol.domain.errors import Unavailable
 
 SUBSCRIPTION = "$share/demo/flights/#"
 COLUMNS = ("carrier", "flight", "tailnum", "origin", "dest", "distance")

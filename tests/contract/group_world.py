@@ -9,13 +9,12 @@ from typing import Any
 
 import psycopg
 
-from protocol.epochs import LowerFrontier, UpperFrontier
-from protocol.words import Subscription
-from storage.block import Epochs
-from storage.connect import connect
-from storage.groups.memory import MemoryGroups
-from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import (
+from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.store import GroupStore
+from sublet_storage.groups.model.records import (
     TAKEOVER,
     Entry,
     EntryResult,
@@ -26,12 +25,13 @@ from storage.groups.model import (
     GroupWrites,
     Lending,
     LendingStatus,
-    NodeRef,
     Start,
     Verdict,
 )
-from storage.groups.postgres import PostgresGroups
-from storage.groups.store import GroupStore
+from sublet_storage.log.block import Epochs
+from sublet_storage.nodes import NodeRef
+from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.groups import MemoryGroups
 
 SHARE = Subscription.parse("$share/billing/orders/#")
 ONE = NodeRef("one", "incarnation-1", "127.0.0.1:1")

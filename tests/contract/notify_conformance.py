@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from storage.notify.driver import Capabilities, Driver, Inlet, Outlet
-from storage.notify.drivers import load, name_of
+from sublet_storage.notify.drivers.base import Capabilities, Driver, Inlet, Outlet
+from sublet_storage.notify.drivers.registry import load, name_of
 from tests.kit import eventually
 from tests.processes.forking import in_a_child
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from protocol.errors import GrantLost
-from protocol.in_doubt import InDoubt
-from storage import fence
-from storage.connect import UnknownOutcome, connect
-from storage.groups import resets
-from storage.groups.model import Advance, Release, Seize
-from storage.groups.rules import by
-from storage.groups.targets import Target
-from storage.history import Newest, forget_history, read_history
+from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_storage.db.connect import connect
+from sublet_storage.groups import fencing
+from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.model.history import Newest, forget_history, read_history
+from sublet_storage.groups.model.records import Advance, Release, Seize
+from sublet_storage.groups.model.transitions import by
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, lent
 from tests.contract.test_group_postgres import waiting_for_locks
 from tests.kit import eventually
@@ -33,25 +33,25 @@ def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWo
     postgres.connection.execute("create table output (n integer)")
     with psycopg.connect(postgres.url) as user:  # the user's own, without our search_path
         user.execute("insert into sublet.output values (1)")
-        fence.advance(user, *ours, 4)
+        fencing.advance(user, *ours, 4)
         user.commit()
-        assert fence.position(user, *ours) == 4
+        assert fencing.position(user, *ours) == 4
         user.execute("insert into sublet.output values (2)")
-        fence.advance(user, *ours, 7)
+        fencing.advance(user, *ours, 7)
         user.rollback()
-        assert fence.position(user, *ours) == 4
+        assert fencing.position(user, *ours) == 4
         user.commit()
         for position in (3, 4, 11):
             user.execute("insert into sublet.output values (3)")
             with pytest.raises(GrantLost, match=f"stream {stream} of group .* grant {held.grant_id} .* Roll"):
-                fence.advance(user, *ours, position)
+                fencing.advance(user, *ours, position)
             user.rollback()
         postgres.apply(group, term, Seize(stream, held.grant_id, "silent"))
         with pytest.raises(GrantLost):
-            fence.advance(user, *ours, 8)
+            fencing.advance(user, *ours, 8)
         user.rollback()
-        assert fence.position(user, *ours) == 4, "history knows how far it came"
-        assert fence.position(user, group.group_id, stream, held.grant_id - 1) is None
+        assert fencing.position(user, *ours) == 4, "history knows how far it came"
+        assert fencing.position(user, group.group_id, stream, held.grant_id - 1) is None
     assert postgres.connection.execute("select n from output").fetchall() == [(1,)]
     assert postgres.row(group, term, stream).position == 4
 
@@ -84,8 +84,8 @@ def test_progress_behind_a_plan_counts_only_while_that_is_the_last_plan(postgres
     postgres.apply(group, term, Advance(stream, held.grant_id, 0, None, newer))
     with psycopg.connect(postgres.url, autocommit=True) as user:
         with pytest.raises(GrantLost):
-            fence.advance(user, group.group_id, stream, held.grant_id, 4, in_doubt=older)
-        fence.advance(user, group.group_id, stream, held.grant_id, 6, in_doubt=newer)
+            fencing.advance(user, group.group_id, stream, held.grant_id, 4, in_doubt=older)
+        fencing.advance(user, group.group_id, stream, held.grant_id, 6, in_doubt=newer)
     assert postgres.row(group, term, stream).position == 6
 
 
@@ -98,7 +98,7 @@ def test_a_callers_temporary_tables_do_not_stand_in_for_ours(postgres: PostgresW
     with psycopg.connect(postgres.url) as user:
         for table in ("lending", "lending_history", "stream", "session_epoch"):
             user.execute(f"create temporary table {table} as select * from sublet.{table}")
-        fence.advance(user, group.group_id, stream, held.grant_id, 4)
+        fencing.advance(user, group.group_id, stream, held.grant_id, 4)
         user.commit()
     assert postgres.connection.execute("select position from sublet.lending").fetchone() == (4,)
 
@@ -112,8 +112,8 @@ def test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it(postgres
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as asking, connect(postgres.url) as moving, ThreadPoolExecutor(1) as pool:
         with moving.transaction():
-            fence.advance(moving, *ours, 3)
-            answer = pool.submit(fence.position, asking, *ours)
+            fencing.advance(moving, *ours, 3)
+            answer = pool.submit(fencing.position, asking, *ours)
             eventually(waiting_for_locks(postgres))
         assert answer.result(30) == 3
 
@@ -127,11 +127,11 @@ def test_how_far_a_grant_came_is_known_when_its_group_is_deleted(postgres: Postg
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as user, ThreadPoolExecutor(1) as pool:
         with user.transaction():
-            fence.advance(user, *ours, 3)
+            fencing.advance(user, *ours, 3)
             deleted = pool.submit(postgres.store.delete_group, SHARE)
             eventually(waiting_for_locks(postgres))
         assert deleted.result(30) == group.group_id
-        assert fence.position(user, *ours) == 3
+        assert fencing.position(user, *ours) == 3
 
 
 @pytest.mark.conforms("E35", "A4")
@@ -141,12 +141,12 @@ def test_how_far_a_grant_came_is_known_when_a_reset_has_ended_it(postgres: Postg
     group = postgres.group()
     held = lent(postgres, group, postgres.lead(group), stream)
     postgres.append(stream, 5)
-    fence.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
+    fencing.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
     with postgres.connection.transaction():
-        resets.carry_out(
+        reset_plan.carry_out(
             postgres.connection, group, target, reason=by(f"reset to {target}", "me; was at 4"), force=True
         )
-    assert fence.position(postgres.connection, group.group_id, stream, held.grant_id) == 3
+    assert fencing.position(postgres.connection, group.group_id, stream, held.grant_id) == 3
 
 
 @pytest.mark.conforms("E35")
@@ -158,20 +158,20 @@ def test_a_server_knows_what_became_of_a_commit_until_another_takes_over(postgre
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as user:
         with user.transaction():
-            attempt = fence.advance(user, *ours, 3)
+            attempt = fencing.advance(user, *ours, 3)
             with pytest.raises(UnknownOutcome, match="still in progress"):
-                fence.happened(postgres.connection, attempt, 0.0)
-        assert fence.happened(postgres.connection, attempt)
+                fencing.happened(postgres.connection, attempt, 0.0)
+        assert fencing.happened(postgres.connection, attempt)
         with user.transaction(force_rollback=True):
-            attempt = fence.advance(user, *ours, 4)
-        assert fence.happened(postgres.connection, attempt) is False
-        assert fence.happened(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
+            attempt = fencing.advance(user, *ours, 4)
+        assert fencing.happened(postgres.connection, attempt) is False
+        assert fencing.happened(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
 
 
 def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: PostgresWorld) -> None:
     def draw(_: int) -> list[int]:
         with connect(postgres.url) as connection:
-            return [fence.draw_session_epoch(connection) for _ in range(50)]
+            return [fencing.draw_session_epoch(connection) for _ in range(50)]
 
     with ThreadPoolExecutor(8) as pool:
         drawn = list(pool.map(draw, range(8)))
@@ -180,10 +180,10 @@ def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: Postg
     clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
     row = postgres.connection.execute(clock).fetchone()
     assert row is not None
-    assert fence.draw_session_epoch(postgres.connection) >= row[0]
+    assert fencing.draw_session_epoch(postgres.connection) >= row[0]
     postgres.connection.execute("update session_epoch set last = last + 1000000000000")
     (ahead,) = postgres.connection.execute("select last from session_epoch").fetchone() or (0,)
-    assert fence.draw_session_epoch(postgres.connection) == ahead + 1
+    assert fencing.draw_session_epoch(postgres.connection) == ahead + 1
 
 
 def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) -> None:
@@ -199,9 +199,9 @@ def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) 
         try:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 user.execute("select * from lending")
-            fence.advance(user, group.group_id, stream, held.grant_id, 2)
-            assert fence.position(user, group.group_id, stream, held.grant_id) == 2
-            assert fence.draw_session_epoch(user) > 0
+            fencing.advance(user, group.group_id, stream, held.grant_id, 2)
+            assert fencing.position(user, group.group_id, stream, held.grant_id) == 2
+            assert fencing.draw_session_epoch(user) > 0
         finally:
             user.execute("reset role")
             user.execute("drop owned by a_consumer")

@@ -11,12 +11,13 @@ from threading import Event
 import psycopg
 import pytest
 
-from storage.connect import UnknownOutcome, connect
-from storage.groups import leadership
-from storage.groups.channel import Channel
-from storage.groups.model import Seize, Verdict
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher, sender
+from sublet_protocol.domain.errors import UnknownOutcome
+from sublet_storage.db.connect import connect
+from sublet_storage.db.store_connection import Channel
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Seize, Verdict
+from sublet_storage.producer import Publisher, sender
 from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld, lent
 from tests.kit import eventually
 from tests.kit_nodes import Process

@@ -8,14 +8,23 @@ from contextlib import nullcontext
 
 import pytest
 
-from protocol.errors import Conflict
-from protocol.in_doubt import InDoubt
-from protocol.words import Subscription
-from storage.groups import copies, resets
-from storage.groups.idle import why
-from storage.groups.model import Advance, Group, GroupOptions, LendingStatus, Seize, Start, Verdict, WhenGone
-from storage.groups.standing import Reason
-from storage.groups.targets import Target
+from sublet_protocol.domain.errors import Conflict
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.model.records import (
+    Advance,
+    Group,
+    GroupOptions,
+    LendingStatus,
+    Seize,
+    Start,
+    Verdict,
+    WhenGone,
+)
+from sublet_storage.groups.status.diagnosis_model import Reason
+from sublet_storage.groups.status.diagnosis_queries import why
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, PostgresWorld, World, grant, lent
 
 QUEUE = Subscription.parse("$queue/billing/orders/#")
@@ -140,21 +149,23 @@ def test_a_space_that_loses_no_topics_has_no_part_in_it(world: World) -> None:
 
 def by_reset(world: PostgresWorld, group: Group, _: int) -> Group:
     with world.connection.transaction():
-        resets.carry_out(world.connection, group, Target.earliest(), reason="again")
+        reset_plan.carry_out(world.connection, group, Target.earliest(), reason="again")
     return group
 
 
 def by_reset_of_one(world: PostgresWorld, group: Group, first: int) -> Group:
     with world.connection.transaction():
-        resets.carry_out(world.connection, group, Target.earliest(), [first], reason="again")
+        reset_plan.carry_out(world.connection, group, Target.earliest(), [first], reason="again")
     return group
 
 
 def by_import(world: PostgresWorld, group: Group, first: int) -> Group:
     by_reset_of_one(world, group, first)
-    stored = json.loads(json.dumps(copies.to_json(copies.take(world.connection, group))))
+    stored = json.loads(json.dumps(progress_transfer.to_json(progress_transfer.take(world.connection, group))))
     with world.connection.transaction():
-        return copies.begin(world.connection, QUEUE, group.options, copies.of_json(stored), "imported")
+        return progress_transfer.begin(
+            world.connection, QUEUE, group.options, progress_transfer.of_json(stored), "imported"
+        )
 
 
 @pytest.mark.conforms("E33")
@@ -209,7 +220,7 @@ def test_a_forced_reset_of_one_stream_takes_back_what_follows_on_it_and_nothing_
     world, group, term, (first, last, beside) = descended
     before = {stream: world.row(group, term, stream) for stream in (last, beside)}
     with world.connection.transaction():
-        resets.carry_out(world.connection, group, Target.earliest(), [first], reason="again", force=True)
+        reset_plan.carry_out(world.connection, group, Target.earliest(), [first], reason="again", force=True)
     (line,) = (line for line in world.store.history(group.group_id) if line.stream_id == last and line.event == "reset")
     assert (line.grant_id, line.position, line.until, line.forced) == (before[last].grant_id, 1, 3, True)
     assert str(first) in line.reason
@@ -228,7 +239,7 @@ def test_a_reset_of_one_stream_waits_for_who_has_what_follows_on_it(descended: D
 
     def reset(target: Target) -> None:
         with world.connection.transaction():
-            resets.carry_out(world.connection, group, target, [first], reason="again")
+            reset_plan.carry_out(world.connection, group, target, [first], reason="again")
 
     with pytest.raises(Conflict, match=f"1 of its streams are lent.* the first is {last}"):
         reset(Target.earliest())
@@ -249,7 +260,7 @@ def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alo
     assert world.row(group, term, last).status is LendingStatus.RESERVED
     for force in (False, True):
         with nullcontext() if force else pytest.raises(Conflict, match="in doubt"), world.connection.transaction():
-            resets.carry_out(world.connection, group, Target.earliest(), [first], reason="again", force=force)
+            reset_plan.carry_out(world.connection, group, Target.earliest(), [first], reason="again", force=force)
     row = world.row(group, world.lead(group), last)
     assert (row.status, row.position, row.in_doubt) == (FREE, 1, None)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.epochs import ConsumedFrontier, LowerFrontier
-from protocol.in_doubt import InDoubt
-from storage.groups.model import (
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_storage.groups.model.records import (
     LOSSES_BEFORE_BLOCKED,
     Advance,
     Grant,

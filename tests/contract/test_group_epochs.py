@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from storage.groups.model import (
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_storage.groups.model.records import (
     CONSUMED,
     LOSSES_BEFORE_BLOCKED,
     Advance,

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.words import Subscription
-from storage.groups import copies, resets
-from storage.groups.idle import why
-from storage.groups.model import Group
-from storage.groups.standing import Reason
-from storage.groups.targets import Target
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.model.records import Group
+from sublet_storage.groups.status.diagnosis_model import Reason
+from sublet_storage.groups.status.diagnosis_queries import why
 from tests.contract.group_world import SHARE, PostgresWorld, World, lent
 
 
@@ -55,7 +55,7 @@ def test_what_a_forced_reset_took_stays_taken_through_further_resets_and_a_new_l
 
     def reset(target: Target) -> list[tuple[object, ...]]:
         with world.connection.transaction():
-            resets.carry_out(world.connection, group, target, [stream], reason="again", force=True)
+            reset_plan.carry_out(world.connection, group, target, [stream], reason="again", force=True)
         return row()
 
     def row() -> list[tuple[object, ...]]:
@@ -66,10 +66,10 @@ def test_what_a_forced_reset_took_stays_taken_through_further_resets_and_a_new_l
     ((status, taken_at),) = reset(Target.latest())
     assert (status, taken_at is None) == ("finished", False)
     assert reset(Target.earliest()) == reset(Target.current()) == [("free", taken_at)]
-    progress = copies.take(world.connection, group)
+    progress = progress_transfer.take(world.connection, group)
     world.store.delete_group(SHARE)
     with world.connection.transaction():
-        copies.begin(world.connection, SHARE, group.options, progress, "imported")
+        progress_transfer.begin(world.connection, SHARE, group.options, progress, "imported")
     assert row() == [("free", taken_at)]
 
 
@@ -82,7 +82,7 @@ def test_why_says_that_a_former_holder_may_not_have_heard(postgres: PostgresWorl
     lent(world, group, world.lead(group), stream)
     world.connection.execute("update lending_history set at = clock_timestamp()")
     with world.connection.transaction():
-        resets.carry_out(world.connection, group, Target.earliest(), reason="again", force=True)
+        reset_plan.carry_out(world.connection, group, Target.earliest(), reason="again", force=True)
     world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
     (answer,) = why(world.connection, SHARE)[1]
     assert answer.ruling.reason is Reason.FORMER_HOLDER

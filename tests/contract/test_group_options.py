@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.errors import Conflict, UsageError
-from protocol.words import Subscription
-from storage.groups.model import (
+from sublet_protocol.domain.errors import Conflict, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.desired_state import Pause, Resume, Weigh
+from sublet_storage.groups.model.records import (
     Advance,
     Grant,
     Group,
@@ -23,7 +24,6 @@ from storage.groups.model import (
     Verdict,
     WhenGone,
 )
-from storage.groups.orders import Pause, Resume, Weigh
 from tests.contract.group_world import (
     BLOCKED,
     FINISHED,

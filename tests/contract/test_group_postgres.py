@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import DatabaseUnreachable, LostLeadership
-from protocol.words import Subscription
-from storage.connect import UnknownOutcome, connect
-from storage.groups import leadership
-from storage.groups.channel import RolledBack
-from storage.groups.model import Advance, Grant, GroupWrites, Release, Verdict
-from storage.groups.postgres import PostgresGroups
+from sublet_protocol.domain.errors import DatabaseUnreachable, LostLeadership, UnknownOutcome
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.db.store_connection import RolledBack
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Advance, Grant, GroupWrites, Release, Verdict
 from tests.contract.group_world import FREE, HELD, LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, grant, lent, outcome
 from tests.kit import eventually
 

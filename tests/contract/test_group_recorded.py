@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.words import Subscription
-from storage.groups.model import Advance, GroupWrites, Mark, Release, Seize, Verdict
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.records import Advance, GroupWrites, Mark, Release, Seize, Verdict
 from tests.contract.group_world import LEASE_S, SHARE, TWO, World, grant, lent
 
 OTHER = Subscription.parse("$share/other/#")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from storage.groups.model import (
+from sublet_storage.groups.model.records import (
     TAKEOVER,
     Advance,
     EntryResult,
@@ -14,12 +14,12 @@ from storage.groups.model import (
     Group,
     Lending,
     Mark,
-    NodeRef,
     Reclaim,
     Release,
     Seize,
     Verdict,
 )
+from sublet_storage.nodes import NodeRef
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, LEASE_S, ONE, TWO, World, events, lent, outcome
 
 

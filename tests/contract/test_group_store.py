@@ -7,23 +7,23 @@ from threading import Barrier
 
 import pytest
 
-from protocol.errors import Conflict, LostLeadership, UndeclaredQueue
-from protocol.words import Subscription
-from storage.groups.model import (
+from sublet_protocol.domain.errors import Conflict, LostLeadership, UndeclaredQueue
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import (
     LOSSES_BEFORE_BLOCKED,
     Advance,
     Claim,
     EntryResult,
     GroupOptions,
     GroupWrites,
-    NodeRef,
     Reclaim,
     Release,
     Seize,
     Start,
     Verdict,
 )
-from storage.groups.postgres import PostgresGroups
+from sublet_storage.nodes import NodeRef
 from tests.contract.group_world import (
     BLOCKED,
     FREE,

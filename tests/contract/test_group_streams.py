@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.words import Subscription
-from storage.groups.model import Advance, Lending, LendingStatus, Release, Seize, Start, Verdict
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.records import Advance, Lending, LendingStatus, Release, Seize, Start, Verdict
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, TWO, World, events, grant, lent, outcome
 
 

@@ -12,12 +12,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from protocol.errors import UsageError
-from storage import fence
-from storage.checkup import State, examine
-from storage.connect import connect
-from storage.spaces import reshard
-from storage.users_transaction import users_transaction
+from sublet_protocol.domain.errors import UsageError
+from sublet_storage.db.connect import connect
+from sublet_storage.db.user_transaction import users_transaction
+from sublet_storage.doctor.checks import State, examine
+from sublet_storage.groups import fencing
+from sublet_storage.spaces.spaces import reshard
 from tests.contract.group_world import PostgresWorld, lent
 from tests.contract.test_fence import test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it
 from tests.contract.test_group_postgres import (
@@ -100,11 +100,11 @@ def test_progress_in_a_users_transaction_of_another_level_is_refused_by_name(
         user.execute("select 1")
         postgres.append(stream, 10)
         with pytest.raises(UsageError, match=f"at isolation level {level}.* read committed"):
-            fence.advance(user, group.group_id, stream, held.grant_id, 4)
+            fencing.advance(user, group.group_id, stream, held.grant_id, 4)
         user.rollback()
         fence_at = "begin isolation level read committed"
         user.execute(fence_at)
-        fence.advance(user, group.group_id, stream, held.grant_id, 4)
+        fencing.advance(user, group.group_id, stream, held.grant_id, 4)
         user.execute("commit")
     assert postgres.connection.execute("select position from lending").fetchone() == (4,)
 
@@ -124,7 +124,7 @@ def test_programs_that_append_at_another_level_are_refused_by_name(
     conn: psycopg.Connection[Any], stream: int, level: str
 ) -> None:
     """Those of an older release, which do not set it: what another level would make wrong stores nothing."""
-    from storage.log import Append, Stamp, append
+    from sublet_storage.log.log import Append, Stamp, append
 
     conn.execute(f"set session characteristics as transaction isolation level {level}")
     with pytest.raises(psycopg.Error, match=f"at isolation level {level}"):
@@ -136,7 +136,7 @@ def test_programs_that_append_at_another_level_are_refused_by_name(
 def test_a_message_published_by_sql_at_another_level_comes_once_it_is_committed(
     conn: psycopg.Connection[Any], level: str
 ) -> None:
-    from storage.outbox import NOTHING, Outbox
+    from sublet_storage.producer.outbox import NOTHING, Outbox
 
     outbox = Outbox(conn, lambda _: None)
     with psycopg.connect(conn.info.dsn, autocommit=True) as user:

@@ -17,13 +17,13 @@ import psycopg
 import pytest
 import zmq
 
-from protocol.errors import InvalidSetting
-from storage.connect import connect
-from storage.notify import drivers
-from storage.notify.driver import Inlet
-from storage.notify.drivers import installed, load, make
-from storage.notify.postgres import PAYLOAD_LIMIT, as_payload, channel_of, from_payload
-from storage.notify.zmq_place import Place, private_directory
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.db.connect import connect
+from sublet_storage.notify.drivers import registry
+from sublet_storage.notify.drivers.base import Inlet
+from sublet_storage.notify.drivers.postgres import PAYLOAD_LIMIT, as_payload, channel_of, from_payload
+from sublet_storage.notify.drivers.registry import installed, load, make
+from sublet_storage.notify.drivers.zmq_rendezvous import Place, private_directory
 from tests.contract.notify_conformance import Subject, checks, hearing, sending
 from tests.kit import eventually
 
@@ -128,7 +128,7 @@ def entry(name: str, value: str, package: str) -> EntryPoint:
     class Distribution:
         pass
 
-    found = EntryPoint(name, value, drivers.GROUP)
+    found = EntryPoint(name, value, registry.GROUP)
     brought_by: Any = Distribution()
     brought_by.name = package
     vars(found)["dist"] = brought_by
@@ -143,14 +143,14 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def found(group: str, name: str | None = None) -> list[EntryPoint]:
             return [each for each in entries if each.group == group and name in (None, each.name)]
 
-        monkeypatch.setattr(drivers, "entry_points", found)
+        monkeypatch.setattr(registry, "entry_points", found)
 
     return appear
 
 
 @pytest.mark.conforms("D2")
 def test_somebody_elses_driver_is_found_by_its_entry_point(others: Callable[..., None], database: str) -> None:
-    others(entry("pigeon", "storage.notify.poll:PollDriver", "carrier"))
+    others(entry("pigeon", "sublet_storage.notify.drivers.poll:PollDriver", "carrier"))
     assert installed() == ["pigeon", "poll", "postgres", "zmq"]
     assert load("pigeon")(database).capabilities.pushes is False
 
@@ -167,7 +167,10 @@ def test_an_unknown_driver_is_named_with_those_installed() -> None:
 
 
 def test_a_driver_without_its_library_says_what_to_install(others: Callable[..., None]) -> None:
-    others(entry("zmq", "no_such_library:Driver", "sublet"), entry("pigeon", "storage.notify.poll:Nothing", "carrier"))
+    others(
+        entry("zmq", "no_such_library:Driver", "sublet"),
+        entry("pigeon", "sublet_storage.notify.drivers.poll:Nothing", "carrier"),
+    )
     with pytest.raises(InvalidSetting, match=r"'zmq'.*no_such_library.*`pip install 'sublet\[zmq\]'`"):
         load("zmq")
     with pytest.raises(InvalidSetting, match=r"'pigeon'.*Nothing.*package carrier"):
@@ -199,11 +202,11 @@ def coopless(url: str, *, host: str) -> Any:
 
 
 def test_two_that_bring_one_name_are_refused_and_ours_is_never_replaced(others: Callable[..., None]) -> None:
-    both = [entry("x", "storage.notify.poll:PollDriver", package) for package in ("a", "b")]
+    both = [entry("x", "sublet_storage.notify.drivers.poll:PollDriver", package) for package in ("a", "b")]
     others(*both)
     with pytest.raises(InvalidSetting, match=r"'x' is brought by several packages \(a, b\)"):
         load("x")
-    ours = entry("x", "storage.notify.postgres:PostgresDriver", "sublet")
+    ours = entry("x", "sublet_storage.notify.drivers.postgres:PostgresDriver", "sublet")
     others(*both, ours)
     assert load("x") is ours.load()
 

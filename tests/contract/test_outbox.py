@@ -13,19 +13,20 @@ from typing import Any
 import psycopg
 import pytest
 
-from leader.relay import Relay
-from protocol.errors import LostLeadership, UsageError
-from protocol.words import check_topic
-from storage import outbox
-from storage.connect import connect
-from storage.groups import leadership
-from storage.groups.model import MAINTENANCE, NodeRef
-from storage.notify.model import Change, stream_change
-from storage.notify.teller import Teller
-from storage.outbox import NOTHING, Outbox, Waiting, waiting
-from storage.publish.columns import check_size, size_of
-from storage.publish.publisher import MAX_MESSAGE_BYTES
-from storage.spaces import alter_space, create_space, reshard, rollover
+from sublet_leader.jobs.outbox_relay import Relay
+from sublet_protocol.domain.errors import LostLeadership, UsageError
+from sublet_protocol.domain.topics import check_topic
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.nodes import NodeRef
+from sublet_storage.notify.changes import Change, stream_change
+from sublet_storage.notify.publisher import Teller
+from sublet_storage.producer import outbox
+from sublet_storage.producer.batches.columns import check_size, size_of
+from sublet_storage.producer.outbox import NOTHING, Outbox, Waiting, waiting
+from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
+from sublet_storage.spaces.spaces import alter_space, create_space, reshard, rollover
 from tests.integration.log_kit import Message, by_key, everything
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy

@@ -13,23 +13,25 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from protocol.errors import Gone, InvalidSetting, PayloadDamaged, PayloadUnavailable
-from protocol.words import Filter
-from storage.catalogue import find_space
-from storage.checkup import State
-from storage.compaction import compact_stream
-from storage.connect import connect
-from storage.epoch_tail import EpochReading
-from storage.log import since, within
-from storage.payloads import objects, probe, recall, tiering
-from storage.payloads.place import parse
-from storage.payloads.stores import Store
-from storage.payloads.together import together
-from storage.retention import drop_gone, retain
-from storage.routing import Space
-from storage.spaces import alter_space, rollover
-from storage.tail import Tail
-from storage.whole_epochs import marks
+from sublet_protocol.domain.errors import Gone, InvalidSetting, PayloadDamaged, PayloadUnavailable
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor import location_checks
+from sublet_storage.doctor.checks import State
+from sublet_storage.log.log import since, within
+from sublet_storage.objects import registry
+from sublet_storage.objects.location import parse
+from sublet_storage.objects.object_stores import Store
+from sublet_storage.objects.parallel_calls import together
+from sublet_storage.readers.epoch_steps import marks
+from sublet_storage.readers.epoch_tail import EpochReading
+from sublet_storage.readers.tail import Tail
+from sublet_storage.spaces import restore, tiering
+from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.compaction import compact_stream
+from sublet_storage.spaces.retention import drop_gone, retain
+from sublet_storage.spaces.routing import Space
+from sublet_storage.spaces.spaces import alter_space, rollover
 from tests.integration.log_kit import read, stream_of
 from tests.integration.session_kit import free_port
 from tests.kit import eventually
@@ -296,8 +298,8 @@ def test_killed_while_it_moves_nothing_is_lost_and_orphans_are_collected(
     assert read(conn, stream) == before
     named = len(outside(conn))
     assert (named, len(world.names())) == {"intended": (0, 0), "written": (0, 1), "named": (BLOCKS, BLOCKS)}[point]
-    assert objects.sweep(conn) == 0, "somebody may be at it still"
-    assert objects.sweep(conn, abandoned_s=0) == (0 if point == "named" else BLOCKS)
+    assert registry.sweep(conn) == 0, "somebody may be at it still"
+    assert registry.sweep(conn, abandoned_s=0) == (0 if point == "named" else BLOCKS)
     assert len(world.names()) == named
     assert move(conn, space) == BLOCKS - named
     assert read(conn, stream) == before
@@ -348,7 +350,7 @@ def test_a_block_that_is_not_what_was_read_any_more_keeps_its_payload(
     tiering.tier_space(conn, space)
     assert outside(conn) == set()
     assert read(conn, stream) == before
-    assert objects.sweep(conn) == 6, "nobody names these"
+    assert registry.sweep(conn) == 6, "nobody names these"
     assert move(conn, space) == len(world.names()) == 1
     assert read(conn, stream) == before
 
@@ -357,12 +359,12 @@ def test_who_was_taken_for_dead_moves_nothing(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = read(conn, stream)
-    _meanwhile(monkeypatch, lambda: objects.sweep(conn, abandoned_s=0))
+    _meanwhile(monkeypatch, lambda: registry.sweep(conn, abandoned_s=0))
     assert tiering.tier_space(conn, space).blocks == 0
     assert (outside(conn), read(conn, stream)) == (set(), before)
     monkeypatch.undo()
     assert move(conn, space) == BLOCKS
-    objects.sweep(conn)
+    registry.sweep(conn)
     assert len(world.names()) == BLOCKS
     assert read(conn, stream) == before
 
@@ -372,9 +374,9 @@ def test_what_a_block_names_is_not_deleted_whatever_the_table_says(
 ) -> None:
     move(conn, space)
     uri = f"{world.uri.partition('?')[0]}/{name_at(conn, world, 2)}"
-    owner = objects.Owner(space.space_id, generation_of(conn, stream), stream)
-    objects.doom(conn, owner, [(uri, 2)], was_named=False)
-    assert objects.sweep(conn) == 0
+    owner = registry.Owner(space.space_id, generation_of(conn, stream), stream)
+    registry.doom(conn, owner, [(uri, 2)], was_named=False)
+    assert registry.sweep(conn) == 0
     assert len(world.names()) == BLOCKS
 
 
@@ -453,7 +455,7 @@ def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
     assert move(conn, space) == len(other.names()) == 3
     assert [read(conn, stream), read(conn, later)] == before
     alter_space(conn, "eu", payloads=None)
-    assert recall.recall(conn, space.space_id) == BLOCKS + 3
+    assert restore.recall(conn, space.space_id) == BLOCKS + 3
     assert outside(conn) == set()
     assert swept(conn) == BLOCKS + 3
     assert [read(conn, stream), read(conn, later)] == before
@@ -472,13 +474,13 @@ def test_what_cannot_be_brought_back_holds_up_nothing_else(
     world.remove(lost)
     alter_space(conn, "eu", payloads=None)
     with pytest.raises(PayloadDamaged, match=rf"^{BLOCKS + 2} payloads are back in Postgres, and 1 are not.*{lost}"):
-        recall.recall(conn, space.space_id)
+        restore.recall(conn, space.space_id)
     assert [each.rpartition("/")[2] for each in outside(conn)] == [lost.rpartition("/")[2]]
-    assert [each.state for each in probe.examine(conn)] == [State.OK]
+    assert [each.state for each in location_checks.examine(conn)] == [State.OK]
     world.write(lost, whole)
-    assert recall.recall(conn, space.space_id) == 1
-    assert recall.recall(conn, space.space_id) == 0
-    assert list(probe.examine(conn)) == [], "nothing lies there"
+    assert restore.recall(conn, space.space_id) == 1
+    assert restore.recall(conn, space.space_id) == 0
+    assert list(location_checks.examine(conn)) == [], "nothing lies there"
     assert [read(conn, stream), read(conn, later)] == before
 
 
@@ -491,7 +493,7 @@ def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
     _meanwhile(monkeypatch, lambda: alter_space(conn, "eu", payloads=None))
     assert tiering.tier_space(conn, space).blocks == 0
     assert len(outside(conn)) == BLOCKS
-    assert objects.sweep(conn) == 3, "nobody names these"
+    assert registry.sweep(conn) == 3, "nobody names these"
 
 
 def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg.Connection[Any], s3: S3Server) -> None:
@@ -516,13 +518,13 @@ def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg
 def test_the_doctor_sees_whether_a_place_can_be_reached(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
 ) -> None:
-    (fresh,) = probe.examine(conn)
+    (fresh,) = location_checks.examine(conn)
     assert (fresh.state, fresh.remedy) == (State.OK, None)
     move(conn, space)
-    assert [each.state for each in probe.examine(conn)] == [State.OK]
+    assert [each.state for each in location_checks.examine(conn)] == [State.OK]
     assert len(world.names()) == BLOCKS, "the probe left something"
     world.go_away()
-    (away,) = probe.examine(conn)
+    (away,) = location_checks.examine(conn)
     assert (away.check, away.state) == ("payloads", State.ERROR)
     assert "space eu" in away.found
     assert away.remedy is not None

@@ -11,19 +11,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from borrower.lent import Lent
-from borrower.node_reader import NodeReader
-from borrower.reader import Reader
-from borrower.ways import PageReader
-from leader import feed_lent
-from protocol.errors import BeyondHead, Gone, ValueTooLarge
-from protocol.words import Filter
-from storage.block import DELIVERED_SCHEMA
-from storage.connect import connect
-from storage.fence import draw_session_epoch
-from storage.log import Page
-from storage.retention import retain
-from storage.spaces import reshard, rollover
+from sublet_borrower.consumer.transport import PageReader
+from sublet_borrower.fetch.database import Reader
+from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_leader.feed import fetch
+from sublet_protocol.domain.errors import BeyondHead, Gone, ValueTooLarge
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.fencing import draw_session_epoch
+from sublet_storage.log.block import DELIVERED_SCHEMA
+from sublet_storage.log.log import Page
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import reshard, rollover
 from tests.integration.feed_kit import Serving
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
@@ -252,7 +252,7 @@ def test_while_nobody_answers_there_is_no_page_and_then_it_goes_on_in_the_same_p
     pages(reader, lent)
     put(conn, stream, b"2")
     lent.head = None
-    with caplog.at_level(logging.INFO, "borrower"):
+    with caplog.at_level(logging.INFO, "sublet_borrower"):
         world.go_away()
         for _ in range(5):
             assert reader.page(lent, always) is None
@@ -261,7 +261,11 @@ def test_while_nobody_answers_there_is_no_page_and_then_it_goes_on_in_the_same_p
         world.come_back()
         page = eventually(read_on(reader, lent), WAIT_S)
     assert values([page]) == [b"2"]
-    said = [(record.levelname, record.getMessage()) for record in caplog.records if "read" in record.name]
+    said = [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.name.startswith("sublet_borrower.fetch.")
+    ]
     assert [level for level, _ in said] == ["WARNING", "INFO"], said
     assert "goes on when" in said[0][1]
     assert "back" in said[1][1] or "again" in said[1][1]
@@ -312,7 +316,7 @@ def nodes(database: str) -> Iterator[NodeWorld]:
 def test_a_page_of_a_node_is_bounded_and_a_message_that_it_cannot_send_is_a_clear_error(
     nodes: NodeWorld, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leader.feed_read.LARGEST_PAGE_BYTES", 10 * MB)
+    monkeypatch.setattr("sublet_leader.feed.read.LARGEST_PAGE_BYTES", 10 * MB)
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
     put(conn, stream, b"x" * 11 * MB)
@@ -323,7 +327,7 @@ def test_a_page_of_a_node_is_bounded_and_a_message_that_it_cannot_send_is_a_clea
         assert page is not None
         sizes.append(pa.Table.from_batches(page.batches).nbytes)
     assert len(sizes) > 2
-    assert max(sizes) <= feed_lent.PAGE_BYTES
+    assert max(sizes) <= fetch.PAGE_BYTES
     with pytest.raises(ValueTooLarge, match=f"stream {stream}, offset 20 has 110.* bytes, and a node sends 10000000"):
         reader.page(lent, always)
     assert lent.read == 20
@@ -356,7 +360,7 @@ def test_of_two_nodes_the_other_goes_on_at_once(
     assert values(pages(reader, lent)) == [b"1"]
     put(conn, stream, b"2")
     lent.head = None
-    with caplog.at_level(logging.WARNING, "borrower"):
+    with caplog.at_level(logging.WARNING, "sublet_borrower"):
         nodes.go_away()
         assert values(pages(reader, lent)) == [b"2"]
     assert caplog.records == [], "nobody has waited"

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from borrower.async_session import AsyncSession
-from borrower.batch import Batch
-from borrower.settings import BorrowerSettings
-from storage.connect import connect
-from storage.publish import Publisher
+from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher
 from tests.integration.session_kit import until
 from tests.kit_nodes import SPEED, Fleet, Process
 

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from storage.connect import connect
-from storage.spaces import reshard
+from sublet_storage.db.connect import connect
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.cli_kit import Shell, a_shell
 from tests.kit_nodes import Fleet
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import psycopg
 
-from protocol.epochs import Epoch, LowerFrontier
-from protocol.words import Filter
-from storage.catalogue import find_space, open_streams
-from storage.epoch_tail import Data, Message, Snapshot
-from storage.epochs import hold
-from storage.log import Append, Outcome, Producer, Stamp, append
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.epochs import hold
+from sublet_storage.log.log import Append, Outcome, Producer, Stamp, append
+from sublet_storage.readers.epoch_tail import Data, Message, Snapshot
+from sublet_storage.spaces.catalogue import find_space, open_streams
 from tests.integration.log_kit import in_epochs
 
 A, B = Producer("a", 1), Producer("b", 1)

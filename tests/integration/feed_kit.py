@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import pyarrow as pa
 
-from leader.feed import FeedLimits, FeedServer
-from protocol import sublet_pb2 as pb
-from protocol import sublet_pb2_grpc
-from protocol.feed import Publish, encode_publish
-from protocol.messages import PROTOCOL_VERSION
-from protocol.session.server import SERVER_OPTIONS
-from storage.layout import BLOCK_SCHEMA
+from sublet_leader.feed.service import FeedLimits, FeedServer
+from sublet_protocol.messages.feed import Publish, encode_publish
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.pubsub.server import SERVER_OPTIONS
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2_grpc
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
 from tests.kit import eventually
 from tests.kit_nodes import Process
 

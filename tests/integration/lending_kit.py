@@ -8,14 +8,14 @@ from typing import Any
 
 import psycopg
 
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Subscription
-from storage.groups import idle
-from storage.groups.model import Entry, Grant, GroupOptions, GroupWrites, Lending, NodeRef
-from storage.groups.postgres import PostgresGroups
-from storage.groups.standing import Reason
-from storage.nodes import register
-from storage.publish import Publisher
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Entry, Grant, GroupOptions, GroupWrites, Lending
+from sublet_storage.groups.status import diagnosis_queries
+from sublet_storage.groups.status.diagnosis_model import Reason
+from sublet_storage.nodes import NodeRef, register
+from sublet_storage.producer import Publisher
 
 GROUP = "$share/billing/orders/#"
 SUBSCRIPTION = Subscription.parse(GROUP)
@@ -55,10 +55,12 @@ class World:
         self.conn.execute("update block set appended_at = appended_at - interval '1 minute'")
 
     def why(self) -> dict[int, Reason]:
-        return {answer.line.stream_id: answer.ruling.reason for answer in idle.why(self.conn, SUBSCRIPTION)[1]}
+        return {
+            answer.line.stream_id: answer.ruling.reason for answer in diagnosis_queries.why(self.conn, SUBSCRIPTION)[1]
+        }
 
     def because(self, stream_id: int) -> str:
-        (answer,) = idle.why(self.conn, SUBSCRIPTION, stream_id)[1]
+        (answer,) = diagnosis_queries.why(self.conn, SUBSCRIPTION, stream_id)[1]
         return answer.ruling.because
 
     def now_us(self) -> int:

@@ -13,13 +13,13 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from protocol.epochs import Epoch
-from storage.block import Packed, pack
-from storage.catalogue import find_space, open_streams
-from storage.connect import connect
-from storage.layout import BLOCK_SCHEMA
-from storage.log import Append, Stamp, append, since
-from storage.spaces import create_space, reshard
+from sublet_protocol.domain.epochs import Epoch
+from sublet_storage.db.connect import connect
+from sublet_storage.log.block import Packed, pack
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.log import Append, Stamp, append, since
+from sublet_storage.spaces.catalogue import find_space, open_streams
+from sublet_storage.spaces.spaces import create_space, reshard
 
 Message = dict[str, Any]
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import psycopg
 
-from storage.connect import connect
-from storage.groups.model import NodeRef
-from storage.nodes import register, remove
-from storage.notify import drivers
-from storage.notify.codec import encode
-from storage.notify.driver import Capabilities, OnConnected, OnLost, OnMessage
-from storage.notify.ears import Ears
-from storage.notify.model import Change, Envelope, Hello, NotifySettings, Snapshot, stream_change
-from storage.notify.snapshot import ReadSnapshot, reading
+from sublet_storage.db.connect import connect
+from sublet_storage.nodes import NodeRef, register, remove
+from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings, Snapshot, stream_change
+from sublet_storage.notify.codec import encode
+from sublet_storage.notify.drivers import registry
+from sublet_storage.notify.drivers.base import Capabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.snapshot import ReadSnapshot, reading
+from sublet_storage.notify.subscriber import Ears
 from tests.kit import eventually
 
 SETTINGS = NotifySettings(
@@ -43,7 +42,7 @@ class Heard:
         self.changes: list[tuple[float, Change]] = []
         self.reads: list[str] = []
         self._read, self._fails = read or reading(lambda: ()), fails
-        self.ears = Ears(url, drivers.load(driver)(url), self._counted, self._take, settings=settings)
+        self.ears = Ears(url, registry.load(driver)(url), self._counted, self._take, settings=settings)
 
     def _counted(self, conn: psycopg.Connection[Any], kind: str) -> Snapshot:
         self.reads.append(kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from storage.publish import Publisher
+from sublet_storage.producer import Publisher
 
 
 def main(url: str) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from borrower.settings import BorrowerSettings
-from borrower.spark.columns import all_columns
-from borrower.spark.options import StreamOptions, stream_options
-from borrower.spark.stream_reader import SubletStreamReader
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.common.options import StreamOptions, stream_options
+from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from tests.kit import eventually
 from tests.kit_nodes import SPEED
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pyspark.sql.datasource import Filter, InputPartition
 
-from borrower.spark.columns import all_columns
-from borrower.spark.ranges import RangePartition, RangesPartition
-from borrower.spark.source import DefaultSource
+from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.format import DefaultSource
+from sublet_borrower.spark.source.ranges import RangePartition, RangesPartition
 
 Row = dict[str, Any]
 

@@ -13,17 +13,17 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from protocol.errors import UndeclaredQueue
-from protocol.events import GroupEvent
-from protocol.messages import LeaderWanted, Ping, PingResponse
-from protocol.session.answers import Subscribed
-from protocol.session.client import NodeConnection
-from protocol.session.mailbox import MailboxLimits
-from protocol.session.publisher import PublisherSettings
-from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
-from protocol.session.steps import Lost
-from protocol.session.subscriber import SubscriberSettings
-from protocol.session.values import CHANNELS, Channel, Channels, Command, Delivery
+from sublet_protocol.domain.errors import UndeclaredQueue
+from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.messages.messages import LeaderWanted, Ping, PingResponse
+from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, Delivery
+from sublet_protocol.pubsub.node_connection import NodeConnection
+from sublet_protocol.pubsub.publisher import PublisherSettings
+from sublet_protocol.pubsub.publisher_replies import Subscribed
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+from sublet_protocol.pubsub.subscriber import SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import Lost
 
 FAST = SubscriberSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 

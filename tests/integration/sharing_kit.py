@@ -13,13 +13,13 @@ from typing import Any
 
 import psycopg
 
-from leader.settings import LeaderSettings
-from protocol.errors import Unavailable
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.groups.model import Claim, Group, HistoryRecord
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Claim, Group, HistoryRecord
+from sublet_storage.producer import Publisher
 from tests.deliveries import Verdict, judge
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet, Process

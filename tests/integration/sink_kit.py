@@ -9,8 +9,8 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from borrower.spark.sink import BatchWriter, Done, StreamWriter, batch_writer, stage_rows, stream_writer
-from storage.publish.staging import Write
+from sublet_borrower.spark.sink.writer import BatchWriter, Done, StreamWriter, batch_writer, stage_rows, stream_writer
+from sublet_storage.producer.staging import Write
 from tests.integration.log_kit import by_key
 
 KEYS = 7

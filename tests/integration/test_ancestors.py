@@ -9,13 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.words import Bookmark, Filter
-from storage import log
-from storage.connect import connect
-from storage.spaces import rollover
-from storage.tail import Reading
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.log import log
+from sublet_storage.readers.tail import Reading
+from sublet_storage.spaces.spaces import rollover
 from tests.integration.log_kit import put, stream_of
 from tests.integration.sharing_kit import ALL as GROUP
 from tests.integration.sharing_kit import WAIT_S, Stage

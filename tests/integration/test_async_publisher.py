@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import DatabaseUnreachable, EpochCompleted, PublisherClosed
-from storage.connect import connect
-from storage.publish import AsyncPublisher, Publisher, asynchronous
-from storage.publish.delivery import Delivery
+from sublet_protocol.domain.errors import DatabaseUnreachable, EpochCompleted, PublisherClosed
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import AsyncPublisher, Publisher, async_publisher
+from sublet_storage.producer.delivery import Delivery
 from tests.integration.log_kit import everything
 from tests.kit import eventually
 
@@ -37,7 +37,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
-    monkeypatch.setattr(asynchronous, "Publisher", slow)
+    monkeypatch.setattr(async_publisher, "Publisher", slow)
     return slow
 
 
@@ -173,7 +173,7 @@ def test_what_could_not_be_opened_is_tried_again(database: str, monkeypatch: pyt
 
     async def main() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(asynchronous, "Publisher", nowhere)
+            patch.setattr(async_publisher, "Publisher", nowhere)
             publisher = AsyncPublisher(database)
         for _ in range(2):
             with pytest.raises(DatabaseUnreachable, match="not there now"):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from borrower.batch import Batch
-from borrower.session import Session
-from protocol.errors import UsageError
-from storage.spaces import reshard
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import UsageError
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.async_kit import ALL, QUICK, WAIT_S, Scene, Seen, postgres_through_this_loop, run
 from tests.integration.session_kit import until
 from tests.kit import eventually

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from borrower.async_session import AsyncSession
+from sublet_borrower.consumer.async_session import AsyncSession
 from tests.integration.async_kit import WAIT_S, Scene, Seen, postgres_through_this_loop, run
 from tests.integration.session_kit import until
 from tests.kit import eventually

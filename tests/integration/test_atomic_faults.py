@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.words import Start, Subscription
-from storage.connect import connect
-from storage.groups.model import CONSUMED, GroupOptions
-from storage.publish import Publisher
-from storage.spaces import reshard
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.model.records import CONSUMED, GroupOptions
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 
@@ -152,7 +152,7 @@ def _check_epochs(stage: Stage, load: EpochLoad) -> None:
 
 def _epochs_by_place(stage: Stage) -> dict[tuple[int, int], int]:
     """{(stream, offset): epoch} of all messages."""
-    from storage.log import since
+    from sublet_storage.log.log import since
 
     with connect(stage.scene.url) as connection:
         found = {}

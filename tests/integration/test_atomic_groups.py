@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from borrower.batch import Batch
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from borrower.transaction import Transactions
-from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from protocol.errors import GrantLost, InvalidSetting, UsageError
-from protocol.words import Start, Subscription
-from storage import fence
-from storage.catalogue import open_streams
-from storage.connect import UnknownOutcome, connect
-from storage.groups.model import GroupOptions
-from storage.groups.postgres import PostgresGroups
-from storage.nodes import live_nodes
-from storage.publish import Publisher
-from storage.spaces import create_space, drop_space
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.consumer.transaction import Transactions
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.errors import GrantLost, InvalidSetting, UnknownOutcome, UsageError
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups import fencing
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.nodes import live_nodes
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.catalogue import open_streams
+from sublet_storage.spaces.spaces import create_space, drop_space
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -202,10 +202,10 @@ def test_output_and_whole_epochs_are_committed_together(database: str, fleet: Fl
     with pytest.raises(UsageError, match="committed already"), batch.transaction():
         pass
     with connect(database) as connection, pytest.raises(GrantLost):
-        fence.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=batch.consumed)
+        fencing.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=batch.consumed)
     earlier = ConsumedFrontier(5, LowerFrontier(((9,),)))
     with connect(database) as connection, pytest.raises(GrantLost):
-        fence.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=earlier)
+        fencing.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=earlier)
     reader.session.close()
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from borrower.batch import Batch
-from borrower.runner import Policy, run
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from leader.settings import LeaderSettings
-from protocol.errors import UserFunctionFailed
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.groups.model import HistoryRecord
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
+from sublet_borrower.consumer.runner import Policy, run
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.errors import UserFunctionFailed
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import HistoryRecord
+from sublet_storage.producer import Publisher
 from tests.integration.log_kit import everything
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Delivered, Fleet, Process

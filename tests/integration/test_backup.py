@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.connect import check_schema, connect
-from storage.embedded.binaries import find_binaries
+from sublet_storage.bootstrap.embedded.binaries import find_binaries
+from sublet_storage.db.connect import check_schema, connect
 from tests.deliveries import judge
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually

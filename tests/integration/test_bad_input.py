@@ -21,7 +21,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import sublet
-from protocol.errors import (
+from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     DataDirectoryUnusable,
     InvalidFilter,
@@ -35,12 +35,12 @@ from protocol.errors import (
     UsageError,
     ValueTooLarge,
 )
-from protocol.messages import MAX_ID, PROTOCOL_VERSION
-from protocol.words import Filter
-from storage.connect import SCHEMA_VERSION, connect
-from storage.migrate import current, migrate
-from storage.spaces import create_space
-from storage.tail import Tail
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.messages import MAX_ID, PROTOCOL_VERSION
+from sublet_storage.bootstrap.migrate import current, migrate
+from sublet_storage.db.connect import SCHEMA_VERSION, connect
+from sublet_storage.readers.tail import Tail
+from sublet_storage.spaces.spaces import create_space
 from tests.integration.cli_kit import Running, a_shell
 
 GROUP = "$share/g/#"
@@ -388,7 +388,7 @@ def a_closed_directory() -> Iterator[Path]:
 
 
 OTHER_VERSION = (
-    "import protocol.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
+    "import sublet_protocol.messages.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
     "from sublet.cli import main\nmain()"
 )
 """The command line of a release that speaks another protocol version."""

@@ -15,16 +15,23 @@ import pytest
 from psycopg import sql
 from pyspark.sql.datasource import InputPartition
 
-from borrower.spark.batch_options import BatchOptions
-from borrower.spark.batch_reader import SubletBatchReader
-from borrower.spark.columns import all_columns
-from protocol.errors import BeyondHead, DatabaseUnreachable, Gone, InvalidEpoch, SchemaMismatch, UnknownSpace
-from storage.compaction import compact_stream
-from storage.database import open_database
-from storage.log import PAGE_BLOCKS
-from storage.publish import Publisher
-from storage.retention import retain
-from storage.spaces import create_space, drop_space, reshard
+from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.source.batch_options import BatchOptions
+from sublet_borrower.spark.source.batch_reader import SubletBatchReader
+from sublet_protocol.domain.errors import (
+    BeyondHead,
+    DatabaseUnreachable,
+    Gone,
+    InvalidEpoch,
+    SchemaMismatch,
+    UnknownSpace,
+)
+from sublet_storage.bootstrap.database import open_database
+from sublet_storage.log.log import PAGE_BLOCKS
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.compaction import compact_stream
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import create_space, drop_space, reshard
 from tests.integration.log_kit import put, stream_of
 from tests.integration.replay_kit import Plan, values
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from borrower.batch import Batch
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from storage.publish import Publisher
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
+from sublet_storage.producer import Publisher
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 from tests.kit_nodes import SPEED

@@ -11,12 +11,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.words import Filter, Subscription
-from storage.connect import connect
-from storage.groups.model import Group, GroupWrites, NodeRef, Start
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
-from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Group, GroupWrites, Start
+from sublet_storage.nodes import NodeRef
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.kit import eventually
 
 TOPICS = ("eu/1", "eu/2", "us/1")

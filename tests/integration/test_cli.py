@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from storage.connect import SCHEMA_VERSION
+from sublet_storage.db.connect import SCHEMA_VERSION
 from tests.integration.cli_kit import Shell, a_shell
 from tests.kit import eventually
 

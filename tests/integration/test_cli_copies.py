@@ -10,16 +10,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.epochs import ConsumedFrontier, LowerFrontier
-from protocol.errors import Conflict, NotFound, UsageError
-from protocol.words import Subscription
-from storage.groups import births, copies
-from storage.groups.model import Advance, Group, GroupOptions, Start, WhenGone
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
-from storage.spaces import rollover
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Advance, Group, GroupOptions, Start, WhenGone
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import rollover
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, SUBSCRIPTION, World, a_world, open_streams
 from tests.kit import eventually
@@ -36,14 +37,16 @@ def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
 
 
 def group_of(conn: psycopg.Connection[Any], subscription: str = GROUP) -> Group:
-    group = births.find_live(conn, Subscription.parse(subscription))
+    group = lifecycle.find_live(conn, Subscription.parse(subscription))
     assert group is not None
     return group
 
 
 def clone(conn: psycopg.Connection[Any], source: Group, target: str = TARGET) -> Group:
     with conn.transaction():
-        return copies.begin(conn, Subscription.parse(target), source.options, copies.take(conn, source), "a clone")
+        return progress_transfer.begin(
+            conn, Subscription.parse(target), source.options, progress_transfer.take(conn, source), "a clone"
+        )
 
 
 def half_way(world: World) -> dict[int, tuple[str, int]]:
@@ -58,7 +61,7 @@ def half_way(world: World) -> dict[int, tuple[str, int]]:
     return {first: ("free", 2), second: ("finished", whole.head)}
 
 
-def places(progress: copies.Progress) -> dict[int, tuple[str, int]]:
+def places(progress: progress_transfer.Progress) -> dict[int, tuple[str, int]]:
     return {place.stream_id: (place.status.value, place.position) for place in progress.places}
 
 
@@ -66,15 +69,15 @@ def places(progress: copies.Progress) -> dict[int, tuple[str, int]]:
 def test_a_clone_has_the_options_and_the_progress_of_its_source_and_a_life_of_its_own(world: World) -> None:
     conn, expected = world.conn, half_way(world)
     source = group_of(conn)
-    taken = copies.take(conn, source)
+    taken = progress_transfer.take(conn, source)
     held = min(expected)
     assert places(taken) == {**expected, held: ("held", 2)}
     made = clone(conn, source)
     assert group_of(conn, TARGET) == made
     assert (made.options, made.group_id != source.group_id) == (source.options, True)
-    assert places(copies.take(conn, made)) == expected
-    assert copies.take(conn, made).after_generation == taken.after_generation
-    assert copies.take(conn, source) == taken, "its source goes on as it was"
+    assert places(progress_transfer.take(conn, made)) == expected
+    assert progress_transfer.take(conn, made).after_generation == taken.after_generation
+    assert progress_transfer.take(conn, source) == taken, "its source goes on as it was"
     (line,) = world.store.history(made.group_id)
     assert (line.event, line.stream_id, line.reason) == ("create", 0, "a clone")
     with pytest.raises(Conflict, match="exists already, and has its own progress"):
@@ -100,8 +103,8 @@ def test_a_clone_of_an_atomic_group_is_given_the_same_epochs_whole(
     conn.execute("update consumed_frontier set least = '[[8]]'")
     store.close()
     made = clone(conn, source)
-    taken = copies.take(conn, made)
-    assert taken == copies.take(conn, source)
+    taken = progress_transfer.take(conn, made)
+    assert taken == progress_transfer.take(conn, source)
     assert [least for _, least in taken.frontiers] == [LowerFrontier(((8,),))]
     assert ConsumedFrontier(1, LowerFrontier(((8,),))) in [place.consumed for place in taken.places]
 
@@ -137,15 +140,15 @@ def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
     file = tmp_path / "billing.json"
     file.write_text(shell.run("groups", "export", GROUP).out)
     exported = json.loads(file.read_text())
-    before = copies.take(world.conn, group_of(world.conn))
+    before = progress_transfer.take(world.conn, group_of(world.conn))
     refused(shell.run("groups", "clone", GROUP, "$share/v2/other/#"), 2, "has the filter of its source, orders/#")
     world.store.delete_group(SUBSCRIPTION)
     tried = done(shell.run("groups", "import", str(file), "--dry-run", "--json"))
     assert (tried["created"], tried["would_create"], tried["group_id"]) == (False, True, None)
-    assert births.find_live(world.conn, SUBSCRIPTION) is None, "a dry run changes nothing"
+    assert lifecycle.find_live(world.conn, SUBSCRIPTION) is None, "a dry run changes nothing"
     told = done(shell.run("groups", "import", str(file), "--json"))
     assert (told["created"], told["when_gone"], told["strategy"]) == (True, "skip", "load")
-    after = copies.take(world.conn, group_of(world.conn))
+    after = progress_transfer.take(world.conn, group_of(world.conn))
     assert (places(after), after) == (expected, before.settled)
     again = json.loads(shell.run("groups", "export", GROUP).out)
     assert {**again, "exported_at": "", "streams": []} == {**exported, "exported_at": "", "streams": []}
@@ -165,13 +168,13 @@ def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
 @pytest.mark.conforms("A4")
 def test_progress_of_another_database_or_group_is_refused(world: World) -> None:
     conn = world.conn
-    good = copies.to_json(copies.take(conn, group_of(conn)))
+    good = progress_transfer.to_json(progress_transfer.take(conn, group_of(conn)))
     first = good["streams"][0]
 
     def tried(changed: dict[str, Any], subscription: str = TARGET, **options: Any) -> None:
         with conn.transaction():
-            progress = copies.of_json({**good, **changed})
-            copies.begin(conn, Subscription.parse(subscription), GroupOptions(**options), progress, "x")
+            progress = progress_transfer.of_json({**good, **changed})
+            progress_transfer.begin(conn, Subscription.parse(subscription), GroupOptions(**options), progress, "x")
 
     with pytest.raises(UsageError, match="stream 999: it is none of"):
         tried({"streams": [{**first, "stream_id": 999}]})
@@ -191,6 +194,6 @@ def test_progress_of_another_database_or_group_is_refused(world: World) -> None:
     ):  # fmt: skip
         with pytest.raises((TypeError, KeyError, ValueError, AttributeError)):
             tried(wrong)
-    assert births.find_live(conn, Subscription.parse(TARGET)) is None
+    assert lifecycle.find_live(conn, Subscription.parse(TARGET)) is None
     tried({"streams": [{**first, "status": "new", "stream_id": 999}]})
-    assert copies.take(conn, group_of(conn, TARGET)).places == ()
+    assert progress_transfer.take(conn, group_of(conn, TARGET)).places == ()

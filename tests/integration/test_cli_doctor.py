@@ -10,18 +10,18 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Subscription
-from storage import checkup
-from storage.checkup import Finding, State, examine
-from storage.connect import connect
-from storage.groups.model import MAINTENANCE, NodeRef
-from storage.groups.orders import Pause
-from storage.groups.postgres import PostgresGroups
-from storage.node_orders import set_draining
-from storage.nodes import register
-from storage.publish import Publisher
-from storage.spaces import rollover
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor import checks
+from sublet_storage.doctor.checks import Finding, State, examine
+from sublet_storage.groups.admin.node_desired_state import set_draining
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.nodes import NodeRef, register
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import rollover
 from tests.integration.cli_kit import a_shell
 from tests.kit import eventually
 
@@ -176,15 +176,15 @@ def test_clocks_connections_and_long_transactions_are_looked_at(
     assert "60.0 s ahead" in found(conn, "clock", time.time() + 60).found
     assert "60.0 s behind" in found(conn, "clock", time.time() - 60).found
     assert is_well(found(conn, "connections"))
-    monkeypatch.setattr(checkup, "CROWDED", 0.0)
+    monkeypatch.setattr(checks, "CROWDED", 0.0)
     assert found(conn, "connections").state is State.WARNING
-    monkeypatch.setattr(checkup, "LONG_S", 0.01)
+    monkeypatch.setattr(checks, "LONG_S", 0.01)
     with connect(database, application_name="a forgotten one") as other, other.transaction():
         other.execute("select 1")
         finding = eventually(lambda: next(iter([f for f in [found(conn, "transactions")] if not is_well(f)]), None))
         assert "'a forgotten one'" in finding.found
         assert finding.remedy == f"End it: select pg_terminate_backend({other.info.backend_pid})"
-    monkeypatch.setattr(checkup, "LEAST_VERSION", 990_000)
+    monkeypatch.setattr(checks, "LEAST_VERSION", 990_000)
     assert found(conn, "server").state is State.ERROR
 
 
@@ -245,7 +245,7 @@ def test_who_listens_and_does_not_read_is_missed_before_the_queue_is_full(
     conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_well(found(conn, "notifications"))
-    monkeypatch.setattr(checkup, "FILLED", 0.0)
+    monkeypatch.setattr(checks, "FILLED", 0.0)
     with connect(database) as sleeper:
         sleeper.execute("listen said")
         with sleeper.transaction():

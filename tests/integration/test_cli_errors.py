@@ -13,16 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Filter, Subscription
-from storage.connect import SCHEMA_VERSION, connect
-from storage.groups.model import GroupOptions, NodeRef
-from storage.groups.orders import Pause
-from storage.groups.postgres import PostgresGroups
-from storage.nodes import register
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_storage.db.connect import SCHEMA_VERSION, connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.nodes import NodeRef, register
 from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, refused
 from tests.kit import eventually
 from tests.readme import environment
+from tools.source_path import source_path
 
 USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
 
@@ -263,7 +265,7 @@ def test_a_database_and_a_data_directory_at_once_are_refused(shell: Shell, datab
 
 
 def test_an_empty_data_directory_is_refused_and_nothing_is_made_in_the_present_one(tmp_path: Path) -> None:
-    with a_shell(PYTHONPATH=str(REPOSITORY)) as shell:
+    with a_shell(PYTHONPATH=source_path(REPOSITORY)) as shell:
         shell.directory = tmp_path
         refused(shell.run("spaces", "list", "--data-dir", ""), USAGE, "--data-dir", "it names no directory")
     assert not list(tmp_path.iterdir())

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from protocol.epochs import ConsumedFrontier, LowerFrontier
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.groups.model import (
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.history import LATELY
+from sublet_storage.groups.model.records import (
     Advance,
     Entry,
     Grant,
@@ -21,14 +23,12 @@ from storage.groups.model import (
     GroupWrites,
     Lending,
     Mark,
-    NodeRef,
     Release,
     Seize,
     Verdict,
 )
-from storage.groups.postgres import PostgresGroups
-from storage.history import LATELY
-from storage.publish import Publisher
+from sublet_storage.nodes import NodeRef
+from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell, done, refused
 from tests.kit import eventually
 

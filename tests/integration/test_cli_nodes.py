@@ -8,12 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.messages import PROTOCOL_VERSION
-from storage import node_orders
-from storage.connect import connect
-from storage.groups.model import NodeRef
-from storage.nodes import live_nodes, register, renew
-from storage.publish import Publisher
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin import node_desired_state
+from sublet_storage.nodes import NodeRef, live_nodes, register, renew
+from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Running, Shell, done, refused
 from tests.kit import eventually
 
@@ -113,34 +112,34 @@ def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connect
     assert (answer.code, answer.err) == (0, "n1 does not drain: nothing was changed.\n")
     answer = shell.run("nodes", "step-down", "n1", "--wait", "0")
     assert (answer.code, answer.err) == (0, "n1 steps down from 1 group.\n")
-    assert node_orders.read(conn, N1) == node_orders.NodeOrders(False, {7: 1})
+    assert node_desired_state.read(conn, N1) == node_desired_state.NodeOrders(False, {7: 1})
 
 
 def test_orders_are_for_one_life_of_a_node_and_for_one_term(conn: psycopg.Connection[Any]) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
-    assert node_orders.set_draining(conn, N1, True)
-    assert node_orders.read(conn, N1).draining
+    assert node_desired_state.set_draining(conn, N1, True)
+    assert node_desired_state.read(conn, N1).draining
     assert live_nodes(conn) == [N2], "consumers do not go to it any more"
     assert renew(conn, N1, 60)
     register(conn, N1, 60, PROTOCOL_VERSION)
-    assert node_orders.read(conn, N1).draining, "the same life, after its line was lost"
+    assert node_desired_state.read(conn, N1).draining, "the same life, after its line was lost"
     again = NodeRef("n1", "another life of n1", "127.0.0.1:1")
     conn.execute("update node set expires_at = clock_timestamp() where name = 'n1'")
     register(conn, again, 60, PROTOCOL_VERSION)
-    assert not node_orders.read(conn, again).draining
-    assert not node_orders.set_draining(conn, N1, True), "that life is over"
-    assert not node_orders.read(conn, N1).draining
+    assert not node_desired_state.read(conn, again).draining
+    assert not node_desired_state.set_draining(conn, N1, True), "that life is over"
+    assert not node_desired_state.read(conn, N1).draining
 
     conn.execute(
         "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
         " values (7, 'n2', %s, '', 5, clock_timestamp() + interval '1 hour')",
         (N2.incarnation,),
     )
-    node_orders.step_down(conn, [node_orders.LedGroup(7, 4, "")])
-    assert node_orders.read(conn, N2).step_down == {}, "the term has passed"
-    node_orders.step_down(conn, [node_orders.LedGroup(7, 5, "")])
-    assert node_orders.read(conn, N2).step_down == {7: 5}
-    assert node_orders.read(conn, again).step_down == {}
+    node_desired_state.step_down(conn, [node_desired_state.LedGroup(7, 4, "")])
+    assert node_desired_state.read(conn, N2).step_down == {}, "the term has passed"
+    node_desired_state.step_down(conn, [node_desired_state.LedGroup(7, 5, "")])
+    assert node_desired_state.read(conn, N2).step_down == {7: 5}
+    assert node_desired_state.read(conn, again).step_down == {}
     conn.execute("update leadership set term = 6")
-    assert node_orders.read(conn, N2).step_down == {}
+    assert node_desired_state.read(conn, N2).step_down == {}

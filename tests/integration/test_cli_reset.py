@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.groups.model import GroupOptions, Start
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions, Start
+from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet

@@ -12,18 +12,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.words import Subscription
-from storage.catalogue import find_space, list_spaces
-from storage.connect import connect
-from storage.epochs import hold
-from storage.groups.model import GroupOptions, Start
-from storage.groups.postgres import PostgresGroups
-from storage.log import Producer
-from storage.publish import Publisher
-from storage.retention import retain
-from storage.spaces import create_space, drop_space
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions, Start
+from sublet_storage.log.epochs import hold
+from sublet_storage.log.log import Producer
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.catalogue import find_space, list_spaces
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import create_space, drop_space
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually

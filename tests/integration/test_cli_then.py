@@ -8,9 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.words import Start
-from storage.groups.model import Advance, HistoryRecord, Mark, NodeRef, Reclaim, Release
-from storage.history import Then, owned, read_then
+from sublet_protocol.domain.subscriptions import Start
+from sublet_storage.groups.model.history import Then, owned, read_then
+from sublet_storage.groups.model.records import Advance, HistoryRecord, Mark, Reclaim, Release
+from sublet_storage.nodes import NodeRef
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, NODE, World, a_world, open_streams
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.words import Filter, Subscription
-from storage.groups.model import GroupOptions
-from storage.groups.postgres import PostgresGroups
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 
 USAGE = 2

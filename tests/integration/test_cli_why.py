@@ -8,22 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.in_doubt import InDoubt
-from protocol.messages import PROTOCOL_VERSION
-from storage.groups import idle
-from storage.groups.model import (
-    Advance,
-    GroupOptions,
-    Mark,
-    Release,
-    Seize,
-)
-from storage.groups.orders import Pause, Resume
-from storage.groups.postgres import PostgresGroups
-from storage.groups.standing import Reason
-from storage.nodes import register
-from storage.publish import Publisher
-from storage.spaces import rollover
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.desired_state import Pause, Resume
+from sublet_storage.groups.model.records import Advance, GroupOptions, Mark, Release, Seize
+from sublet_storage.groups.status import diagnosis_queries
+from sublet_storage.groups.status.diagnosis_model import Reason
+from sublet_storage.nodes import register
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import rollover
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world, open_streams
 
@@ -116,7 +110,7 @@ def test_whole_epochs_wait_for_the_publisher_that_may_still_publish_in_them(
         register(conn, NODE, 60, PROTOCOL_VERSION)
         store.claim(group.group_id, NODE, 60)
         store.close()
-        waiting = [each for each in idle.why(conn, SUBSCRIPTION)[1] if each.ruling.reason is Reason.EPOCHS]
+        waiting = [each for each in diagnosis_queries.why(conn, SUBSCRIPTION)[1] if each.ruling.reason is Reason.EPOCHS]
         (answer,) = waiting
         assert answer.ruling.because == (
             "the epochs of space default from 7 on are not completed: producer closing may still publish there"

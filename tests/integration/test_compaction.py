@@ -9,14 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import LostLeadership
-from protocol.words import Filter
-from storage.catalogue import open_streams
-from storage.compaction import compact_stream, fragmented_streams
-from storage.connect import connect
-from storage.log import Append, Stamp, append, since
-from storage.retention import retain
-from storage.spaces import alter_space, reshard, rollover
+from sublet_protocol.domain.errors import LostLeadership
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.log.log import Append, Stamp, append, since
+from sublet_storage.spaces.catalogue import open_streams
+from sublet_storage.spaces.compaction import compact_stream, fragmented_streams
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import alter_space, reshard, rollover
 from tests.integration.log_kit import block, put, read, stamped
 
 

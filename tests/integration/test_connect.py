@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from protocol.errors import DatabaseUnreachable
-from storage.connect import connect
+from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_storage.db.connect import connect
 from tests.kit import database_of
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.embedded import EmbeddedPostgres
-from storage.migrate import migrate
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually, server_directory
 

@@ -11,14 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from leader.directory import Listing
-from leader.listen import Listen
-from leader.node import NodeServer
-from leader.settings import LeaderSettings
-from protocol.errors import InvalidSetting
-from storage.connect import connect
-from storage.groups.model import NodeRef
-from storage.nodes import list_nodes, live_nodes
+from sublet_leader.jobs.node_registration import Listing
+from sublet_leader.listen_address import Listen
+from sublet_leader.server import NodeServer
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.db.connect import connect
+from sublet_storage.nodes import NodeRef, list_nodes, live_nodes
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 

@@ -15,21 +15,21 @@ from typing import Any
 import psycopg
 import pytest
 
-from storage.block import Packed
-from storage.catalogue import open_streams
-from storage.connect import connect
-from storage.embedded import EmbeddedPostgres
-from storage.log import Append, Outcome, Stamp, append, heads
-from storage.migrate import migrate
-from storage.spaces import reshard
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.db.connect import connect
+from sublet_storage.log.block import Packed
+from sublet_storage.log.log import Append, Outcome, Stamp, append, heads
+from sublet_storage.spaces.catalogue import open_streams
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.log_kit import block, everything, kill_postgres, stamped
 from tests.kit import eventually, server_directory
 from tests.kit_nodes import Fleet
 
 ROLLER = """
 import itertools, sys
-from storage.connect import connect
-from storage.spaces import reshard
+from sublet_storage.db.connect import connect
+from sublet_storage.spaces.spaces import reshard
 with connect(sys.argv[1]) as conn:
     for shards in itertools.cycle((2, 3)):
         reshard(conn, "default", shards)

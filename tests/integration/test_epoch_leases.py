@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage.catalogue import find_space
-from storage.connect import connect
-from storage.epochs import lower_frontier
-from storage.publish import Publisher
+from sublet_storage.db.connect import connect
+from sublet_storage.log.epochs import lower_frontier
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.catalogue import find_space
 from tests.kit import eventually
 from tests.kit_nodes import ROOT
 
@@ -21,8 +21,8 @@ WAIT_S = 40.0
 
 STORY = """
 import sys
-from protocol.errors import CapabilityExpired
-from storage.publish import Publisher
+from sublet_protocol.domain.errors import CapabilityExpired
+from sublet_storage.producer import Publisher
 
 publisher = Publisher(sys.argv[1], space="default", epoch_lease_s=2)
 publisher.advance(3)

@@ -8,16 +8,16 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from protocol.epochs import LowerFrontier, UpperFrontier
-from protocol.errors import InvalidEpoch, PoisonBlock, UsageError
-from protocol.words import Filter
-from storage import log
-from storage.block import pack
-from storage.epoch_selection import LeftOut
-from storage.epoch_tail import Data, EpochReading, Message, Snapshot
-from storage.layout import BLOCK_SCHEMA
-from storage.log import Append, Stamp, append
-from storage.spaces import create_space, drop_space, reshard, rollover
+from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
+from sublet_protocol.domain.errors import InvalidEpoch, PoisonBlock, UsageError
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log import log
+from sublet_storage.log.block import pack
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.epoch_selection import LeftOut
+from sublet_storage.log.log import Append, Stamp, append
+from sublet_storage.readers.epoch_tail import Data, EpochReading, Message, Snapshot
+from sublet_storage.spaces.spaces import create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, seen, told
 from tests.integration.log_kit import batch, put
 

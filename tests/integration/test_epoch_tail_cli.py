@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.publish import Publisher
+from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell
 
 

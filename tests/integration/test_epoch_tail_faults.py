@@ -10,15 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import Gone
-from storage import epochs
-from storage.catalogue import find_space
-from storage.connect import connect
-from storage.epoch_tail import EpochReading, Message
-from storage.epochs import hold, release
-from storage.publish import Publisher
-from storage.retention import retain
-from storage.spaces import create_space, reshard, rollover
+from sublet_protocol.domain.errors import Gone
+from sublet_storage.db.connect import connect
+from sublet_storage.log import epochs
+from sublet_storage.log.epochs import hold, release
+from sublet_storage.producer import Publisher
+from sublet_storage.readers.epoch_tail import EpochReading, Message
+from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import create_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, seen, told
 from tests.kit import eventually
 from tests.kit_nodes import ROOT
@@ -97,7 +97,7 @@ def test_what_retention_has_taken_of_left_out_epochs_is_told_and_harms_nothing(
 
 DYING = """
 import os, signal, sys
-from storage.publish import Publisher
+from sublet_storage.producer import Publisher
 
 publisher = Publisher(sys.argv[1], space="default", epoch_lease_s=1)
 publisher.advance(3)

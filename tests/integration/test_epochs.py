@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.epochs import Epoch, LowerFrontier
-from protocol.errors import (
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier
+from sublet_protocol.domain.errors import (
     CapabilityExpired,
     EpochCompleted,
     InvalidEpoch,
@@ -23,15 +23,15 @@ from protocol.errors import (
     SubletError,
     UsageError,
 )
-from storage import epochs
-from storage.catalogue import find_space, open_streams
-from storage.connect import connect
-from storage.epochs import hold, lower_frontier, release, renew
-from storage.log import Append, Outcome, Producer, Stamp, append
-from storage.publish import Publisher
-from storage.publish.buffer import Buffer
-from storage.publish.pieces import Piece
-from storage.spaces import create_space, drop_space, rollover
+from sublet_storage.db.connect import connect
+from sublet_storage.log import epochs
+from sublet_storage.log.epochs import hold, lower_frontier, release, renew
+from sublet_storage.log.log import Append, Outcome, Producer, Stamp, append
+from sublet_storage.producer import Publisher
+from sublet_storage.producer.batches.pending_blocks import Piece
+from sublet_storage.producer.buffer import Buffer
+from sublet_storage.spaces.catalogue import find_space, open_streams
+from sublet_storage.spaces.spaces import create_space, drop_space, rollover
 from tests.integration.log_kit import block, everything, in_epochs
 from tests.kit import eventually
 
@@ -538,7 +538,7 @@ def test_nobody_waits_for_an_advance_behind_a_batch_that_closing_broke_off(
     publisher = Publisher(database, space="default")
     publisher.advance(3)
     monkeypatch.setattr(Buffer, "_add_chunk", halting)
-    monkeypatch.setattr("storage.publish.buffer.ROUTED_AT_ONCE", 1)
+    monkeypatch.setattr("sublet_storage.producer.buffer.ROUTED_AT_ONCE", 1)
     with ThreadPoolExecutor(2) as pool:
         batch = pool.submit(publisher.publish_batch, {"topic": "t", "value": [b"1", b"2"]})
         assert between.wait(20)

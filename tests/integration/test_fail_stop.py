@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from borrower.agent import AgentThread
-from borrower.inbox import Inbox
-from borrower.loop import network_loop
-from borrower.machine.agent import Agent, Closed
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.errors import SubscriptionEnded
+from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.machine.agent import Agent, Closed
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.util.network_loop import network_loop
+from sublet_protocol.domain.errors import SubscriptionEnded
 
 WAIT_S = 60.0
 
@@ -36,9 +36,9 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("module", "name", "method"),
     [
-        ("leader.node_machine", "Node", "_pass_time"),
-        ("leader.database_worker", "DatabaseWorker", "_observed"),
-        ("leader.directory", "Listing", "_connected"),
+        ("sublet_leader.node.machine", "Node", "_pass_time"),
+        ("sublet_leader.node.database_worker", "DatabaseWorker", "_observed"),
+        ("sublet_leader.jobs.node_registration", "Listing", "_connected"),
     ],
 )
 def test_a_node_that_breaks_a_rule_of_its_own_ends(

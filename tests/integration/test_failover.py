@@ -17,29 +17,30 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from borrower.feed import Feed
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.errors import BeyondHead, DatabaseUnreachable, GrantLost, ProducerFenced
-from protocol.words import Bookmark, Filter, Subscription
-from storage import fence
-from storage.catalogue import open_streams
-from storage.connect import connect
-from storage.embedded import EmbeddedPostgres
-from storage.embedded.binaries import find_binaries
-from storage.embedded.place import own, server_user
-from storage.fence import draw_session_epoch
-from storage.groups import copies, resets
-from storage.groups.model import Advance, Entry, GroupWrites
-from storage.groups.postgres import PostgresGroups
-from storage.groups.rules import is_of_former_timeline
-from storage.groups.targets import Target
-from storage.log import Append, Outcome, Producer, Stamp, append, heads, register_again, register_producer
-from storage.migrate import migrate
-from storage.nodes import live_nodes
-from storage.publish import Publisher
-from storage.spaces import reshard, rollover
-from storage.tail import Reading, Tail
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.remote.feed import Feed
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.errors import BeyondHead, DatabaseUnreachable, GrantLost, ProducerFenced
+from sublet_protocol.domain.subscriptions import Bookmark, Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.embedded.binaries import find_binaries
+from sublet_storage.bootstrap.embedded.location import own, server_user
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.db.connect import connect
+from sublet_storage.groups import fencing
+from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.fencing import draw_session_epoch
+from sublet_storage.groups.model.records import Advance, Entry, GroupWrites
+from sublet_storage.groups.model.transitions import is_of_former_timeline
+from sublet_storage.log.log import Append, Outcome, Producer, Stamp, append, heads, register_again, register_producer
+from sublet_storage.nodes import live_nodes
+from sublet_storage.producer import Publisher
+from sublet_storage.readers.tail import Reading, Tail
+from sublet_storage.spaces.catalogue import open_streams
+from sublet_storage.spaces.spaces import reshard, rollover
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
 from tests.integration.log_kit import block
 from tests.kit import eventually
@@ -143,7 +144,9 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         for place in tail.turn():
             tail.read(conn, place)
         watching = Tail(conn, Filter.parse("#"))
-        exported = copies.of_json(json.loads(json.dumps(copies.to_json(copies.take(conn, group)))))
+        exported = progress_transfer.of_json(
+            json.loads(json.dumps(progress_transfer.to_json(progress_transfer.take(conn, group))))
+        )
     with pytest.raises(DatabaseUnreachable, match="is a standby"):
         connect(pair.standby.url)
     pair.fail_over()
@@ -159,25 +162,25 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         ):
             Reading(conn, Filter.parse("#"), Bookmark.parse(str(tail.bookmark)))
         with pytest.raises(BeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
-            copies.begin(conn, Subscription.parse("$share/copy/#"), group.options, exported, "imported")
+            progress_transfer.begin(conn, Subscription.parse("$share/copy/#"), group.options, exported, "imported")
         offsets = {place.stream_id: place.position for place in exported.places}
         with pytest.raises(BeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
-            resets.plan(conn, group, Target.offsets(offsets, exported.timeline))
-        assert resets.plan(conn, group, Target.offsets(offsets)), "who says that nothing was lost goes on"
+            reset_plan.plan(conn, group, Target.offsets(offsets, exported.timeline))
+        assert reset_plan.plan(conn, group, Target.offsets(offsets)), "who says that nothing was lost goes on"
         unnamed = Bookmark(tail.bookmark.known, tail.bookmark.offsets)
         assert Reading(conn, Filter.parse("#"), unnamed).turn(), "who says that nothing was lost goes on"
         tail.note(heads(conn, [stream]))
         with pytest.raises(BeyondHead, match="another timeline since the reading began"):
             tail.read(conn, tail.turn()[0])
         with pytest.raises(GrantLost), conn.transaction():
-            fence.advance(conn, *ours, 18)
+            fencing.advance(conn, *ours, 18)
         with pytest.raises(DatabaseUnreachable):
             groups.renew(ONE, {group.group_id: term}, LEASE_S)  # over the connection to the one that is dead
         assert groups.renew(ONE, {group.group_id: term}, LEASE_S) == frozenset(), "its lease has not run out"
         claim = groups.claim(group.group_id, TWO, LEASE_S)
         assert claim.node == TWO
         with pytest.raises(GrantLost), conn.transaction():
-            fence.advance(conn, *ours, 18)
+            fencing.advance(conn, *ours, 18)
         (row,) = groups.load(group.group_id, claim.term)
         assert (row.status, row.position) == ("free", 6)
         last = groups.history(group.group_id)[-1]

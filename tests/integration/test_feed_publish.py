@@ -13,10 +13,9 @@ import grpc
 import psycopg
 import pytest
 
-from borrower.feed import Feed
-from leader.feed import FeedLimits
-from protocol import sublet_pb2 as pb
-from protocol.errors import (
+from sublet_borrower.remote.feed import Feed
+from sublet_leader.feed.service import FeedLimits
+from sublet_protocol.domain.errors import (
     InvalidSetting,
     InvalidTopic,
     NumberTaken,
@@ -25,11 +24,12 @@ from protocol.errors import (
     Unavailable,
     ValueTooLarge,
 )
-from protocol.feed import ERROR, MAX_MESSAGE_BYTES, RETRY_AFTER
-from protocol.messages import PROTOCOL_VERSION
-from storage.connect import connect
-from storage.publish import Publisher
-from storage.spaces import create_space, reshard
+from sublet_protocol.messages.feed import ERROR, MAX_MESSAGE_BYTES, RETRY_AFTER
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import create_space, reshard
 from tests.integration.feed_kit import Serving, address_of, batch, places, publish, serving, stub
 from tests.integration.log_kit import by_key, everything
 from tests.kit import eventually

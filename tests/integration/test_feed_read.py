@@ -15,22 +15,23 @@ import grpc
 import psycopg
 import pytest
 
-import leader.feed_watch as watching
-from borrower import feed_reader
-from borrower.feed import Feed
-from leader.feed import FeedLimits
-from protocol import sublet_pb2 as pb
-from protocol.errors import BeyondHead, Gone, InvalidFilter, Unavailable, UsageError
-from protocol.feed import ERROR, RETRY_AFTER
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Bookmark, Filter
-from storage.block import DELIVERED_SCHEMA
-from storage.connect import connect
-from storage.log import heads
-from storage.publish import Publisher
-from storage.retention import retain
-from storage.spaces import create_space, reshard, rollover
-from storage.tail import Reading
+import sublet_leader.feed.head_poller as watching
+from sublet_borrower.remote import reader as feed_reader
+from sublet_borrower.remote.feed import Feed
+from sublet_leader.feed.service import FeedLimits
+from sublet_protocol.domain.errors import BeyondHead, Gone, InvalidFilter, Unavailable, UsageError
+from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.feed import ERROR, RETRY_AFTER
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.db.connect import connect
+from sublet_storage.log.block import DELIVERED_SCHEMA
+from sublet_storage.log.log import heads
+from sublet_storage.producer import Publisher
+from sublet_storage.readers.tail import Reading
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import create_space, reshard, rollover
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually

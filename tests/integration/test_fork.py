@@ -63,7 +63,7 @@ def node(database: str, tmp_path: Path) -> Iterator[str]:
 
 USES = """
 import asyncio, multiprocessing, os, sublet
-from protocol.errors import UsageError
+from sublet_protocol.domain.errors import UsageError
 
 URL = os.environ["SUBLET_DATABASE_URL"]
 with sublet.Publisher() as publisher:

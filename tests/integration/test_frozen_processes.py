@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from borrower.settings import BorrowerSettings
+from sublet_borrower.settings import BorrowerSettings
 from tests.integration.sharing_kit import LEADER, WAIT_S, Stage, last
 from tests.kit import eventually
 from tests.kit_nodes import SPEED

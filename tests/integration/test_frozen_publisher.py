@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import Unavailable
-from storage.connect import connect
-from storage.publish import Publisher, sender
-from storage.spaces import reshard
+from sublet_protocol.domain.errors import Unavailable
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher, sender
+from sublet_storage.spaces.spaces import reshard
 from tests.kit import eventually
 
 SPARE_S = 3.0

@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from storage.retention import retain
-from storage.spaces import rollover
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import rollover
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -69,7 +69,7 @@ def test_the_session_goes_on_with_its_other_streams_and_the_leader_blocks_the_on
         reads(session, seen, lambda: (doomed, 0) in seen)
         rollover(conn, "eu")
         conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
-        with caplog.at_level(logging.WARNING, "borrower.session"):
+        with caplog.at_level(logging.WARNING, "sublet_borrower.consumer.session"):
             node.signal(signal.SIGSTOP)  # or it may take the stream back before the session has noticed
             assert retain(conn)
             reads(session, seen, lambda: caplog.records)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from borrower.agent import AgentThread
-from borrower.inbox import Inbox
-from borrower.machine.events import Install
-from borrower.settings import BorrowerSettings
-from protocol.words import Start, Subscription
-from storage.groups.model import GroupOptions
+from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.machine.events import Install
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.groups.model.records import GroupOptions
 from tests.deliveries import judge
 from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage
 from tests.kit import eventually

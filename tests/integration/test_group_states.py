@@ -7,12 +7,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.words import Subscription
-from storage.groups import as_json
-from storage.groups.listing import page_of_groups
-from storage.groups.model import Mark, Release
-from storage.groups.orders import Pause
-from storage.groups.overview import describe, list_groups
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.model.records import Mark, Release
+from sublet_storage.groups.status import json_views
+from sublet_storage.groups.status.group_pages import page_of_groups
+from sublet_storage.groups.status.overview import describe, list_groups
 from tests.integration.lending_kit import NODE, SUBSCRIPTION, a_world, open_streams
 
 OTHER = Subscription.parse("$share/other/#")
@@ -26,8 +26,8 @@ def test_a_group_lacks_a_leader_only_where_somebody_consumes_and_is_stuck_where_
 
     def state() -> str:
         overviews = (*list_groups(conn), *page_of_groups(conn).groups)
-        told = [as_json.summary(each) for each in overviews if each.group.name == SUBSCRIPTION.group]
-        told.append(as_json.summary(describe(conn, SUBSCRIPTION)))
+        told = [json_views.summary(each) for each in overviews if each.group.name == SUBSCRIPTION.group]
+        told.append(json_views.summary(describe(conn, SUBSCRIPTION)))
         assert told == [told[0] | {"leader": each["leader"]} for each in told]
         return f"{told[0]['state']}, {told[0]['stuck_streams']} stuck"
 
@@ -43,7 +43,7 @@ def test_a_group_lacks_a_leader_only_where_somebody_consumes_and_is_stuck_where_
         assert state() == "stuck, 2 stuck"
         led.write(Mark(first, grants[first], "readable", "it can be read again"))
         assert state() == "stuck, 1 stuck"
-        assert as_json.state(describe(conn, OTHER)) == "no consumers"
+        assert json_views.state(describe(conn, OTHER)) == "no consumers"
         assert describe(conn, OTHER).counts.stuck == 0
         assert [each.counts.stuck for each in list_groups(conn)] == [1, 0]
         led.store.release(NODE, {led.group: led.term})

@@ -10,18 +10,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.machine.events import Progressed
-from borrower.planner import Planner
-from borrower.planning import Planning
-from borrower.spark.guard import Guard
-from protocol.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UsageError
-from protocol.words import Start, Subscription
-from storage import fence
-from storage.connect import UnknownOutcome
-from storage.fence import Attempt
-from storage.groups.model import GroupOptions
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
+from sublet_borrower.machine.events import Progressed
+from sublet_borrower.planner.micro_batch_planner import Planner
+from sublet_borrower.planner.plan_ledger import Planning
+from sublet_borrower.spark.source.guard import Guard
+from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UnknownOutcome, UsageError
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.groups import fencing
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.fencing import Attempt
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.producer import Publisher
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Rows, Run
 from tests.integration.test_stream_reader import LONG, SHORT, events, lending, publish
 from tests.kit import eventually
@@ -285,7 +284,7 @@ def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server gives it half a second before its commit, and in the block as long as a batch may take besides."""
-    monkeypatch.setattr(fence, "BEFORE_COMMIT_S", 0.5)
+    monkeypatch.setattr(fencing, "BEFORE_COMMIT_S", 0.5)
     monkeypatch.setenv("SUBLET_MAX_POLL_INTERVAL_S", "1" if where == "in the block" else "600")
     checkpoint, settle = Checkpoint(), Guard._settle
 

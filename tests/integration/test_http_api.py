@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from leader.http.curves import Curves
-from protocol.words import Subscription
-from storage.groups.model import GroupOptions
-from storage.groups.postgres import PostgresGroups
+from sublet_leader.observe.lag_history import Curves
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage

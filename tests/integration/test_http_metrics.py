@@ -13,14 +13,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from leader.http.families import FAMILIES
-from protocol.words import Subscription
-from storage.groups.lags import all_lags, status_lags, stream_lags, summed
-from storage.groups.model import Mark
-from storage.groups.overview import list_groups
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
-from storage.spaces import reshard
+from sublet_leader.observe.metric_definitions import FAMILIES
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Mark
+from sublet_storage.groups.status.lag_queries import all_lags, status_lags, stream_lags, summed
+from sublet_storage.groups.status.overview import list_groups
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
 from tests.integration.lending_kit import GROUP as LED_BY_HAND

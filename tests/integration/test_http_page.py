@@ -14,10 +14,10 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from protocol.words import Subscription
-from storage.groups.model import GroupOptions
-from storage.groups.postgres import PostgresGroups
-from storage.spaces import reshard
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually

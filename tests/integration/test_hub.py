@@ -8,17 +8,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from leader.hub import Hub
-from protocol.events import StreamHead
-from protocol.session.answers import Messages
-from protocol.session.publisher import SessionPublisher
-from protocol.session.server import new_publisher
-from protocol.session.values import Channel, Subscribe
-from storage.connect import connect
-from storage.notify.drivers import load
-from storage.notify.model import Change, NotifySettings, group_change, stream_change
-from storage.notify.teller import tell_now
-from storage.spaces import create_space
+from sublet_leader.node.notification_hub import Hub
+from sublet_protocol.messages.events import StreamHead
+from sublet_protocol.pubsub.model import Channel, Subscribe
+from sublet_protocol.pubsub.publisher import SessionPublisher
+from sublet_protocol.pubsub.publisher_replies import Messages
+from sublet_protocol.pubsub.server import new_publisher
+from sublet_storage.db.connect import connect
+from sublet_storage.notify.changes import Change, NotifySettings, group_change, stream_change
+from sublet_storage.notify.drivers.registry import load
+from sublet_storage.notify.publisher import tell_now
+from sublet_storage.spaces.spaces import create_space
 
 NEWS = NotifySettings().scaled(4)
 ODD: list[dict[str, Any] | None] = [

@@ -14,13 +14,23 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from protocol.errors import BeyondHead, Gone, NotFound, Unavailable
-from protocol.words import Filter
-from storage.catalogue import open_streams
-from storage.connect import UnknownOutcome, connect
-from storage.log import Append, Appended, Outcome, Stamp, append, heads, position_at, register_producer, since
-from storage.retention import drop_gone
-from storage.spaces import rollover
+from sublet_protocol.domain.errors import BeyondHead, Gone, NotFound, Unavailable, UnknownOutcome
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.log.log import (
+    Append,
+    Appended,
+    Outcome,
+    Stamp,
+    append,
+    heads,
+    position_at,
+    register_producer,
+    since,
+)
+from sublet_storage.spaces.catalogue import open_streams
+from sublet_storage.spaces.retention import drop_gone
+from sublet_storage.spaces.spaces import rollover
 from tests.integration.log_kit import block, in_epochs, put, read, stamped
 from tests.kit import eventually
 

@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from leader.maintenance import _Keeper
-from storage.connect import connect
-from storage.turnover import Guard
+from sublet_leader.jobs.maintenance import _Keeper
+from sublet_storage.db.connect import connect
+from sublet_storage.db.store_connection import Guard
 
 
 def test_a_step_that_fails_for_another_reason_is_told_of_at_once(
@@ -27,7 +27,7 @@ def test_a_step_that_fails_for_another_reason_is_told_of_at_once(
     def steps(_: psycopg.Connection[Any], __: Guard) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "retention", fail
 
-    caplog.set_level(logging.WARNING, "leader")
+    caplog.set_level(logging.WARNING, "sublet_leader")
     keeper = _Keeper(database, lambda: 1, 60.0, "sublet-maintenance", steps)
     with connect(database) as connection:
         for _ in range(4):

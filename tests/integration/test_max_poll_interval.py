@@ -13,13 +13,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.batch import Batch
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.errors import GrantLost
-from storage.catalogue import open_streams
-from storage.connect import connect
-from storage.spaces import reshard
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import GrantLost
+from sublet_storage.db.connect import connect
+from sublet_storage.spaces.catalogue import open_streams
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.log_kit import put
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet

@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
-from storage import migrate as module
-from storage.connect import SCHEMA_VERSION, check_schema, connect
-from storage.database import open_database
-from storage.migrate import current, downgrade, head, migrate
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
+from sublet_storage.bootstrap import migrate as module
+from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.migrate import current, downgrade, head, migrate
+from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -59,7 +59,7 @@ def test_migrating_again_changes_nothing(database: str) -> None:
 
 
 def test_everybody_may_migrate_at_once(empty_database: str) -> None:
-    story = f"from storage.migrate import migrate; migrate({empty_database!r})"
+    story = f"from sublet_storage.bootstrap.migrate import migrate; migrate({empty_database!r})"
     processes = [subprocess.Popen([sys.executable, "-c", story], cwd=REPOSITORY) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:
         assert set(threads.map(migrate, [empty_database] * 3)) == {SCHEMA_VERSION}
@@ -209,7 +209,7 @@ def test_an_installed_wheel_finds_its_migrations(empty_database: str, tmp_path: 
         with (site / "libraries.pth").open("a") as libraries:
             libraries.write(f"{folder}\n")
     story = (
-        "import storage.migrate as m; from pathlib import Path; import sys\n"
+        "import sublet_storage.bootstrap.migrate as m; from pathlib import Path; import sys\n"
         "assert Path(m.__file__).is_relative_to(sys.prefix), m.__file__\n"
         "assert m.scripts().name == '_migrations', m.scripts()\n"
         f"assert m.migrate({empty_database!r}) == {SCHEMA_VERSION!r}"

@@ -24,7 +24,7 @@ def double(number: int) -> int:
 '''
 TESTS = """
 import pytest
-from leader.numbers import double, half
+from sublet_leader.numbers import double, half
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def test_with_fixture(four):
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A small project with one module and its tests."""
-    for folder in ("leader", "tests", LISTS):
+    for folder in ("leader/sublet_leader", "tests", LISTS):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "leader/__init__.py").touch()
-    (tmp_path / "leader/numbers.py").write_text(CODE)
+    (tmp_path / "leader/sublet_leader/__init__.py").touch()
+    (tmp_path / "leader/sublet_leader/numbers.py").write_text(CODE)
     (tmp_path / "tests/test_numbers.py").write_text(TESTS)
     return tmp_path
 
@@ -58,7 +58,7 @@ def plant(tree: Path, *entries: dict[str, object], area: str = "area") -> None:
     usual = {
         "name": "halves are thirds",
         "ids": ["E1"],
-        "file": "leader/numbers.py",
+        "file": "leader/sublet_leader/numbers.py",
         "find": "number / 2",
         "replace": "number / 3",
         "tests": ["tests/test_numbers.py::test_half"],
@@ -82,7 +82,7 @@ def test_a_fault_that_a_test_notices_is_killed_and_the_tree_untouched(
     out = capsys.readouterr().out
     assert "[1/1] killed" in out
     assert "1 of 1 mutants killed" in out
-    assert (tree / "leader/numbers.py").read_text() == CODE
+    assert (tree / "leader/sublet_leader/numbers.py").read_text() == CODE
 
 
 def test_a_fault_that_no_test_notices_is_reported_and_fails(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,9 +127,9 @@ def test_a_fault_that_only_breaks_the_run_proves_nothing(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"find": "number / 7"}, "occurs 0 times in leader/numbers.py"),
-        ({"find": "number: int"}, "occurs 2 times in leader/numbers.py"),
-        ({"file": "leader/nothing.py"}, "there is no file leader/nothing.py"),
+        ({"find": "number / 7"}, "occurs 0 times in leader/sublet_leader/numbers.py"),
+        ({"find": "number: int"}, "occurs 2 times in leader/sublet_leader/numbers.py"),
+        ({"file": "leader/sublet_leader/nothing.py"}, "there is no file leader/sublet_leader/nothing.py"),
         ({"tests": ["tests/test_other.py"]}, "there is no test file"),
         ({"tests": ["tests/test_numbers.py::test_nothing"]}, "is not green as it is"),
         ({"replace": "number / 2"}, "`replace` another"),
@@ -150,7 +150,7 @@ def test_an_entry_that_cannot_be_planted_is_an_error(
 
 @pytest.mark.long
 def test_a_test_that_is_red_anyway_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tree / "leader/numbers.py").write_text(CODE.replace("number / 2", "number / 4 * 1"))
+    (tree / "leader/sublet_leader/numbers.py").write_text(CODE.replace("number / 2", "number / 4 * 1"))
     plant(tree, {"find": "/ 4", "replace": "/ 3"})
     assert run(tree) == 2
     assert "is not green as it is: test_half" in capsys.readouterr().err
@@ -184,7 +184,7 @@ def test_a_name_used_twice_is_an_error(tree: Path, capsys: pytest.CaptureFixture
 
 def test_the_copy_wins_over_any_other_tree(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other"
-    (other / "leader").mkdir(parents=True)
+    (other / "sublet_leader").mkdir(parents=True)
     monkeypatch.setenv("PYTHONPATH", str(other))
     with Copy(tree) as copy:
         assert copy.foreign_packages() == []
@@ -193,20 +193,23 @@ def test_the_copy_wins_over_any_other_tree(tree: Path, tmp_path: Path, monkeypat
 
 
 def test_the_copy_leaves_out_what_is_not_source(tree: Path) -> None:
-    for folder in (".venv", ".git", "leader/__pycache__", ".mypy_cache"):
+    for folder in (".venv", ".git", "leader/sublet_leader/__pycache__", ".mypy_cache"):
         (tree / folder).mkdir()
     with Copy(tree) as copy:
         assert sorted(path.name for path in copy.root.iterdir()) == ["leader", "tests", "tools"]
-        assert sorted(path.name for path in (copy.root / "leader").iterdir()) == ["__init__.py", "numbers.py"]
+        assert sorted(path.name for path in (copy.root / "leader/sublet_leader").iterdir()) == [
+            "__init__.py",
+            "numbers.py",
+        ]
 
 
 def test_a_package_that_is_not_taken_from_the_copy_is_an_error(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Copy, "foreign_packages", lambda self: ["leader"])
+    monkeypatch.setattr(Copy, "foreign_packages", lambda self: ["sublet_leader"])
     plant(tree, {})
     assert run(tree) == 2
-    assert "leader would not be imported from the copy" in capsys.readouterr().err
+    assert "sublet_leader would not be imported from the copy" in capsys.readouterr().err
 
 
 def test_our_own_lists_fit_the_code() -> None:

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from storage.connect import connect, schema_name
-from storage.notify.codec import decode
-from storage.notify.model import Envelope, stream_change
-from storage.notify.postgres import channel_of, from_payload
-from storage.publish import Publisher
-from storage.publish.delivery import Position
+from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.notify.changes import Envelope, stream_change
+from sublet_storage.notify.codec import decode
+from sublet_storage.notify.drivers.postgres import channel_of, from_payload
+from sublet_storage.producer import Publisher
+from sublet_storage.producer.delivery import Position
 from tests.integration.notify_kit import listening
 from tests.kit import eventually
 

@@ -20,21 +20,21 @@ from typing import Any
 import grpc
 import pytest
 
-from borrower.async_session import AsyncSession
-from borrower.node_reader import NodeReader
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from leader.feed import FeedLimits
-from protocol import sublet_pb2 as pb
-from protocol.errors import ProtocolMismatch, SubscriptionEnded, Unavailable, UsageError
-from protocol.feed import ERROR, RETRY_AFTER
-from protocol.feed_lent import Wanted, encode_heads_wanted, encode_wanted
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Filter
-from storage.connect import connect
-from storage.publish import Publisher
-from storage.retention import retain
-from storage.spaces import rollover
+from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.feed.service import FeedLimits
+from sublet_protocol.domain.errors import ProtocolMismatch, SubscriptionEnded, Unavailable, UsageError
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.feed import ERROR, RETRY_AFTER
+from sublet_protocol.messages.feed_fetch import Wanted, encode_heads_wanted, encode_wanted
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import rollover
 from tests.integration.feed_kit import address_of, serving, stub
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
@@ -194,9 +194,11 @@ def test_a_stream_that_is_gone_is_said_once_and_the_others_go_on(
             rollover(conn, "eu")
             conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
             assert retain(conn)
-            with caplog.at_level(logging.WARNING, "borrower.session"):
+            with caplog.at_level(logging.WARNING, "sublet_borrower.consumer.session"):
                 eventually(lambda: look() and "is gone" in caplog.text, WAIT_S)
-            (said,) = [record.getMessage() for record in caplog.records if record.name == "borrower.session"]
+            (said,) = [
+                record.getMessage() for record in caplog.records if record.name == "sublet_borrower.consumer.session"
+            ]
             assert f"stream {doomed}: offset 1 is gone" in said
             node.signal(signal.SIGCONT)
             put(conn, other, b"0", topic="us")
@@ -322,7 +324,7 @@ def test_reads_are_bounded_and_those_beyond_are_told_to_come_again(database: str
 def test_nodes_of_another_protocol_version_are_told_before_anything_is_joined(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protocol.feed_lent.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    monkeypatch.setattr("sublet_protocol.messages.feed_fetch.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     with (
         serving(database) as server,
         pytest.raises(ProtocolMismatch, match=rf"version {PROTOCOL_VERSION + 1}: this node"),
@@ -334,7 +336,7 @@ def test_nodes_of_another_protocol_version_are_told_before_anything_is_joined(
 
 FORKS = """
 import multiprocessing, os, sys, sublet
-from protocol.errors import UsageError
+from sublet_protocol.domain.errors import UsageError
 
 session = sublet.Session("$share/g/#", nodes=sys.argv[1:], through_nodes=True, start="earliest", auto_ack=False)
 batch = session.next_batch(30)

@@ -9,10 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import NodeNameTaken
-from storage.connect import connect
-from storage.groups.model import NodeRef
-from storage.nodes import collect, endpoints, list_nodes, live_nodes, register, remove, renew
+from sublet_protocol.domain.errors import NodeNameTaken
+from sublet_storage.db.connect import connect
+from sublet_storage.nodes import NodeRef, collect, endpoints, list_nodes, live_nodes, register, remove, renew
 
 OLD = NodeRef("a", "old", "127.0.0.1:1")
 NEW = NodeRef("a", "new", "127.0.0.1:2")

@@ -10,19 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from storage.connect import connect
-from storage.groups.model import NodeRef
-from storage.nodes import register
-from storage.notify.model import (
-    KINDS,
-    Change,
-    Snapshot,
-    space_change,
-    stream_change,
-)
-from storage.notify.snapshot import groups, nodes, reading, spaces, streams
-from storage.notify.teller import Teller
-from storage.spaces import create_space, drop_space, rollover
+from sublet_storage.db.connect import connect
+from sublet_storage.nodes import NodeRef, register
+from sublet_storage.notify.changes import KINDS, Change, Snapshot, space_change, stream_change
+from sublet_storage.notify.publisher import Teller
+from sublet_storage.notify.snapshot import groups, nodes, reading, spaces, streams
+from sublet_storage.spaces.spaces import create_space, drop_space, rollover
 from tests.integration.log_kit import put, stream_of
 from tests.integration.notify_kit import NODE, SETTINGS, Bench, Heard, listening, threads
 from tests.kit import eventually

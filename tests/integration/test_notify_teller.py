@@ -15,15 +15,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from storage.connect import connect
-from storage.groups.model import NodeRef
-from storage.nodes import register, remove
-from storage.notify import teller as teller_module
-from storage.notify.driver import Capabilities
-from storage.notify.drivers import load
-from storage.notify.ears import Ears
-from storage.notify.model import KINDS, Change, space_change, stream_change
-from storage.notify.teller import Teller, shared, tell_now
+from sublet_storage.db.connect import connect
+from sublet_storage.nodes import NodeRef, register, remove
+from sublet_storage.notify import publisher as teller_module
+from sublet_storage.notify.changes import KINDS, Change, space_change, stream_change
+from sublet_storage.notify.drivers.base import Capabilities
+from sublet_storage.notify.drivers.registry import load
+from sublet_storage.notify.publisher import Teller, shared, tell_now
+from sublet_storage.notify.subscriber import Ears
 from tests.integration.notify_kit import NODE, SETTINGS, listening
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
@@ -296,8 +295,8 @@ def test_when_too_much_was_told_at_once_another_incarnation_says_so(
 
 STORY = """
 import sys, time
-from storage.notify.model import stream_change
-from storage.notify.teller import Teller
+from sublet_storage.notify.changes import stream_change
+from sublet_storage.notify.publisher import Teller
 from tests.integration.notify_kit import SETTINGS
 teller = Teller(sys.argv[1], settings=SETTINGS)
 teller.tell([stream_change(5, 1, False)])

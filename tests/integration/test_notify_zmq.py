@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.notify.drivers import load
+from sublet_storage.notify.drivers.registry import load
 from tests.contract.notify_conformance import Heard
 from tests.kit import eventually
 from tests.kit_nodes import Process

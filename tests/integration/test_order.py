@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
-from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.deliveries import judge
 from tests.integration.log_kit import everything
 from tests.kit import eventually

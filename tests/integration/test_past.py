@@ -10,22 +10,24 @@ from typing import Any
 import psycopg
 import pytest
 
-from leader.maintenance import _steps
-from protocol.errors import Conflict, Gone, NotFound
-from protocol.words import Bookmark, Filter, Subscription
-from storage import log
-from storage.checkup import unled
-from storage.connect import connect
-from storage.groups import copies
-from storage.groups.lags import all_lags
-from storage.groups.model import Advance, Grant, GroupOptions, GroupWrites, NodeRef, Start, WhenGone
-from storage.groups.postgres import PostgresGroups
-from storage.groups.renewal import add_streams
-from storage.past import Collapse
-from storage.payloads.tiering import tier_space
-from storage.retention import IdleProducers, retain
-from storage.spaces import alter_space, reshard, rollover
-from storage.tail import Reading, Tail
+from sublet_leader.jobs.maintenance import _steps
+from sublet_protocol.domain.errors import Conflict, Gone, NotFound
+from sublet_protocol.domain.subscriptions import Bookmark, Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor.checks import unled
+from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.stream_sync import add_streams
+from sublet_storage.groups.model.records import Advance, Grant, GroupOptions, GroupWrites, Start, WhenGone
+from sublet_storage.groups.status.lag_queries import all_lags
+from sublet_storage.log import log
+from sublet_storage.nodes import NodeRef
+from sublet_storage.readers.tail import Reading, Tail
+from sublet_storage.spaces.past_generations import Collapse
+from sublet_storage.spaces.retention import IdleProducers, retain
+from sublet_storage.spaces.spaces import alter_space, reshard, rollover
+from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import put, stream_of
 from tests.payload_kit import LocalWorld
 
@@ -178,7 +180,7 @@ def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
     house: House, when_gone: WhenGone, had_messages: bool
 ) -> None:
     house.renew()
-    stored = json.dumps(copies.to_json(copies.take(house.conn, house.group)))
+    stored = json.dumps(progress_transfer.to_json(progress_transfer.take(house.conn, house.group)))
     stream = house.ended(*([b"0"] if had_messages else []))
     house.renew()
     if had_messages:
@@ -189,7 +191,9 @@ def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
 
     def begin() -> None:
         with house.conn.transaction():
-            copies.begin(house.conn, other, options, copies.of_json(json.loads(stored)), "imported")
+            progress_transfer.begin(
+                house.conn, other, options, progress_transfer.of_json(json.loads(stored)), "imported"
+            )
 
     if had_messages and when_gone is WhenGone.FAIL:
         with pytest.raises(Conflict, match="gone by retention"):

@@ -17,28 +17,31 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from leader import maintenance
-from leader.maintenance import Housekeeper
-from protocol.errors import Conflict, LostLeadership, PayloadDamaged, PayloadUnavailable
-from protocol.words import Filter
-from storage import compaction, epochs, retention
-from storage.checkup import State
-from storage.compaction import compact_stream
-from storage.connect import connect
-from storage.epoch_tail import Data, EpochReading
-from storage.groups import leadership
-from storage.groups.model import MAINTENANCE, NodeRef
-from storage.log import Append, Producer, Stamp, register_producer, since
-from storage.migrate import downgrade
-from storage.payloads import objects, probe, recall, tiering
-from storage.payloads.place import parse
-from storage.payloads.stores import MARKER, WRITABLE, LocalBackend, Store
-from storage.payloads.together import together
-from storage.retention import drop_gone
-from storage.routing import Space
-from storage.spaces import alter_space, create_space, drop_space, rollover
-from storage.tail import Tail
-from storage.turnover import partition
+from sublet_leader.jobs import maintenance
+from sublet_leader.jobs.maintenance import Housekeeper
+from sublet_protocol.domain.errors import Conflict, LostLeadership, PayloadDamaged, PayloadUnavailable
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.bootstrap.migrate import downgrade
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor import location_checks
+from sublet_storage.doctor.checks import State
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.log import epochs
+from sublet_storage.log.log import Append, Producer, Stamp, register_producer, since
+from sublet_storage.nodes import NodeRef
+from sublet_storage.objects import registry
+from sublet_storage.objects.location import parse
+from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend, Store
+from sublet_storage.objects.parallel_calls import together
+from sublet_storage.readers.epoch_tail import Data, EpochReading
+from sublet_storage.readers.tail import Tail
+from sublet_storage.spaces import compaction, restore, retention, tiering
+from sublet_storage.spaces.compaction import compact_stream
+from sublet_storage.spaces.retention import drop_gone
+from sublet_storage.spaces.rollover import partition
+from sublet_storage.spaces.routing import Space
+from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, rollover
 from tests.integration.log_kit import in_epochs, read, stream_of
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, swept
@@ -132,7 +135,7 @@ def test_what_is_doomed_at_a_place_that_is_not_mounted_stays_doomed(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    recall.recall(conn, space.space_id)
+    restore.recall(conn, space.space_id)
     world.go_away()
     (world.root / MARKER).write_text("sublet keeps payloads of messages here, id " + "0" * 32)
     with pytest.raises(PayloadUnavailable, match="is not the one that it was"):
@@ -166,7 +169,7 @@ def test_a_place_that_goes_away_while_it_is_written_to_has_nothing_named(
             world.go_away()
         write(self, name, payload)
 
-    monkeypatch.setattr("storage.payloads.together.AT_ONCE", 1)
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.AT_ONCE", 1)
     monkeypatch.setattr(LocalBackend, "write", late)
     with pytest.raises(PayloadUnavailable):
         tiering.tier_space(conn, space)
@@ -190,8 +193,8 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
         try:
             with connect(database) as original:
                 alter_space(original, "eu", payloads=None)
-                recall.recall(original, space.space_id)
-                assert objects.sweep(original) == 0, "the grace is days"
+                restore.recall(original, space.space_id)
+                assert registry.sweep(original) == 0, "the grace is days"
                 with connect(urlunsplit(parts._replace(path=f"/{backup}"))) as restored:
                     assert read(restored, stream) == before
                 assert swept(original) == BLOCKS
@@ -203,7 +206,7 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
 def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
     database: str, conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, claim = read(conn, stream), objects.claim
+    before, claim = read(conn, stream), registry.claim
     said: list[str] = []
 
     def down() -> None:
@@ -220,7 +223,7 @@ def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
         eventually(lambda: waiting(database), WAIT_S)
         return found
 
-    monkeypatch.setattr(objects, "claim", slow)
+    monkeypatch.setattr(registry, "claim", slow)
     tiering.tier_space(conn, space)
     other.join()
     assert said
@@ -315,7 +318,7 @@ def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
     def frozen(*args: Any) -> Any:
         """An hour goes by before it writes."""
         with connect(database) as other:
-            assert objects.sweep(other, abandoned_s=0) == BLOCKS
+            assert registry.sweep(other, abandoned_s=0) == BLOCKS
         over.append(True)
         return together(*args)
 
@@ -323,7 +326,7 @@ def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
     with pytest.raises(LostLeadership):
         tiering.tier_space(conn, space, guard)
     assert (len(world.names()), named(conn)) == (BLOCKS, set())
-    assert objects.sweep(conn) == BLOCKS
+    assert registry.sweep(conn) == BLOCKS
     assert world.names() == set()
 
 
@@ -439,10 +442,10 @@ def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_an
     assert len(named(conn)) == BLOCKS - 1
     assert compacted == [stream], "once"
     alter_space(conn, "eu", payloads=None)
-    assert [each.state for each in probe.examine(conn)] == [State.OK]
+    assert [each.state for each in location_checks.examine(conn)] == [State.OK]
     with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside"):
         downgrade(database, to="0001")
-    assert recall.recall(conn, space.space_id) == BLOCKS - 1
+    assert restore.recall(conn, space.space_id) == BLOCKS - 1
     assert named(conn) == set()
     assert read(conn, stream) == before
 
@@ -466,7 +469,7 @@ def test_of_what_could_not_be_named_in_time_nothing_is_left_behind(
         with pytest.raises(psycopg.errors.LockNotAvailable):
             tiering.tier_space(conn, space)
     assert (len(world.names()), named(conn)) == (BLOCKS, set())
-    assert objects.sweep(conn) == BLOCKS
+    assert registry.sweep(conn) == BLOCKS
     assert world.names() == set()
     assert move(conn, space) == BLOCKS
 
@@ -495,14 +498,16 @@ def test_an_object_that_cannot_be_deleted_holds_up_no_other(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    recall.recall(conn, space.space_id)
+    restore.recall(conn, space.space_id)
     stuck = world.root / min(world.names())
     stuck.unlink()
     stuck.mkdir()
     with pytest.raises(PayloadUnavailable, match=stuck.name):
         swept(conn)
     assert (world.names(), rows(conn)) == (set(), 1)
-    assert [each.found for each in probe.examine(conn)][-1].startswith("1 objects that no block names could not")
+    assert [each.found for each in location_checks.examine(conn)][-1].startswith(
+        "1 objects that no block names could not"
+    )
     stuck.rmdir()
     assert swept(conn) == 1
     assert rows(conn) == 0
@@ -513,7 +518,7 @@ def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    recall.recall(conn, space.space_id)
+    restore.recall(conn, space.space_id)
     delete, stuck = LocalBackend.delete, min(world.names())
 
     def refused(self: LocalBackend, name: str) -> None:
@@ -522,7 +527,7 @@ def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
         delete(self, name)
 
     monkeypatch.setattr(LocalBackend, "delete", refused)
-    monkeypatch.setattr(objects, "MOST", 1)
+    monkeypatch.setattr(registry, "MOST", 1)
     for _ in range(BLOCKS):
         with contextlib.suppress(PayloadUnavailable):
             swept(conn)
@@ -538,9 +543,15 @@ def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any],
         (space.space_id,),
     )
     conn.execute("analyze payload_object")
-    asked = {"space": space.space_id, "grace": objects.GRACE_S - 7200, "prefix": "file:///x/", "name": ".*", "most": 10}
+    asked = {
+        "space": space.space_id,
+        "grace": registry.GRACE_S - 7200,
+        "prefix": "file:///x/",
+        "name": ".*",
+        "most": 10,
+    }
     asking: list[tuple[str, Any]] = [
-        (objects._ABANDON, (3600.0,)), (objects._PLACES, asked), (objects._PICKED, asked)
+        (registry._ABANDON, (3600.0,)), (registry._PLACES, asked), (registry._PICKED, asked)
     ]  # fmt: skip
     for statement, parameters in asking:
         plan = "\n".join(row[0] for row in conn.execute(f"explain {statement}".encode(), parameters))
@@ -552,7 +563,7 @@ def test_where_nothing_waits_a_sweep_asks_once_and_does_nothing(conn: psycopg.Co
     def guard(_: psycopg.Connection[Any]) -> None:
         raise AssertionError("a transaction")
 
-    assert objects.sweep(conn, guard) == 0
+    assert registry.sweep(conn, guard) == 0
 
 
 def test_retention_reads_no_row_of_a_space_that_never_had_a_place(
@@ -678,13 +689,13 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
     other = LocalWorld(tmp_path / "other")
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    recall.recall(conn, space.space_id)
+    restore.recall(conn, space.space_id)
     alter_space(conn, "eu", payloads=world.uri)
     us = create_space(conn, "us", "us/#", shards=1, payloads=other.uri)
     fill(conn, stream_of(conn, "us"), BLOCKS, size=70_000)
     rollover(conn, "us")
     hang(world)
-    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 0.3)
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.SILENCE_S", 0.3)
     term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
     assert [each.name for each in maintenance._with_a_place(conn)] == ["eu", "us"], "else the test shows nothing"
     keeper = Housekeeper(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
@@ -692,7 +703,7 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
     try:
         eventually(lambda: len(named(conn)) == BLOCKS, WAIT_S)
         alter_space(conn, "us", payloads=None)
-        assert recall.recall(conn, us.space_id) == BLOCKS
+        assert restore.recall(conn, us.space_id) == BLOCKS
         eventually(lambda: other.names() == set(), WAIT_S)
     finally:
         keeper.stop()
@@ -701,9 +712,9 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
 def test_a_process_ends_though_a_place_hangs(tmp_path: Path) -> None:
     hanging = """
 import sys, time
-from storage.payloads import together
-from storage.payloads.place import parse
-from storage.payloads.stores import LocalBackend, store
+from sublet_storage.objects import parallel_calls as together
+from sublet_storage.objects.location import parse
+from sublet_storage.objects.object_stores import LocalBackend, store
 together.SILENCE_S = 0.1
 LocalBackend.read = lambda *_: time.sleep(600)
 there = store(parse(sys.argv[1]))
@@ -755,10 +766,10 @@ def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
     rollover(conn, "us")
     assert (move(conn, space), move(conn, theirs)) == (BLOCKS, BLOCKS)
     hang(world)
-    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 0.5)
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.SILENCE_S", 0.5)
     with pytest.raises(PayloadUnavailable, match=r"has not answered for 0\.5 s"):
         since(conn, stream, 0)
-    monkeypatch.setattr("storage.payloads.together.SILENCE_S", 20.0)
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.SILENCE_S", 20.0)
     assert since(conn, well, 0).position > 0
 
 
@@ -767,9 +778,9 @@ def test_a_sweep_has_an_end(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    recall.recall(conn, space.space_id)
-    monkeypatch.setattr(objects, "CHUNK", 1)
-    assert objects.sweep(conn, grace_s=0.0, most_s=0.0) == 0
+    restore.recall(conn, space.space_id)
+    monkeypatch.setattr(registry, "CHUNK", 1)
+    assert registry.sweep(conn, grace_s=0.0, most_s=0.0) == 0
     assert swept(conn) == BLOCKS
 
 
@@ -852,17 +863,17 @@ def test_an_old_place_matters_to_the_doctor_as_long_as_something_lies_there(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    assert [each.state for each in probe.examine(conn)] == [State.OK]
+    assert [each.state for each in location_checks.examine(conn)] == [State.OK]
     world.go_away()
-    assert [each.state for each in probe.examine(conn)] == [State.ERROR]
+    assert [each.state for each in location_checks.examine(conn)] == [State.ERROR]
     world.come_back()
-    eventually(lambda: [each.state for each in probe.examine(conn)] == [State.OK], WAIT_S)
-    recall.recall(conn, space.space_id)
+    eventually(lambda: [each.state for each in location_checks.examine(conn)] == [State.OK], WAIT_S)
+    restore.recall(conn, space.space_id)
     shutil.rmtree(world.root)
-    (waits,) = probe.examine(conn)
+    (waits,) = location_checks.examine(conn)
     assert (waits.state, f"{BLOCKS} objects wait" in waits.found) == (State.WARNING, True)
     conn.execute("delete from payload_object")
-    assert list(probe.examine(conn)) == []
+    assert list(location_checks.examine(conn)) == []
 
 
 def test_where_one_may_only_read_the_doctor_warns(
@@ -874,7 +885,7 @@ def test_where_one_may_only_read_the_doctor_warns(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(LocalBackend, "write", refused)
-    (found,) = probe.examine(conn)
+    (found,) = location_checks.examine(conn)
     assert (found.state, "can be read, and not written" in found.found) == (State.WARNING, True)
 
 
@@ -882,7 +893,7 @@ def test_where_a_place_is_not_mounted_the_doctor_makes_nothing(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space
 ) -> None:
     world.root.rmdir()
-    (found,) = probe.examine(conn)
+    (found,) = location_checks.examine(conn)
     assert found.state is State.ERROR
     assert f"no directory {world.root}, and it must exist" in found.found
     assert found.remedy is not None

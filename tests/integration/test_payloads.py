@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.feed import Feed
-from borrower.lent import Lent
-from borrower.node_reader import NodeReader
-from borrower.reader import Reader
-from borrower.spark import ranges
-from borrower.spark.ranges import RangePartition, read_task
-from protocol.errors import (
+from sublet_borrower.fetch.database import Reader
+from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.remote.feed import Feed
+from sublet_borrower.spark.source import ranges
+from sublet_borrower.spark.source.ranges import RangePartition, read_task
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.errors import (
     Conflict,
     InvalidSetting,
     PayloadDamaged,
@@ -25,14 +25,14 @@ from protocol.errors import (
     PayloadUnreadable,
     Unavailable,
 )
-from protocol.words import Filter
-from storage import log as messages
-from storage.catalogue import find_space
-from storage.connect import connect
-from storage.migrate import downgrade
-from storage.payloads.place import parse
-from storage.payloads.stores import LocalBackend
-from storage.spaces import alter_space, create_space, rollover
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.bootstrap.migrate import downgrade
+from sublet_storage.db.connect import connect
+from sublet_storage.log import log as messages
+from sublet_storage.objects.location import parse
+from sublet_storage.objects.object_stores import LocalBackend
+from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.spaces import alter_space, create_space, rollover
 from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.feed_kit import read_values, serving
 from tests.integration.log_kit import read, stream_of
@@ -193,7 +193,7 @@ def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
 def test_a_spark_task_waits_for_the_place(
     database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from borrower.spark.columns import all_columns, arrow_schema
+    from sublet_borrower.spark.common.columns import all_columns, arrow_schema
 
     place = (stream, lent_of(conn, stream).generation_id, 0, 2 * BLOCKS)
     task = RangePartition(*place, "#", "eu", database, None, os.uname().nodename, fail_on_data_loss=True)

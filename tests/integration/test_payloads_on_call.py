@@ -10,22 +10,23 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from leader.maintenance import Housekeeper
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Subscription
-from storage.checkup import Finding, State, examine
-from storage.connect import connect
-from storage.groups import as_json, idle
-from storage.groups.model import MAINTENANCE, Mark, NodeRef
-from storage.groups.overview import StreamLine, describe, list_groups
-from storage.groups.postgres import PostgresGroups
-from storage.groups.standing import Reason
-from storage.history import forget_history, read_history
-from storage.payloads import probe
-from storage.payloads.stores import LocalBackend
-from storage.spaces import alter_space, rollover
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.jobs.maintenance import Housekeeper
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor import location_checks
+from sublet_storage.doctor.checks import Finding, State, examine
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.history import forget_history, read_history
+from sublet_storage.groups.model.records import MAINTENANCE, Mark
+from sublet_storage.groups.status import diagnosis_queries, json_views
+from sublet_storage.groups.status.diagnosis_model import Reason
+from sublet_storage.groups.status.overview import StreamLine, describe, list_groups
+from sublet_storage.nodes import NodeRef
+from sublet_storage.objects.object_stores import LocalBackend
+from sublet_storage.spaces.spaces import alter_space, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
 from tests.integration.lending_kit import GROUP as LED_BY_HAND
@@ -60,7 +61,7 @@ def world(tmp_path: Path) -> LocalWorld:
 
 
 def reason(conn: psycopg.Connection[Any], stream: int) -> Reason | None:
-    answers = idle.why(conn, SUBSCRIPTION)[1]
+    answers = diagnosis_queries.why(conn, SUBSCRIPTION)[1]
     return next((each.ruling.reason for each in answers if each.line.stream_id == stream), None)
 
 
@@ -97,7 +98,7 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
             return eventually(lambda: session.next_batch(0.05) is None and until(), WAIT_S, node.output)
 
         consume(lambda: session._agent.group_id(session._handle) and reason(conn, stream) is Reason.BLOCKED)
-        (answer,) = idle.why(conn, SUBSCRIPTION, stream)[1]
+        (answer,) = diagnosis_queries.why(conn, SUBSCRIPTION, stream)[1]
         assert third in answer.ruling.because
         assert str(answer.ruling.remedy).endswith(f": sublet groups reset '{GROUP}' --stream {stream} --to-offset 6")
         assert line_of(conn, stream).position == 4
@@ -113,7 +114,7 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
 def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoever_leads(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("borrower.session.AGAIN_S", 0.2)
+    monkeypatch.setattr("sublet_borrower.consumer.session.AGAIN_S", 0.2)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
@@ -138,13 +139,13 @@ def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoe
 
         consume(lambda: session.held().get(stream) == 4)
         consume(lambda: reason(conn, stream) is Reason.UNREADABLE)
-        (answer,) = idle.why(conn, SUBSCRIPTION, stream)[1]
+        (answer,) = diagnosis_queries.why(conn, SUBSCRIPTION, stream)[1]
         assert "has it and cannot read on, for " in answer.ruling.because
         assert third in answer.ruling.because
         assert str(answer.ruling.remedy).endswith(f": sublet groups reset '{GROUP}' --stream {stream} --to-offset 6")
-        (told,) = [each for each in as_json.details(describe(conn, SUBSCRIPTION))["streams"] if each["unreadable_s"]]
+        (told,) = [each for each in json_views.details(describe(conn, SUBSCRIPTION))["streams"] if each["unreadable_s"]]
         assert (told["stream_id"], "ends before offset 6" in told["unreadable_because"]) == (stream, True)
-        of_group = as_json.summary(list_groups(conn)[0])
+        of_group = json_views.summary(list_groups(conn)[0])
         assert (of_group["state"], of_group["stuck_streams"]) == ("stuck", 1)
         assert Http.of(first).metric("sublet_consumergroup_stuck_streams", group=GROUP) == 1
         found = reading(conn)
@@ -167,13 +168,13 @@ def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoe
         assert troubles(conn) == ["unreadable", "unreadable", "readable"]
         assert reading(conn).state is State.OK
         consume(lambda: Http.of(second).metric("sublet_consumergroup_stuck_streams", group=GROUP) == 0)
-        assert as_json.summary(list_groups(conn)[0])["stuck_streams"] == 0
+        assert json_views.summary(list_groups(conn)[0])["stuck_streams"] == 0
 
 
 def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("borrower.session.PLACE_AGAIN_S", 0.1)
+    monkeypatch.setattr("sublet_borrower.consumer.session.PLACE_AGAIN_S", 0.1)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
@@ -223,7 +224,7 @@ def test_trouble_is_of_the_grant_and_the_holder_that_told_of_it_and_is_remembere
 
 
 def overdue(conn: psycopg.Connection[Any]) -> list[str]:
-    return [each.found for each in probe.examine(conn) if each.state is State.WARNING]
+    return [each.found for each in location_checks.examine(conn) if each.state is State.WARNING]
 
 
 def test_the_doctor_warns_of_what_should_have_been_moved_long_ago(
@@ -267,7 +268,7 @@ def test_what_is_too_small_to_be_moved_is_not_late(conn: psycopg.Connection[Any]
 def test_a_node_says_once_that_a_place_is_away_and_once_that_it_is_back(
     database: str, conn: psycopg.Connection[Any], world: LocalWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "leader.maintenance")
+    caplog.set_level(logging.INFO, "sublet_leader.jobs.maintenance")
     a_space(conn, world)
     a_closed_stream(conn, BLOCKS)
     store = PostgresGroups(database)

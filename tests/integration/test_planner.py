@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from borrower import planner as module
-from borrower.planner import Planner
-from borrower.plans import Most
-from borrower.settings import BorrowerSettings
-from protocol.errors import Unavailable
-from storage.publish import Publisher
+from sublet_borrower.planner import micro_batch_planner as module
+from sublet_borrower.planner.micro_batch import Most
+from sublet_borrower.planner.micro_batch_planner import Planner
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.errors import Unavailable
+from sublet_storage.producer import Publisher
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 

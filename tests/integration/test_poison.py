@@ -11,25 +11,26 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from borrower.feed import Feed
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.errors import PoisonBlock
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Filter, Start, Subscription
-from storage.block import pack
-from storage.checkup import examine
-from storage.compaction import compact_stream
-from storage.connect import connect
-from storage.epoch_tail import EpochReading
-from storage.groups import idle
-from storage.groups.instructions import declare
-from storage.groups.model import GroupOptions, OnPoison
-from storage.history import read_history
-from storage.log import Append, append, since
-from storage.spaces import create_space
-from storage.tail import Tail
-from sublet.cli.values import ranges
+from sublet.cli.base.values import ranges
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.remote.feed import Feed
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor.checks import examine
+from sublet_storage.groups.admin.admin import declare
+from sublet_storage.groups.model.history import read_history
+from sublet_storage.groups.model.records import GroupOptions, OnPoison
+from sublet_storage.groups.status import diagnosis_queries
+from sublet_storage.log.block import pack
+from sublet_storage.log.log import Append, append, since
+from sublet_storage.readers.epoch_tail import EpochReading
+from sublet_storage.readers.tail import Tail
+from sublet_storage.spaces.compaction import compact_stream
+from sublet_storage.spaces.spaces import create_space
 from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
 from tests.integration.log_kit import batch, read
@@ -132,7 +133,7 @@ def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_othe
             take(session, seen, lambda: statuses(conn) == {**blocked, streams[-1]: ("held", 8, 0)}, node)
         assert sorted(seen) == sorted(values_of(bad, range(4)) + values_of(streams[-1:], range(8))), f"{life=}"
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        answers = [each for each in idle.why(conn, SUBSCRIPTION)[1] if each.line.stream_id in bad]
+        answers = [each for each in diagnosis_queries.why(conn, SUBSCRIPTION)[1] if each.line.stream_id in bad]
         (finding,) = [each for each in examine(conn, 0.0, PROTOCOL_VERSION) if each.check == "streams"]
         assert f"stream {bad[0]}: the block that begins at offset 4" in finding.found
         for answer in answers:

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from protocol.errors import (
+from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     InvalidSetting,
     InvalidTopic,
@@ -27,14 +27,14 @@ from protocol.errors import (
     UsageError,
     ValueTooLarge,
 )
-from storage.catalogue import find_space, open_streams
-from storage.connect import connect
-from storage.embedded import EmbeddedPostgres
-from storage.log import Append, Appended, Outcome, append
-from storage.migrate import migrate
-from storage.publish import AsyncPublisher, Publisher
-from storage.publish.pieces import Load
-from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.db.connect import connect
+from sublet_storage.log.log import Append, Appended, Outcome, append
+from sublet_storage.producer import AsyncPublisher, Publisher
+from sublet_storage.producer.batches.pending_blocks import Load
+from sublet_storage.spaces.catalogue import find_space, open_streams
+from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import by_key, everything, kill_postgres
 from tests.kit import eventually, server_directory
 from tests.postgres_proxy import PostgresProxy
@@ -533,7 +533,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch) -> list[list[Appended]]:
         heard.append(append(conn, appends))
         return heard[-1]
 
-    monkeypatch.setattr("storage.publish.sender.append", listening)
+    monkeypatch.setattr("sublet_storage.producer.sender.append", listening)
     return heard
 
 

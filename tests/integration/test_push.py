@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.notify import snapshot
-from storage.notify.ears import Ears
-from storage.notify.model import GROUP, KINDS, NODE, SPACE, NotifySettings
+from sublet_storage.notify import snapshot
+from sublet_storage.notify.changes import GROUP, KINDS, NODE, SPACE, NotifySettings
+from sublet_storage.notify.subscriber import Ears
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, SPEED, environment
+from tools.source_path import source_path
 
 PLUGINS = ROOT / "tests" / "plugins"
 NEWS = NotifySettings().scaled(SPEED)
@@ -29,7 +30,7 @@ def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
 
     def build(extra: dict[str, str]) -> Stage:
         news = {f"SUBLET_NOTIFY_{name.upper()}": str(getattr(NEWS, name)) for name in NEWS.__dataclass_fields__}
-        path = {"PYTHONPATH": f"{ROOT}:{PLUGINS}"}
+        path = {"PYTHONPATH": f"{source_path(ROOT)}:{PLUGINS}"}
         stages.append(Stage(database, tmp_path, extra={**news, **path, **extra}))
         return stages[-1]
 
@@ -164,7 +165,7 @@ def test_a_reshard_by_an_operator_is_announced_and_its_streams_are_lent_at_once(
 def test_what_is_known_is_what_is_in_the_database_though_half_of_the_news_is_lost(
     staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from storage.notify.drivers import load
+    from sublet_storage.notify.drivers.registry import load
 
     stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": "50"})
     monkeypatch.setenv("LOSS", "50")

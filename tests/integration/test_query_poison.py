@@ -11,19 +11,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from borrower.spark import ranges
-from borrower.spark.ranges import RangePartition, poison_in
-from protocol.errors import PoisonBlock
-from protocol.words import Start, Subscription
-from storage.block import pack
-from storage.connect import connect
-from storage.groups import idle
-from storage.groups.instructions import declare
-from storage.groups.model import Group, GroupOptions, OnPoison
-from storage.history import read_history
-from storage.log import Append, append
-from storage.publish import Publisher
-from storage.spaces import create_space, rollover
+from sublet_borrower.spark.source import ranges
+from sublet_borrower.spark.source.ranges import RangePartition, poison_in
+from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin.admin import declare
+from sublet_storage.groups.model.history import read_history
+from sublet_storage.groups.model.records import Group, GroupOptions, OnPoison
+from sublet_storage.groups.status import diagnosis_queries
+from sublet_storage.log.block import pack
+from sublet_storage.log.log import Append, append
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import create_space, rollover
 from tests.integration.log_kit import batch
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.integration.test_guard import Guarded
@@ -148,7 +148,7 @@ def test_its_group_blocks_the_stream_or_skips_the_block_and_the_query_goes_on(
     assert lives.failures > 0
     assert lives.labels() == wanted(streams, policy)
     if policy is OnPoison.BLOCK:
-        answers = {each.line.stream_id: each.ruling for each in idle.why(conn, GROUP)[1]}
+        answers = {each.line.stream_id: each.ruling for each in diagnosis_queries.why(conn, GROUP)[1]}
         for stream in bad:
             assert f"stream {stream}: the block that begins at offset 4 and ends before" in answers[stream].because
     else:

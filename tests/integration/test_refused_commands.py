@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from borrower.agent import AgentThread
-from borrower.inbox import Inbox, News
-from borrower.machine.agent import Closed
-from borrower.settings import BorrowerSettings
-from protocol.messages import EndReason, LeaderWanted
+from sublet_borrower.agent.event_queue import Inbox, News
+from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.machine.agent import Closed
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.messages.messages import EndReason, LeaderWanted
 from tests.integration.session_kit import a_node, an_agent, run, until
 
 GROUP = "$queue/g/a"
@@ -63,7 +63,7 @@ def test_refusals_are_logged_ever_more_seldom_and_never_whole(caplog: pytest.Log
                 agent.node.send(LeaderWanted(f"b{number}", "a", "$queue/g/" + "a" * 5_000, session="s" * 50_000))
             await until(lambda: len(agent.refused) == 40)
 
-    caplog.set_level(logging.WARNING, "protocol.session.client")
+    caplog.set_level(logging.WARNING, "sublet_protocol.pubsub.node_connection")
     run(test)
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition("(no. ")[2].partition(")")[0] for line in lines] == ["1", "2", "4", "8", "16", "32"]

@@ -11,13 +11,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from protocol.errors import InvalidSetting, SchemaMismatch, Unavailable
-from storage import connect as module
-from storage import migrate as migrations
-from storage.connect import SCHEMA_VERSION, check_schema, connect
-from storage.groups.model import NodeRef
-from storage.migrate import current, downgrade, migrate
-from storage.nodes import register
+from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
+from sublet_storage.bootstrap import migrate as migrations
+from sublet_storage.bootstrap.migrate import current, downgrade, migrate
+from sublet_storage.db import connect as module
+from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
+from sublet_storage.nodes import NodeRef, register
 from tests.integration.cli_kit import a_shell
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually

@@ -10,15 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import Gone, LostLeadership, SubletError
-from storage import retention
-from storage.catalogue import find_space, open_streams
-from storage.connect import connect
-from storage.groups.model import GroupOptions
-from storage.log import since
-from storage.publish import Publisher
-from storage.retention import IdleProducers, declare_gone, drop_gone, retain
-from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_protocol.domain.errors import Gone, LostLeadership, SubletError
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.log.log import since
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces import retention
+from sublet_storage.spaces.catalogue import find_space, open_streams
+from sublet_storage.spaces.retention import IdleProducers, declare_gone, drop_gone, retain
+from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import put, read
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.words import Subscription
-from storage.groups.overview import StreamLine, describe
-from storage.retention import retain
-from storage.spaces import rollover
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.status.overview import StreamLine, describe
+from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.spaces import rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import put, read, stream_of, with_a_short_lived_space
 from tests.kit import eventually

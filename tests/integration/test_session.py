@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from protocol import sublet_pb2 as pb
-from protocol import sublet_pb2_grpc
-from protocol.events import GroupEvent, StreamHead
-from protocol.messages import PROTOCOL_VERSION, Ping, PingResponse
-from protocol.session.values import Channel
+from sublet_protocol.messages.events import GroupEvent, StreamHead
+from sublet_protocol.messages.messages import PROTOCOL_VERSION, Ping, PingResponse
+from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import a_node, an_agent, event, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,9 +152,9 @@ def test_group_messages_stream_heads_and_watches_are_served_alike() -> None:
 @pytest.mark.conforms("R12")
 def test_the_machines_import_nothing_of_leaders_and_borrowers() -> None:
     code = (
-        "import sys, protocol.session.publisher, protocol.session.subscriber\n"
-        "ours = {'grpc', 'google', 'leader', 'borrower', 'storage'}, {'protocol.messages', 'protocol.codec'}\n"
-        "print([name for name in sys.modules if name.split('.')[0] in ours[0] or name in ours[1]])"
+        "import sys, sublet_protocol.pubsub.publisher, sublet_protocol.pubsub.subscriber\n"
+        "ours = ('grpc', 'google', 'sublet_leader', 'sublet_borrower', 'sublet_storage', 'sublet_protocol.messages')\n"
+        "print([name for name in sys.modules if f'{name}.'.startswith(tuple(f'{each}.' for each in ours))])"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from protocol.events import StreamHead
-from protocol.messages import Ping
-from protocol.session.mailbox import MailboxLimits
-from protocol.session.steps import Lost, LostReason, Status
-from protocol.session.subscriber import SubscriberSettings
-from protocol.session.values import Channel, Delivery, Gap
+from sublet_protocol.messages.events import StreamHead
+from sublet_protocol.messages.messages import Ping
+from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.pubsub.model import Channel, Delivery, Gap
+from sublet_protocol.pubsub.subscriber import SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import Lost, LostReason, Status
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
 from tests.integration.test_session_faults import KILLED_NODE
 

@@ -13,14 +13,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from protocol import sublet_pb2 as pb
-from protocol import sublet_pb2_grpc
-from protocol.messages import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
-from protocol.session.mailbox import MailboxLimits
-from protocol.session.server import new_publisher
-from protocol.session.steps import LostReason, Status
-from protocol.session.subscriber import SubscriberSettings
-from protocol.session.values import Channel, Gap
+from sublet_protocol.messages.messages import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
+from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.pubsub.model import Channel, Gap
+from sublet_protocol.pubsub.server import new_publisher
+from sublet_protocol.pubsub.subscriber import SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import LostReason, Status
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,8 +148,8 @@ def test_the_forgotten_are_told_so() -> None:
 
 KILLED_AGENT = """
     import asyncio
-    from protocol.session.client import NodeConnection
-    from protocol.session.subscriber import SubscriberSettings
+    from sublet_protocol.pubsub.node_connection import NodeConnection
+    from sublet_protocol.pubsub.subscriber import SubscriberSettings
 
     async def main():
         node = NodeConnection("{address}", "victim", print, settings=SubscriberSettings(hold_s=0.4))
@@ -190,7 +190,7 @@ def test_a_killed_agent_is_gone_within_three_holds_and_a_quiet_one_stays() -> No
 
 KILLED_NODE = """
     import asyncio, grpc.aio
-    from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
+    from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
 
     async def main():
         sessions = SessionServer(new_publisher("victim"), lambda subscriber_id, message: None)
@@ -331,7 +331,7 @@ def test_what_the_owner_refuses_goes_back_to_its_sender() -> None:
 def test_another_protocol_version_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with a_node() as node:
-            monkeypatch.setattr("protocol.session.wire.PROTOCOL_VERSION", 99)
+            monkeypatch.setattr("sublet_protocol.pubsub.wire.PROTOCOL_VERSION", 99)
             async with an_agent(node.address) as agent:
                 agent.node.subscribe(Channel.GROUP)
                 await until(lambda: agent.lost)

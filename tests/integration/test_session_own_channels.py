@@ -9,11 +9,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from protocol.errors import UsageError
-from protocol.events import GroupEvent
-from protocol.session.server import SERVER_OPTIONS, SessionServer, new_publisher
-from protocol.session.subscriber import SubscriberSettings
-from protocol.session.values import Channel, ChannelKind, Channels, Command, Delivery
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.pubsub.model import Channel, ChannelKind, Channels, Command, Delivery
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+from sublet_protocol.pubsub.subscriber import SubscriberSettings
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
 WEATHER = Channels(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))

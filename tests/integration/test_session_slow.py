@@ -8,12 +8,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from protocol import sublet_pb2 as pb
-from protocol import sublet_pb2_grpc
-from protocol.events import GroupEvent, StreamHead
-from protocol.messages import PROTOCOL_VERSION
-from protocol.session.mailbox import MailboxLimits
-from protocol.session.values import Channel
+from sublet_protocol.messages.events import GroupEvent, StreamHead
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import a_node, an_agent, event, run, until
 
 

@@ -12,18 +12,17 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from borrower.shortcut import Shortcut, hear
-from protocol.errors import InvalidSetting
-from storage.connect import connect, schema_name
-from storage.groups.model import NodeRef
-from storage.nodes import register, remove
-from storage.notify.codec import encode
-from storage.notify.model import Envelope, NotifySettings, stream_change
-from storage.notify.places import PLACES, VARIABLE, take_place
-from storage.notify.postgres import as_payload, channel_of
-from storage.publish import Publisher
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.new_data.direct_listener import Shortcut, hear
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.nodes import NodeRef, register, remove
+from sublet_storage.notify.changes import Envelope, NotifySettings, stream_change
+from sublet_storage.notify.codec import encode
+from sublet_storage.notify.drivers.direct_listeners import PLACES, VARIABLE, take_place
+from sublet_storage.notify.drivers.postgres import as_payload, channel_of
+from sublet_storage.producer import Publisher
 from tests.integration.feed_kit import address_of
 from tests.integration.notify_kit import NODE
 from tests.integration.sharing_kit import WAIT_S, Stage
@@ -177,7 +176,7 @@ def test_a_process_without_files_hears_again_when_it_has_some(
             raise OSError(errno.EMFILE, "Too many open files")
         return connect(*arguments, **named)
 
-    monkeypatch.setattr("borrower.shortcut.connect", connect_or_not)
+    monkeypatch.setattr("sublet_borrower.new_data.direct_listener.connect", connect_or_not)
     with heard(database):
         eventually(lambda: listeners(conn) == 1)
 

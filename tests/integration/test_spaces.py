@@ -11,18 +11,20 @@ from typing import Any
 import psycopg
 import pytest
 
-from leader.maintenance import Housekeeper
-from protocol.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
-from protocol.words import Filter
-from storage import turnover
-from storage.catalogue import find_space, list_spaces, open_streams
-from storage.connect import connect
-from storage.groups import leadership
-from storage.groups.model import MAINTENANCE, NodeRef
-from storage.publish import Publisher
-from storage.retention import declare_gone
-from storage.routing import RING
-from storage.spaces import (
+from sublet_leader.jobs.maintenance import Housekeeper
+from sublet_protocol.domain.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.nodes import NodeRef
+from sublet_storage.producer import Publisher
+from sublet_storage.readers.tail import Tail
+from sublet_storage.spaces import rollover as turnover
+from sublet_storage.spaces.catalogue import find_space, list_spaces, open_streams
+from sublet_storage.spaces.retention import declare_gone
+from sublet_storage.spaces.routing import RING
+from sublet_storage.spaces.spaces import (
     LONGEST_S,
     alter_space,
     create_space,
@@ -32,7 +34,6 @@ from storage.spaces import (
     rollover,
     rollover_due,
 )
-from storage.tail import Tail
 from tests.integration.log_kit import by_key, put, read
 from tests.kit import eventually
 

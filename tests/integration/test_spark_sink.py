@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import BatchPassed, StagedBlocksLost
-from storage.connect import connect
-from storage.publish.staging import KEPT_S, forget_staged
-from storage.spaces import create_space, reshard, rollover
+from sublet_protocol.domain.errors import BatchPassed, StagedBlocksLost
+from sublet_storage.db.connect import connect
+from sublet_storage.producer.staging import KEPT_S, forget_staged
+from sublet_storage.spaces.spaces import create_space, reshard, rollover
 from tests.integration.notify_kit import listening
 from tests.integration.sink_kit import Query, left_staged, numbered, one_write, stored
 from tests.kit import eventually
@@ -267,7 +267,7 @@ def test_whoever_listens_is_told(database: str, conn: Connection) -> None:
 def test_a_lock_that_somebody_keeps_for_a_while_is_waited_for(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("borrower.spark.sink_place.LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("sublet_borrower.spark.sink.target.LOCK_TIMEOUT_S", 0.1)
     query = Query(database)
     done = query.write(0, [numbered(0, 100)])
     with connect(database) as other, ThreadPoolExecutor(1) as pool:

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, StructType
 
-from borrower.spark.sink import batch_writer, stage_rows, stream_writer
-from borrower.spark.sink_place import Place
-from protocol.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError
-from storage.embedded import EmbeddedPostgres
-from storage.migrate import migrate
-from storage.spaces import create_space
+from sublet_borrower.spark.sink.target import Place
+from sublet_borrower.spark.sink.writer import batch_writer, stage_rows, stream_writer
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.spaces.spaces import create_space
 from tests.integration.log_kit import everything
 from tests.integration.sink_kit import SCHEMA, left_staged, numbered, one_write
 

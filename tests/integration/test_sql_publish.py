@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from storage.connect import connect
-from storage.outbox import Waiting, waiting
-from storage.publish import Publisher
-from storage.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher
+from sublet_storage.producer.outbox import Waiting, waiting
+from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import by_key, everything
 from tests.kit import eventually

@@ -15,20 +15,20 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from borrower.spark.offsets import Offset
-from borrower.spark.ranges import RangePartition
-from borrower.spark.stream_reader import SubletStreamReader
-from leader.settings import LeaderSettings
-from protocol.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded, Unavailable
-from protocol.words import Start, Subscription
-from storage.connect import connect
-from storage.groups import instructions
-from storage.groups.model import LOSSES_BEFORE_BLOCKED, GroupOptions
-from storage.groups.orders import Pause
-from storage.publish import Publisher
-from storage.spaces import reshard
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.source.offsets import Offset
+from sublet_borrower.spark.source.ranges import RangePartition
+from sublet_borrower.spark.source.stream_reader import SubletStreamReader
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded, Unavailable
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin import admin
+from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.model.records import LOSSES_BEFORE_BLOCKED, GroupOptions
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -408,8 +408,8 @@ def test_available_now_fails_where_what_was_there_is_not_lent_in_time(
     url: str, runs: list[Run], conn: psycopg.Connection[Any]
 ) -> None:
     publish(url, 0, 30)
-    group, _ = instructions.declare(url, Subscription.parse("$share/g/#"), GroupOptions(Start.EARLIEST))
-    instructions.instruct(url, group.subscription, Pause("repairs"))
+    group, _ = admin.declare(url, Subscription.parse("$share/g/#"), GroupOptions(Start.EARLIEST))
+    admin.instruct(url, group.subscription, Pause("repairs"))
     runs.append(run := Run(Checkpoint(), url, availableNowWait="500 ms"))
     run.reader.prepareForTriggerAvailableNow()
     eventually(lambda: run.reader._opened()._agent.group_id(run.reader._opened()._handle) is not None, 30.0)
@@ -460,8 +460,8 @@ def test_what_retention_has_taken_fails_a_task_or_is_left_out(url: str, fails: b
             publisher.flush()
     import pyarrow as pa
 
-    from borrower.spark.ranges import read_task
-    from storage.connect import connect
+    from sublet_borrower.spark.source.ranges import read_task
+    from sublet_storage.db.connect import connect
 
     with connect(url) as connection:
         found = connection.execute(

@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from protocol.errors import InvalidSetting
-from protocol.words import Start, Subscription
-from storage.groups.model import GroupOptions
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
-from storage.spaces import reshard
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import reshard
 from tests.integration.query_kit import Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import Fleet

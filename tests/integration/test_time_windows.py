@@ -12,20 +12,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from borrower.feed import Feed
-from protocol.words import Filter, Start, Subscription
-from storage import replay
-from storage.catalogue import list_spaces
-from storage.compaction import compact_stream
-from storage.connect import connect
-from storage.groups import births, resets
-from storage.groups.model import GroupOptions
-from storage.groups.overview import describe
-from storage.groups.targets import Target
-from storage.log import position_at
-from storage.payloads.recall import recall
-from storage.spaces import alter_space, create_space, rollover
-from storage.tail import Tail
+from sublet_borrower.remote.feed import Feed
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.groups.status.overview import describe
+from sublet_storage.log.log import position_at
+from sublet_storage.readers import offset_ranges
+from sublet_storage.readers.tail import Tail
+from sublet_storage.spaces.catalogue import list_spaces
+from sublet_storage.spaces.compaction import compact_stream
+from sublet_storage.spaces.restore import recall
+from sublet_storage.spaces.spaces import alter_space, create_space, rollover
 from tests.integration.feed_kit import serving, values
 from tests.integration.log_kit import put, stream_of
 from tests.payload_kit import LocalWorld, a_space, fill, move
@@ -61,15 +63,19 @@ def answers(conn: psycopg.Connection[Any], stream: int, seconds: int) -> set[int
     """Where each way to ask begins or ends at that time; one number, where they agree."""
     when = BEGUN + timedelta(seconds=seconds)
     start, name = Start.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
-    (begun,) = [each.start for each in replay.extents(conn, ALL, start, Start.LATEST) if each.stream_id == stream]
-    (ended,) = [each.end for each in replay.extents(conn, ALL, Start.EARLIEST, start) if each.stream_id == stream]
+    (begun,) = [
+        each.start for each in offset_ranges.extents(conn, ALL, start, Start.LATEST) if each.stream_id == stream
+    ]
+    (ended,) = [
+        each.end for each in offset_ranges.extents(conn, ALL, Start.EARLIEST, start) if each.stream_id == stream
+    ]
     found = {position_at(conn, stream, when), begun, ended}
     with conn.transaction(force_rollback=True):
-        group = births.create(conn, name, GroupOptions(start), None)
+        group = lifecycle.create(conn, name, GroupOptions(start), None)
         assert group is not None
         row = conn.execute("select position from lending where stream_id = %s", (stream,)).fetchone()
         found.add(-1 if row is None else row[0])
-        (move,) = [each for each in resets.plan(conn, group, Target.time(when)) if each.stream_id == stream]
+        (move,) = [each for each in reset_plan.plan(conn, group, Target.time(when)) if each.stream_id == stream]
         return {*found, move.after}
 
 
@@ -138,7 +144,7 @@ def test_the_age_of_what_waits_is_that_of_the_first_message_that_waits(conn: psy
         put(conn, stream, b"v", topic="eu/t")
         dated(conn, stream, -86_400 * (6 - number))
     with conn.transaction():
-        group = births.create(conn, Subscription.parse("$share/g/eu/#"), GroupOptions(Start.offset(2)), None)
+        group = lifecycle.create(conn, Subscription.parse("$share/g/eu/#"), GroupOptions(Start.offset(2)), None)
     assert group is not None
 
     def age_s() -> float:

@@ -14,14 +14,14 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from borrower.batch import Batch
-from borrower.runner import run
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from storage.connect import connect
-from storage.publish import Publisher
-from storage.spaces import reshard
 from sublet import traces
+from sublet_borrower.consumer.runner import run
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import reshard
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 

@@ -14,14 +14,14 @@ from typing import NoReturn
 import psycopg
 import pytest
 
-from borrower.async_session import AsyncSession
-from borrower.batch import Batch
-from borrower.runner import Policy, run
-from borrower.session import Session
-from borrower.settings import BorrowerSettings
-from protocol.errors import DatabaseUnreachable, GrantLost, SubscriptionEnded, UsageError
-from storage.connect import UnknownOutcome, connect
-from storage.publish import Publisher
+from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.consumer.runner import Policy, run
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, SubscriptionEnded, UnknownOutcome, UsageError
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import Publisher
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy

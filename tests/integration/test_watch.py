@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from protocol.words import Filter, Subscription
-from storage.groups.model import GroupOptions
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell
 from tests.kit import eventually
 from tests.kit_nodes import environment

@@ -23,8 +23,8 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from storage.bounded import BoundedConnection
-from storage.connect import connect
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import connect
 from tests.interleavings.state import State
 from tests.kit import eventually
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from storage.connect import schema_name
+from sublet_storage.db.connect import schema_name
 
 _TABLES = """
 select c.oid::regclass::text, c.relname, string_agg(quote_ident(a.attname), ', ' order by a.attnum)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from protocol.epochs import LowerFrontier
-from protocol.errors import CapabilityExpired, EpochCompleted, ProducerFenced
-from storage import epochs, spaces
-from storage.catalogue import find_space
-from storage.log import Append, Outcome, Producer, Stamp, append, register_producer
+from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, ProducerFenced
+from sublet_storage.log import epochs
+from sublet_storage.log.log import Append, Outcome, Producer, Stamp, append, register_producer
+from sublet_storage.spaces import spaces
+from sublet_storage.spaces.catalogue import find_space
 from tests.integration.log_kit import in_epochs, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 

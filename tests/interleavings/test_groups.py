@@ -8,26 +8,29 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import Conflict, GrantLost
-from protocol.words import Subscription
-from storage import epochs, fence, spaces
-from storage.catalogue import find_space
-from storage.groups import births, resets
-from storage.groups.model import (
+from sublet_protocol.domain.errors import Conflict, GrantLost
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups import fencing
+from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import (
     Entry,
     Grant,
     Group,
     GroupOptions,
     GroupResult,
     GroupWrites,
-    NodeRef,
     Seize,
     Start,
     Verdict,
 )
-from storage.groups.postgres import PostgresGroups
-from storage.groups.targets import Target
-from storage.log import Append, Producer, Stamp
+from sublet_storage.log import epochs
+from sublet_storage.log.log import Append, Producer, Stamp
+from sublet_storage.nodes import NodeRef
+from sublet_storage.spaces import spaces
+from sublet_storage.spaces.catalogue import find_space
 from tests.integration.log_kit import in_epochs, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
@@ -61,13 +64,13 @@ class Stage:
 
     def reset(self, conn: Connection) -> None:
         with conn.transaction():
-            group = births.live(conn, SHARED)
-            resets.carry_out(conn, group, Target.earliest(), reason="x", force=True)
+            group = lifecycle.live(conn, SHARED)
+            reset_plan.carry_out(conn, group, Target.earliest(), reason="x", force=True)
 
     def consume(self, conn: Connection) -> None:
         """In the consumer's own transaction."""
         with conn.transaction():
-            fence.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
+            fencing.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
 
     def publish(self, conn: Connection) -> Any:
         """In epoch 2, and finish with that: all up to 4 is completed."""

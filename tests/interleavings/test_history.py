@@ -7,12 +7,13 @@ from contextlib import closing
 
 import pytest
 
-from protocol.words import Subscription
-from storage.groups import births, leadership
-from storage.groups.model import GroupOptions, NodeRef
-from storage.groups.orders import Pause
-from storage.groups.postgres import PostgresGroups
-from storage.history import Behind, read_behind
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator import leadership, lifecycle
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.model.history import Behind, read_behind
+from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.nodes import NodeRef
 from tests.interleavings.harness import Connection, Interleavings, Run
 
 GROUP = Subscription.parse("$share/g/eu/#")
@@ -29,9 +30,9 @@ def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
 
 
 def pause(conn: Connection) -> None:
-    group = births.live(conn, GROUP)
+    group = lifecycle.live(conn, GROUP)
     with conn.transaction():
-        births.instruct(conn, group, Pause("x"), None)
+        lifecycle.instruct(conn, group, Pause("x"), None)
 
 
 def lead(conn: Connection) -> None:

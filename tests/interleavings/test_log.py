@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from protocol.epochs import LowerFrontier
-from storage import compaction, epochs, spaces
-from storage.catalogue import find_space, open_streams
-from storage.log import Append, Appended, Outcome, Producer, Stamp, append
+from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_storage.log import epochs
+from sublet_storage.log.log import Append, Appended, Outcome, Producer, Stamp, append
+from sublet_storage.spaces import compaction, spaces
+from sublet_storage.spaces.catalogue import find_space, open_streams
 from tests.integration.log_kit import block, everything, in_epochs, put, read, stamped, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 

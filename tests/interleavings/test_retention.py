@@ -7,13 +7,14 @@ from contextlib import closing
 
 import pytest
 
-from protocol.words import Subscription
-from storage import retention, spaces
-from storage.catalogue import filled
-from storage.groups import births, copies, resets
-from storage.groups.model import Group, GroupOptions, Start
-from storage.groups.postgres import PostgresGroups
-from storage.groups.targets import Target
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import Group, GroupOptions, Start
+from sublet_storage.spaces import retention, spaces
+from sublet_storage.spaces.catalogue import filled
 from tests.integration.log_kit import put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
@@ -43,12 +44,12 @@ def declare(conn: Connection) -> Group:
 
 def reset(conn: Connection) -> None:
     with conn.transaction():
-        resets.carry_out(conn, births.live(conn, QUEUE), Target.earliest(), reason="x")
+        reset_plan.carry_out(conn, lifecycle.live(conn, QUEUE), Target.earliest(), reason="x")
 
 
 def clone(conn: Connection) -> Group:
     with conn.transaction():
-        return copies.clone(conn, SHARED, Subscription.parse("$queue/new/eu/#"), "x")[0]
+        return progress_transfer.clone(conn, SHARED, Subscription.parse("$queue/new/eu/#"), "x")[0]
 
 
 @pytest.mark.conforms("W11")

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from storage.notify.driver import Capabilities, Inlet, OnConnected, OnLost, OnMessage, Outlet
-from storage.notify.postgres import PostgresDriver
+from sublet_storage.notify.drivers.base import Capabilities, Inlet, OnConnected, OnLost, OnMessage, Outlet
+from sublet_storage.notify.drivers.postgres import PostgresDriver
 
 
 class LossyDriver:

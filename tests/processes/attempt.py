@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from borrower.batch import Batch
-from borrower.runner import Policy
-from borrower.settings import BorrowerSettings
-from borrower.spark.control import Control
-from borrower.spark.failures import unpack
-from borrower.spark.task import Attempt, Work, run_attempt
+from sublet_borrower.consumer.runner import Policy
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.job.driver_endpoint import Control
+from sublet_borrower.spark.job.failures import unpack
+from sublet_borrower.spark.job.task import Attempt, Work, run_attempt
+from sublet_borrower.streams.batch import Batch
 
 
 class Function:

@@ -12,9 +12,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from borrower.transaction import Transactions
-from protocol.errors import DatabaseUnreachable
-from storage import fence
+from sublet_borrower.consumer.transaction import Transactions
+from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_storage.groups import fencing
 
 
 @dataclass
@@ -33,16 +33,16 @@ class Work:
 
 def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
     """Do it."""
-    fence.BEFORE_COMMIT_S, advance = 0.5, fence.advance
+    fencing.BEFORE_COMMIT_S, advance = 0.5, fencing.advance
 
-    def advance_and_stop(*arguments: Any, **named: Any) -> fence.Attempt:
+    def advance_and_stop(*arguments: Any, **named: Any) -> fencing.Attempt:
         attempt = advance(*arguments, **named)
         sys.stdout.write("advanced\n")
         sys.stdout.flush()
         os.kill(os.getpid(), signal.Signals[number])
         return attempt
 
-    fence.advance = advance_and_stop
+    fencing.advance = advance_and_stop
     try:
         with Transactions(url, lambda: int(group), 60.0).over([Work(int(stream), int(grant))]) as connection:
             connection.execute("insert into output values (1)")

@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from borrower.session import Session
-from protocol.epochs import GroupFrontier
-from protocol.errors import SubscriptionEnded
+from sublet_borrower.consumer.session import Session
+from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.errors import SubscriptionEnded
 
 
 def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str = "") -> None:

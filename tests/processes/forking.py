@@ -16,10 +16,10 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from protocol.errors import UsageError
-from storage.connect import connect
-from storage.embedded import EmbeddedPostgres
-from storage.publish import AsyncPublisher, Publisher
+from sublet_protocol.domain.errors import UsageError
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.db.connect import connect
+from sublet_storage.producer import AsyncPublisher, Publisher
 from tests.kit import eventually
 
 

@@ -13,13 +13,13 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
-from borrower.agent import AgentThread
-from borrower.inbox import Inbox
-from borrower.machine.agent import Closed
-from borrower.machine.events import Install, Remove
-from borrower.settings import BorrowerSettings
-from storage.connect import connect
-from storage.nodes import live_nodes
+from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.machine.agent import Closed
+from sublet_borrower.machine.events import Install, Remove
+from sublet_borrower.settings import BorrowerSettings
+from sublet_storage.db.connect import connect
+from sublet_storage.nodes import live_nodes
 
 LOOK_S = 0.05
 

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from storage.catalogue import find_space
-from storage.connect import connect
-from storage.payloads import objects, tiering
-from storage.retention import retain
+from sublet_storage.db.connect import connect
+from sublet_storage.objects import registry
+from sublet_storage.spaces import tiering
+from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.retention import retain
 
 
 def main(url: str, space: str, point: str) -> None:
@@ -26,7 +27,7 @@ def main(url: str, space: str, point: str) -> None:
     if point == "written":
         tiering.together = _dying(lambda _there, _what, work, blocks: work(blocks[0]))  # type: ignore[attr-defined]
     if point == "deleted":
-        objects.together = _dying(objects.together)  # type: ignore[attr-defined]
+        registry.together = _dying(registry.together)  # type: ignore[attr-defined]
     with connect(url) as connection:
         found = find_space(connection, space)
         tiering.tier_space(connection, found)
@@ -35,7 +36,7 @@ def main(url: str, space: str, point: str) -> None:
         retain(connection)
         if point == "dropped":
             _die()
-        objects.sweep(connection, grace_s=0.0)
+        registry.sweep(connection, grace_s=0.0)
 
 
 def _dying(work: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,10 +13,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from leader.http.settings import HttpOptions, HttpSettings
-from leader.listen import Listen
-from leader.node import NodeServer
-from leader.settings import LeaderSettings
+from sublet_leader.http.settings import HttpOptions
+from sublet_leader.listen_address import Listen
+from sublet_leader.observe.settings import HttpSettings
+from sublet_leader.server import NodeServer
+from sublet_leader.settings import LeaderSettings
 
 EVERY_S = 0.1
 

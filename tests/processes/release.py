@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import storage.connect
-import storage.migrate
+import sublet_storage.bootstrap.migrate
+import sublet_storage.db.connect
 from sublet.cli import main
 
 
 def run(migrations: str, version: str, *arguments: str) -> None:
     """Be that release."""
-    storage.connect.SCHEMA_VERSION = version
-    storage.migrate.scripts = lambda: Path(migrations)
+    sublet_storage.db.connect.SCHEMA_VERSION = version
+    sublet_storage.bootstrap.migrate.scripts = lambda: Path(migrations)
     sys.argv = ["sublet", *arguments]
     main()
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from storage.notify.drivers import load
+from sublet_storage.notify.drivers.registry import load
 
 EVERY_S = 0.005
 CHILD_LIVES_S = 30

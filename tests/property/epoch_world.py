@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from protocol.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before
-from storage.epoch_selection import Begin, Selection
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before
+from sublet_storage.log.epoch_selection import Begin, Selection
 
 Choose = Callable[[int], int]
 """A number below the one that is given."""

@@ -7,15 +7,15 @@ import itertools
 import random
 from collections.abc import Callable, Iterable
 
-from storage.notify.announcer import Announcer, Leave, Open, Tell
-from storage.notify.announcer import Event as SaidEvent
-from storage.notify.announcer import Tick as AnnouncerTick
-from storage.notify.cache import Cache, Verdict
-from storage.notify.catch_ups import CatchUp
-from storage.notify.codec import decode
-from storage.notify.listener import Listener
-from storage.notify.listener_events import CaughtUp, Connected, Doubted, Event, Heard, Lost, Started, Tick
-from storage.notify.model import Change, NotifySettings, Snapshot
+from sublet_storage.notify.catch_up_scheduler import CatchUp
+from sublet_storage.notify.change_cache import Cache, Verdict
+from sublet_storage.notify.changes import Change, NotifySettings, Snapshot
+from sublet_storage.notify.codec import decode
+from sublet_storage.notify.publisher_machine import Announcer, Leave, Open, Tell
+from sublet_storage.notify.publisher_machine import Event as SaidEvent
+from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
+from sublet_storage.notify.subscriber_events import CaughtUp, Connected, Doubted, Event, Heard, Lost, Started, Tick
+from sublet_storage.notify.subscriber_machine import Listener
 
 CHANNELS = ("stream", "space")
 SETTINGS = NotifySettings(review_s=1e6, poll_s=1e6, forget_s=60.0, tombstone_s=1e6)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from leader.allocation import EvenStrategy, Load, Plan, Situation, Strategy, checked
+from sublet_leader.allocation import EvenStrategy, Load, Plan, Situation, Strategy, checked
 
 Holdings = dict[int, str]
 Weights = dict[str, float]

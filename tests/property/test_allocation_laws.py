@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leader.allocation import EvenStrategy, Plan, Situation
+from sublet_leader.allocation import EvenStrategy, Plan, Situation
 from tests.property.sharing import NAMES, WEIGHTS, Holdings, Weights, allocate, counts, groups
 
 

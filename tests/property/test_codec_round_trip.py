@@ -11,13 +11,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import codec
-from protocol import sublet_pb2 as pb
-from protocol.codec import MalformedMessage
-from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from protocol.events import GroupEvent, StreamHead
-from protocol.in_doubt import InDoubt
-from protocol.messages import (
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.messages import codec
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.events import GroupEvent, StreamHead
+from sublet_protocol.messages.messages import (
     Disconnect,
     Grant,
     Held,
@@ -35,8 +34,9 @@ from protocol.messages import (
     ToLeader,
     UpdateProgress,
 )
-from protocol.session import wire
-from protocol.session.values import Channel, Delivery, Gap, Malformed, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub import wire
+from sublet_protocol.pubsub.model import Channel, Delivery, Gap, Malformed, Send, Subscribe, Unsubscribe
+from sublet_protocol.v1 import sublet_pb2 as pb
 
 NATURAL = st.integers(0, 2**63 - 1)
 ID = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)

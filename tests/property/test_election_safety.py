@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from leader.election import (
+from sublet_leader.election import (
     ClaimAnswered,
     Election,
     Event,
@@ -28,10 +28,10 @@ from leader.election import (
     UnwantAll,
     Want,
 )
-from leader.settings import LeaderSettings
-from storage.groups.memory import MemoryGroups
-from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import NodeRef
+from sublet_leader.settings import LeaderSettings
+from sublet_storage.nodes import NodeRef
+from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.groups import MemoryGroups
 
 SETTINGS = LeaderSettings()
 IDS = (1, 2)

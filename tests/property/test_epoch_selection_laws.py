@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.epochs import LowerFrontier, UpperFrontier
-from protocol.errors import InvalidEpoch
-from storage.epoch_selection import Begin, Selection
+from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
+from sublet_protocol.domain.errors import InvalidEpoch
+from sublet_storage.log.epoch_selection import Begin, Selection
 from tests.property.epoch_world import STEPS, Reader, World
 
 BEGINS = [Begin.LATEST, Begin.LATEST, Begin.ACTIVE, Begin.EARLIEST]

@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from borrower.feed_cursor import Cursor, Taken
-from protocol import sublet_pb2 as pb
-from protocol.feed import Page, Part, Published, decode_page, decode_published, encode_page, encode_published
-from protocol.words import MAX_OFFSET, Bookmark
+from sublet_borrower.remote.cursor import Cursor, Taken
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
+from sublet_protocol.messages.feed import (
+    Page,
+    Part,
+    Published,
+    decode_page,
+    decode_published,
+    encode_page,
+    encode_published,
+)
+from sublet_protocol.v1 import sublet_pb2 as pb
 
 OFFSETS = st.integers(0, MAX_OFFSET)
 TIMELINES = st.none() | st.just("7312/00000002")

@@ -10,11 +10,12 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import sublet_pb2 as pb
-from protocol.codec import MalformedMessage
-from protocol.errors import InvalidFilter, ProtocolMismatch, SubletError
-from protocol.feed import MAX_STREAMS
-from protocol.feed_lent import (
+from sublet_protocol.domain.errors import InvalidFilter, ProtocolMismatch, SubletError
+from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed import MAX_STREAMS
+from sublet_protocol.messages.feed_fetch import (
     Found,
     Missing,
     Wanted,
@@ -31,8 +32,8 @@ from protocol.feed_lent import (
     encode_heads_wanted,
     encode_wanted,
 )
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import MAX_OFFSET, Filter
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
 
 IDS = st.integers(1, MAX_OFFSET)
 OFFSETS = st.integers(0, MAX_OFFSET)

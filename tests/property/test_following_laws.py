@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from borrower.machine.following import AtEnd, FollowId, Following, FollowingSettings, Looked, Pushed, Tick
+from sublet_borrower.new_data.head_tracker import AtEnd, FollowId, Following, FollowingSettings, Looked, Pushed, Tick
 
 S = FollowingSettings()
 STREAMS = (1, 2, 3)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leader.allocation import Load, Situation, find_strategy, shares
+from sublet_leader.allocation import Load, Situation, find_strategy, shares
 from tests.property.sharing import NAMES, ROUNDS, Loads, World, counts, jittered, situations
 
 LOAD = find_strategy("load")

@@ -6,11 +6,20 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.words import Filter
-from storage.block import COMPRESSIONS, decode, deliver, encode, matching
-from storage.layout import BLOCK_SCHEMA
-from storage.publish.routes import Routes
-from storage.routing import Ring, Space, StreamInfo, candidate_filters, hash_key, overlap, ranges, space_of
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.block import COMPRESSIONS, decode, deliver, encode, matching
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.spaces.routing import (
+    Ring,
+    Space,
+    StreamInfo,
+    candidate_filters,
+    hash_key,
+    overlap,
+    ranges,
+    space_of,
+)
 
 LEVEL = st.sampled_from(["a", "b", "c"])
 TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join)

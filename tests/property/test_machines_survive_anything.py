@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from borrower.machine.agent import Agent, Consumed, FromNode, NodeLost, NodesKnown, Subscribe, Tick, Unsubscribe
-from borrower.machine.events import Progressed
-from borrower.settings import BorrowerSettings
-from leader.node_events import Begin, Commit, Heard, NotWritten, RevokeWanted, Shutdown
-from leader.node_events import Tick as NodeTick
-from protocol.messages import (
+from sublet_borrower.machine.agent import Agent, Consumed, FromNode, NodeLost, NodesKnown, Subscribe, Tick, Unsubscribe
+from sublet_borrower.machine.events import Progressed
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.node.events import Begin, Commit, Heard, NotWritten, RevokeWanted, Shutdown
+from sublet_leader.node.events import Tick as NodeTick
+from sublet_protocol.messages.messages import (
     Disconnect,
     EndReason,
     Grant,

@@ -10,14 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.notify.announcer import MOST_WAITING, Announcer, Open, Tell
-from storage.notify.announcer import Tick as AnnouncerTick
-from storage.notify.cache import Cache
-from storage.notify.catch_ups import Cause
-from storage.notify.codec import decode, encode
-from storage.notify.listener import Listener
-from storage.notify.listener_events import CaughtUp, Connected, Heard, Started, Tick
-from storage.notify.model import (
+from sublet_storage.notify.catch_up_scheduler import Cause
+from sublet_storage.notify.change_cache import Cache
+from sublet_storage.notify.changes import (
     Change,
     Envelope,
     Hello,
@@ -26,6 +21,11 @@ from storage.notify.model import (
     NotifySettings,
     stream_change,
 )
+from sublet_storage.notify.codec import decode, encode
+from sublet_storage.notify.publisher_machine import MOST_WAITING, Announcer, Open, Tell
+from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
+from sublet_storage.notify.subscriber_events import CaughtUp, Connected, Heard, Started, Tick
+from sublet_storage.notify.subscriber_machine import Listener
 from tests.property.notify_world import CHANNELS, READ_S, SETTINGS, UNDER_WAY_S, World
 
 QUIET_S = SETTINGS.max_idle_s + UNDER_WAY_S + 2 * SETTINGS.gap_window_s + SETTINGS.spread_s + 2 * READ_S

@@ -12,10 +12,12 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.session.answers import Hold, Messages, Received, Unknown
-from protocol.session.mailbox import MailboxLimits
-from protocol.session.publisher import PublisherSettings, SessionPublisher
-from protocol.session.steps import (
+from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.pubsub.model import ChannelKind, Gap, Send, Subscribe
+from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
+from sublet_protocol.pubsub.publisher_replies import Hold, Messages, Received, Unknown
+from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import (
     BatchAnswered,
     BatchFailed,
     CancelBatch,
@@ -32,8 +34,6 @@ from protocol.session.steps import (
     Status,
     Tick,
 )
-from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
-from protocol.session.values import ChannelKind, Gap, Send, Subscribe
 
 CHANNELS = {"log": ChannelKind.LOG, "state": ChannelKind.STATE}
 LIMITS = MailboxLimits(messages=8, reply_messages=3)

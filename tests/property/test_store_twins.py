@@ -24,11 +24,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from protocol.errors import LostLeadership, SubletError
-from protocol.in_doubt import InDoubt
-from protocol.words import Subscription
-from storage.groups.memory import MemoryGroups
-from storage.groups.model import (
+from sublet_protocol.domain.errors import LostLeadership, SubletError
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator.store import GroupStore
+from sublet_storage.groups.model.desired_state import Order, Pause, Resume, Weigh
+from sublet_storage.groups.model.records import (
     Advance,
     Entry,
     Grant,
@@ -36,7 +37,6 @@ from storage.groups.model import (
     GroupWrites,
     LendingStatus,
     Mark,
-    NodeRef,
     Reclaim,
     Release,
     Seize,
@@ -44,10 +44,10 @@ from storage.groups.model import (
     Unreserve,
     WhenGone,
 )
-from storage.groups.orders import Order, Pause, Resume, Weigh
-from storage.groups.rules import Row
-from storage.groups.store import GroupStore
+from sublet_storage.groups.model.transitions import Row
+from sublet_storage.nodes import NodeRef
 from tests.contract.group_world import PostgresWorld, Ticker
+from tests.support.memory_store.groups import MemoryGroups
 
 NODES = [NodeRef(name, f"incarnation of {name}", f"{name}:1") for name in ("one", "two")]
 SUBSCRIPTIONS = [Subscription.parse(text) for text in ("$share/g/#", "$share/h/orders/#", "$queue/q/users/+")]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leader.allocation import EvenStrategy, Load, Situation, Strategy, checked, find_strategy
+from sublet_leader.allocation import EvenStrategy, Load, Situation, Strategy, checked, find_strategy
 from tests.property.sharing import NAMES, WEIGHTS, World, counts, situations
 
 pytestmark = pytest.mark.parametrize("strategy", [find_strategy("even"), find_strategy("load")], ids=["even", "load"])

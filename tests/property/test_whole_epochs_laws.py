@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.epochs import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
-from storage import whole_epochs
-from storage.block import Epochs, deliver
-from storage.layout import BLOCK_SCHEMA
-from storage.whole_epochs import Mark, Marks, WholeEpochs
+from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
+from sublet_storage.log.block import Epochs, deliver
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.readers import epoch_steps
+from sublet_storage.readers.epoch_steps import Mark, Marks, WholeEpochs
 
 MOST = 5
 
@@ -214,14 +214,14 @@ def test_blocks_of_which_nothing_is_stored_here_are_read_as_well() -> None:
 
 def test_a_step_is_planned_soon_among_many_blocks_of_epochs_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    touches = whole_epochs._touches
+    touches = epoch_steps._touches
 
     def counted(*arguments: Any) -> bool:
         nonlocal looks
         looks += 1
         return touches(*arguments)
 
-    monkeypatch.setattr(whole_epochs, "_touches", counted)
+    monkeypatch.setattr(epoch_steps, "_touches", counted)
     log = Log(1, LowerFrontier.of([(0,)]))
     for epoch in range(1_000):
         log.append([(10_000 + epoch,)])
@@ -230,4 +230,4 @@ def test_a_step_is_planned_soon_among_many_blocks_of_epochs_far_ahead(monkeypatc
     plan = WholeEpochs(0, ConsumedFrontier(0))
     plan.note(log.look(0, 2_000))
     assert plan.next_step(1_000_000) is not None
-    assert looks < whole_epochs.MOST_LOOKS + 4_000
+    assert looks < epoch_steps.MOST_LOOKS + 4_000

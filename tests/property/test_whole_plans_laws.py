@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from borrower.plans import Most
-from borrower.whole_plans import steps
-from protocol.epochs import ConsumedFrontier, Epoch, LowerFrontier
-from storage.whole_epochs import Step, WholeEpochs
+from sublet_borrower.planner.atomic_plans import steps
+from sublet_borrower.planner.micro_batch import Most
+from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
+from sublet_storage.readers.epoch_steps import Step, WholeEpochs
 from tests.property.test_whole_epochs_laws import MOST, Log, epochs
 
 STREAMS = (0, 1)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocol.words import Filter
+from sublet_protocol.domain.topics import Filter
 
 ALPHABET = ("a", "b", "")
 FRESH = "z"  # a level that no filter names

@@ -22,11 +22,10 @@ from typing import Any
 
 import psycopg
 
-from borrower.async_session import AsyncSession
-from borrower.batch import Batch
-from borrower.session import Session
-from protocol.errors import DatabaseUnreachable, GrantLost, SubletError, UsageError
-from storage.connect import UnknownOutcome
+from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, SubletError, UnknownOutcome, UsageError
 from tests.recorded.history import Outcome
 from tests.recorded.record import Record
 

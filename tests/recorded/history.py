@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from storage.groups.model import HistoryRecord
+from sublet_storage.groups.model.records import HistoryRecord
 from tests.recorded.record import lines
 
 Place = tuple[int, int]

@@ -18,8 +18,8 @@ from typing import Any
 
 import psycopg
 
-from protocol.errors import SubletError
-from storage.publish import Publisher
+from sublet_protocol.domain.errors import SubletError
+from sublet_storage.producer import Publisher
 from tests.recorded.history import Outcome
 from tests.recorded.record import Record
 

@@ -23,15 +23,15 @@ from typing import Any
 import psutil
 import psycopg
 
-from protocol.errors import SubletError
-from protocol.words import Subscription
-from storage import log
-from storage.connect import connect
-from storage.embedded import EmbeddedPostgres
-from storage.groups.overview import Overview, describe
-from storage.groups.postgres import PostgresGroups
-from storage.migrate import migrate
-from storage.spaces import create_space, reshard
+from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.status.overview import Overview, describe
+from sublet_storage.log import log
+from sublet_storage.spaces.spaces import create_space, reshard
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.recorded.consuming import INDEX, TABLE, Role

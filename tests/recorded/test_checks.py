@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.groups.model import HistoryRecord
+from sublet_storage.groups.model.records import HistoryRecord
 from tests.recorded.checks import Kind, check
 from tests.recorded.checks.story import story
 from tests.recorded.history import Call, Effect, Group, History, Message, Outcome

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
-from borrower.machine.agent import Closed, Told
-from borrower.machine.events import Announced, Install, Remove, Saved, Stop
-from protocol.messages import (
+from sublet_borrower.machine.agent import Closed, Told
+from sublet_borrower.machine.events import Announced, Install, Remove, Saved, Stop
+from sublet_protocol.messages.messages import (
     Disconnect,
     Grant,
     Held,

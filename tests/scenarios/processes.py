@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from borrower.machine.agent import Agent, AgentEvent, Closed, Consumed, NodesKnown, Subscribe, Told, Unsubscribe
-from borrower.machine.agent import Tick as AgentTick
-from borrower.machine.events import Install, Progressed, Remove
-from borrower.machine.table import StreamStatus
-from borrower.settings import BorrowerSettings
-from leader.node_events import NodeEvent, Request
-from leader.node_events import Tick as NodeTick
-from leader.node_machine import Node
-from leader.requests import execute
-from protocol.words import Subscription
-from storage.groups.model import NodeRef
+from sublet_borrower.machine.agent import Agent, AgentEvent, Closed, Consumed, NodesKnown, Subscribe, Told, Unsubscribe
+from sublet_borrower.machine.agent import Tick as AgentTick
+from sublet_borrower.machine.events import Install, Progressed, Remove
+from sublet_borrower.machine.table import StreamStatus
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.node.events import NodeEvent, Request
+from sublet_leader.node.events import Tick as NodeTick
+from sublet_leader.node.machine import Node
+from sublet_leader.node.requests import execute
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.nodes import NodeRef
 from tests.scenarios.lines import BadLine
 
 if TYPE_CHECKING:

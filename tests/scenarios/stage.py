@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from borrower.machine.agent import FromNode, NodeLost, NodesKnown
-from leader.node_events import Begin, Heard, Request, RevokeWanted, Shutdown
-from leader.settings import LeaderSettings
-from protocol.messages import ToBorrower, ToLeader
-from storage.groups.memory import MemoryGroups
-from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import LendingStatus
-from storage.groups.rules import Row
+from sublet_borrower.machine.agent import FromNode, NodeLost, NodesKnown
+from sublet_leader.node.events import Begin, Heard, Request, RevokeWanted, Shutdown
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_storage.groups.model.records import LendingStatus
+from sublet_storage.groups.model.transitions import Row
 from tests.scenarios.lines import PINGS, BadLine, Lines, Message
 from tests.scenarios.processes import SUBSCRIPTION, AgentProcess, NodeProcess, Process
+from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.groups import MemoryGroups
 
 EPOCH_US = 1_700_000_000_000_000
 ENDLESS = 10_000

@@ -2,10 +2,10 @@
 
 **One seed is one run.** Three nodes, some processes with subscriptions, one to three groups and the in-memory twin of
 the group tables live in virtual time, some hundred times faster than the real one. Everything random comes from one
-generator, so a seed that fails fails again, line by line. All machines (`leader.node_machine.Node`,
-`borrower.machine.agent.Agent`) and all rules of the rows (`storage.groups.rules`) are the product's own; what is
-simulated is what lies between them and under them. gRPC, Postgres and Spark are not here: `tests/integration` has
-them.
+generator, so a seed that fails fails again, line by line. All machines (`sublet_leader.node.machine.Node`,
+`sublet_borrower.machine.agent.Agent`) and all rules of the rows (`sublet_storage.groups.model.transitions`) are the
+product's own; what is simulated is what lies between them and under them. gRPC, Postgres and Spark are not here:
+`tests/integration` has them.
 
 **First the safety phase** (`troubles`): messages are lost, late, repeated and out of order (`network`); processes
 are parted, one way or both; each has a clock that runs up to 8 % too fast or too slow and begins anywhere

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from borrower.machine.agent import (
+from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
     Closed,
@@ -18,10 +18,10 @@ from borrower.machine.agent import (
     Told,
     Unsubscribe,
 )
-from borrower.machine.events import Progressed
-from borrower.settings import BorrowerSettings
-from protocol.messages import EndReason, PingResponse, ProgressSaved, RevokeFinished, ToBorrower
-from protocol.words import Subscription
+from sublet_borrower.machine.events import Progressed
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.messages import EndReason, PingResponse, ProgressSaved, RevokeFinished, ToBorrower
 from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query
 from tests.simulation.sessions import CountedWork, Session

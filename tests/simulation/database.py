@@ -7,14 +7,13 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from leader.node_events import NodeEvent, Request
-from leader.requests import execute, failed
-from protocol.epochs import ConsumedFrontier
-from protocol.words import Start, Subscription
-from storage.groups.copies import Place, Progress
-from storage.groups.memory import MemoryGroups, _Life
-from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import (
+from sublet_leader.node.events import NodeEvent, Request
+from sublet_leader.node.requests import execute, failed
+from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.groups.admin.progress_transfer import Place, Progress
+from sublet_storage.groups.model.options import DEFAULTS
+from sublet_storage.groups.model.records import (
     Claim,
     Group,
     GroupOptions,
@@ -22,12 +21,13 @@ from storage.groups.model import (
     GroupWrites,
     HistoryRecord,
     LendingStatus,
-    NodeRef,
     Seize,
 )
-from storage.groups.options import DEFAULTS
-from storage.groups.rules import Row, judge, reset
+from sublet_storage.groups.model.transitions import Row, judge, reset
+from sublet_storage.nodes import NodeRef
 from tests.simulation.world import World
+from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.groups import MemoryGroups, _Life
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
@@ -140,8 +140,8 @@ class WatchedGroups(MemoryGroups):
 
     def reset(self, group_id: int, moves: Mapping[int, int], target: str, force: bool) -> bool:
         """Set these streams to these positions, take back what follows on one that is unfinished again, and end the
-        term of whoever leads; False where some of these are lent. As `storage.groups.resets.carry_out`, whose rule for
-        a row it asks."""
+        term of whoever leads; False where some of these are lent. As
+        `sublet_storage.groups.admin.reset_plan.carry_out`, whose rule for a row it asks."""
         life, now = self._lives[group_id], self._clock()
         leader = self._leaderships.get(group_id)
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
@@ -174,14 +174,15 @@ class WatchedGroups(MemoryGroups):
         rows[stream_id] = replace(rows[stream_id], position=position, lost_position=None)
 
     def export(self, group_id: int) -> Progress:
-        """Where the group is, as `storage.groups.copies.take` says it."""
+        """Where the group is, as `sublet_storage.groups.admin.progress_transfer.take` says it."""
         life = self._lives[group_id]
         places = [Place(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
         frontiers = tuple(life.frontiers.items())
         return Progress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
 
     def begin_with(self, before: Group, progress: Progress) -> Group:
-        """A new group that goes on from where that one was, as `storage.groups.copies.begin` makes it."""
+        """A new group that goes on from where that one was, as `sublet_storage.groups.admin.progress_transfer.begin`
+        makes it."""
         group = Group(len(self._lives) + 1, before.subscription, before.options)
         life = _Life(group, progress.after_generation)
         for place in progress.settled.places:
@@ -297,5 +298,5 @@ def _copied(life: _Life) -> _Life:
 
 
 def _start_of(target: str) -> Start:
-    """For the epochs of a group that goes on from there, as `resets` has it."""
+    """For the epochs of a group that goes on from there, as `reset_plan` has it."""
     return Start.LATEST if target == "latest" else Start.EARLIEST

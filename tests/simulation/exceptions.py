@@ -7,7 +7,7 @@ a unit test instead, as has every pair of every table: `test_group_leader_table.
 
 from __future__ import annotations
 
-from leader import election
+from sublet_leader import election
 from tests.simulation.tally import Pair
 
 REASONS: dict[Pair, str] = {

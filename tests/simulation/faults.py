@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tools.mutations.entries import SIMULATED, Mutant, load, planted
 from tools.mutations.trial import Copy
+from tools.source_path import source_path
 
 _FOUND = re.compile(r"^SEED=(\d+): (.*)$", re.MULTILINE)
 
@@ -43,7 +44,7 @@ def _first(tree: Path, mutant: Mutant, seeds: int) -> str | None:
     source = file.read_text(encoding="utf-8")
     file.write_text(planted(mutant, source), encoding="utf-8")
     command = ["-m", "tests.simulation", "--start", "0", "--seeds", str(seeds), "--processes", "1", "--first"]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": source_path(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
             [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False

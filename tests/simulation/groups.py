@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from protocol.words import Start, Subscription
-from storage.groups.model import Group, GroupOptions, WhenGone
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.groups.model.records import Group, GroupOptions, WhenGone
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

@@ -10,8 +10,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from storage.compaction import Row, pieces, runs
-from storage.whole_epochs import Mark
+from sublet_storage.readers.epoch_steps import Mark
+from sublet_storage.spaces.compaction import Row, pieces, runs
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

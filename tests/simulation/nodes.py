@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from leader.node_events import Begin, Heard, NodeEvent, Ordered, RevokeWanted, Shutdown, StreamsChanged, Tick
-from leader.node_machine import Node
-from leader.settings import LeaderSettings
-from protocol.messages import ToLeader
-from storage.groups.model import NodeRef
+from sublet_leader.node.events import Begin, Heard, NodeEvent, Ordered, RevokeWanted, Shutdown, StreamsChanged, Tick
+from sublet_leader.node.machine import Node
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.messages.messages import ToLeader
+from sublet_storage.nodes import NodeRef
 from tests.simulation.database import Way
 from tests.simulation.process import Process
 

@@ -12,8 +12,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from storage.groups.model import Group, LendingStatus
-from storage.groups.orders import Pause, Resume
+from sublet_storage.groups.model.desired_state import Pause, Resume
+from sublet_storage.groups.model.records import Group, LendingStatus
 from tests.simulation.network import BOTH_WAYS
 
 if TYPE_CHECKING:

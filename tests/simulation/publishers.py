@@ -8,8 +8,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from protocol.epochs import Epoch, LowerFrontier, UpperFrontier
-from storage.block import Epochs
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_storage.log.block import Epochs
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

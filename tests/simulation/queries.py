@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from borrower.machine.events import Install, Progressed, Remove, Saved, Stop, Tell
-from borrower.planning import Planning
-from borrower.plans import Begun, Fate, Lent, Planned, fate
-from protocol.messages import RevokedReason
-from storage.fence import LastPlan
-from storage.groups.model import LendingStatus
+from sublet_borrower.machine.events import Install, Progressed, Remove, Saved, Stop, Tell
+from sublet_borrower.planner.micro_batch import Begun, Fate, Lent, Planned, fate
+from sublet_borrower.planner.plan_ledger import Planning
+from sublet_protocol.messages.messages import RevokedReason
+from sublet_storage.groups.fencing import LastPlan
+from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
 from tests.simulation.work import Work
 

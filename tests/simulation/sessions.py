@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from borrower.machine.events import Announced, Install, Remove, Saved, Stop, Tell
-from protocol.messages import Grant, RevokedReason
+from sublet_borrower.machine.events import Announced, Install, Remove, Saved, Stop, Tell
+from sublet_protocol.messages.messages import Grant, RevokedReason
 from tests.simulation.whole import WholeReading, WholeWork
 from tests.simulation.work import Work
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest import mock
 
-from borrower.settings import BorrowerSettings
-from leader.settings import LeaderSettings
-from storage.groups.memory_streams import MemoryStreams
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.settings import LeaderSettings
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.database import WatchedGroups
@@ -25,6 +24,7 @@ from tests.simulation.transactions import UsersDatabase
 from tests.simulation.troubles import Troubles
 from tests.simulation.turnover import Turnover
 from tests.simulation.world import Weather, World
+from tests.support.memory_store.catalogue import MemoryStreams
 
 SAFETY_S = 48.0
 LIVENESS_S = 150.0
@@ -115,7 +115,7 @@ class Simulation:
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
-    @mock.patch("storage.groups.rules.LOSSES_BEFORE_BLOCKED", LOSSES_HERE)
+    @mock.patch("sublet_storage.groups.model.transitions.LOSSES_BEFORE_BLOCKED", LOSSES_HERE)
     def run(self) -> None:
         """Safety phase, then liveness phase, then the final checks."""
         with self.users.in_place():

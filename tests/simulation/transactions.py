@@ -1,9 +1,10 @@
 """Users who write their output and their progress in one transaction, on a database that does not always answer.
 
-What decides is the product's own: `borrower.session.Session.transaction`, `borrower.transaction.Transactions`,
-`borrower.batch.Batch` and `borrower.lent.Lent`. The connection is told here: it does what the database's functions do
-to the rows of the twin, and a commit may be refused, lost, or done without an answer. Then the user tries again, with
-the same batches, with more, with fewer or with others, as he likes.
+What decides is the product's own: `sublet_borrower.consumer.session.Session.transaction`,
+`sublet_borrower.consumer.transaction.Transactions`, `sublet_borrower.streams.batch.Batch` and
+`sublet_borrower.streams.granted_stream.Lent`. The connection is told here: it does what the database's functions do to
+the rows of the twin, and a commit may be refused, lost, or done without an answer. Then the user tries again, with the
+same batches, with more, with fewer or with others, as he likes.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ import psycopg
 import pyarrow as pa
 from psycopg.pq import TransactionStatus
 
-import borrower.session
-from borrower.batch import Batch
-from borrower.lent import Lent
-from borrower.machine.events import Install, Remove, Stop, Tell
-from borrower.transaction import Transactions
-from protocol.errors import DatabaseUnreachable, GrantLost, UsageError
-from protocol.messages import Grant, RevokedReason
-from protocol.words import Filter
-from storage.connect import UnknownOutcome
-from storage.groups.model import LendingStatus
+import sublet_borrower.consumer.session
+from sublet_borrower.consumer.transaction import Transactions
+from sublet_borrower.machine.events import Install, Remove, Stop, Tell
+from sublet_borrower.streams.batch import Batch
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
 from tests.simulation.work import Work
 
@@ -92,7 +92,7 @@ class UsersDatabase:
 
     def in_place(self) -> Any:
         """A context in which the product's transactions are on it."""
-        return mock.patch("borrower.transaction.connect", self.connect)
+        return mock.patch("sublet_borrower.consumer.transaction.connect", self.connect)
 
     def connect(self, *_: object, **__: object) -> _Connection:
         """A new connection, if it is to be had."""
@@ -212,7 +212,7 @@ class _Connection:
         raise psycopg.OperationalError("the connection is lost")
 
 
-class _Shell(borrower.session.Session):
+class _Shell(sublet_borrower.consumer.session.Session):
     """A session's part in transactions without the rest of it."""
 
     def __init__(self, group_id: int, acknowledged: Callable[[Lent, int], None]) -> None:

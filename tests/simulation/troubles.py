@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from leader.node_events import Commit
-from protocol.words import Subscription
-from storage.groups.model import Grant, GroupWrites, LendingStatus, Seize, Verdict
-from storage.groups.rules import Row
+from sublet_leader.node.events import Commit
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.records import Grant, GroupWrites, LendingStatus, Seize, Verdict
+from sublet_storage.groups.model.transitions import Row
 from tests.simulation.database import Fate
 from tests.simulation.network import BOTH_WAYS
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from borrower.whole import Piece, WholeLent
-from protocol.epochs import ConsumedFrontier, GroupFrontier
-from protocol.messages import Grant
-from protocol.words import Filter
-from storage.log import Page
-from storage.whole_epochs import WholeEpochs
+from sublet_borrower.streams.atomic_stream import Piece, WholeLent
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.messages import Grant
+from sublet_storage.log.log import Page
+from sublet_storage.readers.epoch_steps import WholeEpochs
 from tests.simulation.work import Work
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from borrower.spark.java import java_home
+from sublet.demo.java import java_home
 from tests.kit import eventually
 from tests.spark.session import CACHE, QUICK_JAVA
 

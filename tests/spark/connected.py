@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from borrower.settings import BorrowerSettings
 from sublet.spark import Guard, consume
+from sublet_borrower.settings import BorrowerSettings
 from tests.kit import eventually
 from tests.spark.session import spark_session
 from tests.spark.stage import SPEED, WAIT_S

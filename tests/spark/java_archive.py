@@ -10,7 +10,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
-from borrower.spark.java import java_home
+from sublet.demo.java import java_home
 
 PROGRAM = """
 import os

@@ -16,7 +16,14 @@ from tests.kit_nodes import ROOT
 LEFT_OUT = {"pyspark", "py4j", "sublet"}
 """Spark brings its own, and of ours the test sends the code apart."""
 SPARED = {"__pycache__", "include", "tests"}
-PACKAGES = ("borrower", "leader", "protocol", "pyspark_sublet", "storage", "sublet")
+PACKAGES = (
+    "borrower/pyspark_sublet",
+    "borrower/sublet_borrower",
+    "leader/sublet_leader",
+    "protocol/sublet_protocol",
+    "storage/sublet_storage",
+    "sublet",
+)
 
 
 def pack_environment(target: Path) -> None:
@@ -44,7 +51,7 @@ def zip_code(target: Path) -> None:
         for package in PACKAGES:
             for file in sorted((ROOT / package).rglob("*")):
                 if file.is_file() and "__pycache__" not in file.parts:
-                    archive.write(file, file.relative_to(ROOT))
+                    archive.write(file, file.relative_to((ROOT / package).parent))
 
 
 def _needed(name: str, extras: set[str]) -> set[str]:

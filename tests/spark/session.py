@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from borrower.spark.java import java_home
+from sublet.demo.java import java_home
+from tools.source_path import source_path
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache"
@@ -36,7 +37,7 @@ SETTINGS = {
 def quick_path(place: Path) -> str:
     """A PYTHONPATH for Spark's workers, with a `sitecustomize` that is written to the directory `place`."""
     (place / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
-    return os.pathsep.join((str(place), str(ROOT)))
+    return os.pathsep.join((str(place), source_path(ROOT)))
 
 
 def spark_session(master: str, settings: Mapping[str, str] | None = None, *, remote: bool = False) -> Any:

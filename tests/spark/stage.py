@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol.words import Subscription
-from storage.connect import connect
-from storage.groups.model import HistoryRecord
-from storage.groups.postgres import PostgresGroups
-from storage.publish import Publisher
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import HistoryRecord
+from sublet_storage.producer import Publisher
 from tests.deliveries import Verdict, judge
 from tests.kit import eventually
 from tests.kit_nodes import Delivered, Fleet

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from borrower.settings import BorrowerSettings
-from borrower.spark.executors import Consumption, consume
-from leader.settings import LeaderSettings
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.job.executors import Consumption, consume
+from sublet_leader.settings import LeaderSettings
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.spark.cluster import a_cluster

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from storage.payloads.tiering import tier_space
-from storage.publish import Publisher
-from storage.spaces import alter_space, reshard
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import alter_space, reshard
+from sublet_storage.spaces.tiering import tier_space
 from tests.spark.stage import Stage
 
 pytestmark = pytest.mark.spark

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from borrower.spark.java import java_home
-from storage.publish import Publisher
+from sublet.demo.java import java_home
+from sublet_storage.producer import Publisher
 from tests import kit_nodes
 from tests.kit import eventually
 from tests.readme import environment, programs

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from borrower.settings import BorrowerSettings
-from borrower.spark.executors import Consumption, consume
-from protocol.words import Start, Subscription
-from storage.groups.model import CONSUMED, GroupOptions
-from storage.publish import Publisher
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.job.executors import Consumption, consume
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.groups.model.records import CONSUMED, GroupOptions
+from sublet_storage.producer import Publisher
 from tests.kit import eventually
 from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
 from tests.spark.work import Recorder

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from borrower.settings import BorrowerSettings
-from borrower.spark.checks import SparkSettingsWarning
-from borrower.spark.executors import Consumption, consume
-from leader.settings import LeaderSettings
-from protocol.errors import InvalidSetting, Unavailable, UserFunctionFailed
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning
+from sublet_borrower.spark.job.executors import Consumption, consume
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.errors import InvalidSetting, Unavailable, UserFunctionFailed
 from tests.kit import eventually
 from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
 from tests.spark.work import AttemptRecord, Recorder

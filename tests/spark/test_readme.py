@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from borrower.spark.java import java_home
-from storage.publish import Publisher
+from sublet.demo.java import java_home
+from sublet_storage.producer import Publisher
 from tests import kit_nodes
 from tests.readme import environment, programs
 from tests.spark.session import CACHE, QUICK_JAVA, quick_path

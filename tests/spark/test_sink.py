@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from storage.connect import connect
+from sublet_storage.db.connect import connect
 from tests.integration.sink_kit import left_staged, stored
 from tests.kit import eventually
 from tests.kit_nodes import Process

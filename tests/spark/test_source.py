@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from protocol.words import Start, Subscription
-from storage.block import pack
-from storage.groups.model import GroupOptions, OnPoison
-from storage.log import Append, append
-from storage.publish import Publisher
-from storage.spaces import create_space
 from sublet.spark import Guard
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_storage.groups.model.records import GroupOptions, OnPoison
+from sublet_storage.log.block import pack
+from sublet_storage.log.log import Append, append
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import create_space
 from tests.integration.log_kit import batch as batch_of
 from tests.kit import eventually
 from tests.kit_nodes import Process

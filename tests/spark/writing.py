@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from storage.connect import connect
+from sublet_storage.db.connect import connect
 from tests.kit import eventually
 from tests.spark.query import say, stay, victims
 from tests.spark.session import spark_session

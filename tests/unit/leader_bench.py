@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, Tick
-from leader.group.machine import GroupLeader
-from leader.group.slots import Assignment
-from leader.settings import LeaderSettings
-from protocol.messages import (
+from sublet_leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, Tick
+from sublet_leader.group.machine import GroupLeader
+from sublet_leader.group.stream_table import Assignment
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.messages import (
     Disconnect,
     Held,
     LeaderWanted,
@@ -19,11 +20,11 @@ from protocol.messages import (
     ToLeader,
     UpdateProgress,
 )
-from protocol.words import Subscription
-from storage.groups.memory import MemoryGroups
-from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import Entry, GroupOptions, GroupWrites, HistoryRecord, LendingStatus, NodeRef, Start
-from storage.groups.rules import Row
+from sublet_storage.groups.model.records import Entry, GroupOptions, GroupWrites, HistoryRecord, LendingStatus, Start
+from sublet_storage.groups.model.transitions import Row
+from sublet_storage.nodes import NodeRef
+from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.groups import MemoryGroups
 
 EPOCH_US = 1_700_000_000_000_000
 SUBSCRIPTION = Subscription.parse("$share/bench/#")

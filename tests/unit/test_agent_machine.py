@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from borrower.machine.agent import (
+from sublet_borrower.machine.agent import (
     SUSPECT_S,
     Agent,
     AgentEvent,
@@ -19,10 +19,10 @@ from borrower.machine.agent import (
     Told,
     Unsubscribe,
 )
-from borrower.machine.events import Install, Progressed, Remove, Stop
-from borrower.machine.table import Status
-from borrower.settings import BorrowerSettings
-from protocol.messages import (
+from sublet_borrower.machine.events import Install, Progressed, Remove, Stop
+from sublet_borrower.machine.table import Status
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.messages.messages import (
     Disconnect,
     EndReason,
     Grant,

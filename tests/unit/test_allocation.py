@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from leader.allocation import EvenStrategy, Plan, Situation, shares
-from protocol.errors import UsageError
+from sublet_leader.allocation import EvenStrategy, Plan, Situation, shares
+from sublet_protocol.domain.errors import UsageError
 from tests.property.sharing import allocate
 
 EVEN = {"a": 1.0, "b": 1.0}

@@ -10,7 +10,7 @@ from bench._footprint import footprint
 from bench._report import SECTIONS, Beside, page, quantile, significant, table
 from bench.handover import Move, moves_of
 from bench.takeover import Kill, longest_pause
-from storage.groups.model import HistoryRecord
+from sublet_storage.groups.model.records import HistoryRecord
 from tests.kit_nodes import Delivered
 
 

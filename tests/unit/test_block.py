@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from protocol.errors import InvalidSetting, PoisonBlock
-from protocol.words import Filter
-from storage.block import (
+from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.block import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
     decode,
@@ -21,7 +21,7 @@ from storage.block import (
     pack,
     topics_index,
 )
-from storage.layout import BLOCK_SCHEMA
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
 
 
 def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
@@ -170,7 +170,7 @@ def test_what_cannot_be_decoded_is_named_by_its_stream_and_offsets(
 @pytest.mark.conforms("W10")
 def test_what_grows_beyond_the_limit_is_refused_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, zeros = batch(["a" * 100] * 300), batch([f"t{n}" for n in range(300)], value=[bytes(1000)] * 300)
-    monkeypatch.setattr("storage.block.MAX_DECODED_BYTES", 20_000)
+    monkeypatch.setattr("sublet_storage.log.block.MAX_DECODED_BYTES", 20_000)
     for given, said in ((runs, "column topic expands to 30000"), (zeros, "decompresses to 3")):
         codec, payload = encode(given, "zstd")
         assert payload.size < 20_000

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from borrower.machine.borrower import Borrower, Wants
-from borrower.machine.events import (
+from sublet_borrower.machine.borrower import Borrower, Wants
+from sublet_borrower.machine.events import (
     Event,
     FromLeader,
     Install,
@@ -23,10 +23,10 @@ from borrower.machine.events import (
     Tick,
     Unsubscribe,
 )
-from borrower.machine.table import MOVES, TABLE, Action, Kind, Status, StreamStatus
-from borrower.settings import BorrowerSettings
-from protocol.in_doubt import InDoubt
-from protocol.messages import (
+from sublet_borrower.machine.table import MOVES, TABLE, Action, Kind, Status, StreamStatus
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.messages.messages import (
     Disconnect,
     EndReason,
     Grant,

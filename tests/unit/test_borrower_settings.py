@@ -6,9 +6,9 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from borrower.settings import BorrowerSettings
-from leader.settings import LeaderSettings
-from protocol.errors import InvalidSetting
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.errors import InvalidSetting
 
 NAMES = [field.name for field in fields(BorrowerSettings)]
 

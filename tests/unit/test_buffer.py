@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import SubletError
-from protocol.words import Filter
-from storage.publish import buffer as module
-from storage.publish.buffer import Buffer, Limits
-from storage.publish.pieces import Load
-from storage.publish.routes import Routes
-from storage.routing import Space, StreamInfo, ranges
+from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.producer import buffer as module
+from sublet_storage.producer.batches.pending_blocks import Load
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.producer.buffer import Buffer, Limits
+from sublet_storage.spaces.routing import Space, StreamInfo, ranges
 
 ONE_MESSAGE = Limits(block_messages=1, block_bytes=1 << 20, blocks_per_commit=1, buffered_bytes=1 << 20, linger_s=0.0)
 

@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from protocol.errors import SubletError, UsageError
-from sublet.cli.command import PlainFormatter
-from sublet.cli.output import Output
+from sublet.cli.base.command import PlainFormatter
+from sublet.cli.base.output import Output
+from sublet_protocol.domain.errors import SubletError, UsageError
 
 COLUMNS = ("STREAM>", "POSITION>", "AT", "OWNER", "REASON")
 ROW = (123456, 9876543210, "2026-11-22T21:50:03.818407Z", "host:7791:95479c576de2", "the session has left, and is back")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sublet.cli.command import Terminated, held_back
+from sublet.cli.base.command import Terminated, held_back
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

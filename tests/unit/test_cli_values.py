@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from protocol.errors import UsageError
-from storage.block import DELIVERED_SCHEMA
-from sublet.cli.group_names import as_stored
-from sublet.cli.output import printable
-from sublet.cli.records import Records
-from sublet.cli.values import begin, fine_seconds, json_file, lines, messages, moment, seconds, whole
+from sublet.cli.base.output import printable
+from sublet.cli.base.values import begin, fine_seconds, json_file, lines, messages, moment, seconds, whole
+from sublet.cli.groups.names import as_stored
+from sublet.cli.messages.input_records import Records
+from sublet_protocol.domain.errors import UsageError
+from sublet_storage.log.block import DELIVERED_SCHEMA
 
 
 def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:

@@ -1,11 +1,11 @@
-"""What `storage.connect` does without a server: passwords stay out of messages, malformed input is named."""
+"""What `sublet_storage.db.connect` does without a server: passwords stay out of messages, malformed input is named."""
 
 from __future__ import annotations
 
 import pytest
 
-from protocol.errors import DatabaseUnreachable, InvalidSetting
-from storage.connect import connect, database_url, redact, schema_name
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting
+from sublet_storage.db.connect import connect, database_url, redact, schema_name
 
 SECRET = "s3cr-et"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from borrower.spark import checks
-from borrower.spark.executors import Consumption
-from protocol.errors import Unavailable
+from sublet_borrower.spark.job import cluster_checks
+from sublet_borrower.spark.job.executors import Consumption
+from sublet_protocol.domain.errors import Unavailable
 
 
 class Spark:
@@ -38,7 +38,7 @@ def test_whoever_waits_hears_of_the_end_though_what_served_the_job_does_not_end_
     def refuse() -> None:
         raise TimeoutError("it does not answer")
 
-    monkeypatch.setattr(checks, "context", lambda spark: None)
+    monkeypatch.setattr(cluster_checks, "context", lambda spark: None)
     consumption, resources = Consumption(Spark(failure), 2), contextlib.ExitStack()
     resources.callback(refuse)
     consumption._start(SimpleNamespace(name="a", subscription="b"), resources)  # type: ignore[arg-type]

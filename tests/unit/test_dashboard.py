@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from leader.http.counted import kind_of
-from leader.http.families import FAMILIES
+from sublet_leader.observe.event_counters import kind_of
+from sublet_leader.observe.metric_definitions import FAMILIES
 from tools import metrics_doc
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "sublet.json"

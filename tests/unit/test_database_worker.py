@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from leader.database_worker import DatabaseWorker
-from leader.node_events import Claimed, ClaimLeadership, NodeEvent, Renewed, RenewLeaderships
-from leader.settings import LeaderSettings
-from storage.groups.model import NodeRef
-from storage.groups.postgres import PostgresGroups
-from storage.groups.quiet import Quiet
+from sublet_leader.node.database_worker import DatabaseWorker
+from sublet_leader.node.events import Claimed, ClaimLeadership, NodeEvent, Renewed, RenewLeaderships
+from sublet_leader.settings import LeaderSettings
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.nodes import NodeRef
+from sublet_storage.util.log_throttle import Quiet
 
 NOBODY = "postgresql://me@127.0.0.1:1/x"
 RENEW, CLAIM = RenewLeaderships({1: 1}, 0.0), ClaimLeadership(1, 0.0)
@@ -49,7 +49,7 @@ def away() -> Iterator[Away]:
 def test_a_database_that_is_away_is_told_once_in_a_while_for_each_kind_of_request(
     away: Away, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "leader.database_worker")
+    caplog.set_level(logging.WARNING, "sublet_leader.node.database_worker")
     answers = away.ask(*[RENEW] * 30, *[CLAIM] * 20)
     assert answers.count(Renewed(RENEW, None)) == 30
     assert sum(isinstance(answer, Claimed) and answer.claim is None for answer in answers) == 20

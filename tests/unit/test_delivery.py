@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage.publish.delivery import Span, Ticket
+from sublet_storage.producer.delivery import Span, Ticket
 
 
 class Turn:

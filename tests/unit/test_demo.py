@@ -16,13 +16,13 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from storage.groups.model import HistoryRecord
-from storage.groups.overview import Overview
-from sublet.demo import check, flights, stage
-from sublet.demo.check import Attempt, Findings, Kill, judge, read_attempts
-from sublet.demo.holdings import holdings
-from sublet.demo.show import Show
-from sublet.demo.story import Story
+from sublet.demo import delivery_check, flights, runner
+from sublet.demo.delivery_check import Attempt, Findings, Kill, judge, read_attempts
+from sublet.demo.display import Show
+from sublet.demo.holding_intervals import holdings
+from sublet.demo.takeover_report import Story
+from sublet_storage.groups.model.records import HistoryRecord
+from sublet_storage.groups.status.overview import Overview
 
 SOURCE = pa.table({"carrier": ["AA", "AA", "UA", "UA", "UA", "DL"], "distance": [10, 20, 30, 40, 50, 60]})
 HEADS = {1: 4, 2: 2}
@@ -108,15 +108,15 @@ def played(
     sight = SimpleNamespace(look=lambda: nothing, history=list)
     said = io.StringIO()
     processes = SimpleNamespace(start=lambda *_: SimpleNamespace(communicate=lambda timeout: None))
-    monkeypatch.setattr(stage, "Sight", lambda url: contextlib.nullcontext(sight))
+    monkeypatch.setattr(runner, "Sight", lambda url: contextlib.nullcontext(sight))
     monkeypatch.setattr(flights, "load", lambda: SOURCE)
-    monkeypatch.setattr(check, "read_attempts", lambda records: attempts)
+    monkeypatch.setattr(delivery_check, "read_attempts", lambda records: attempts)
     for name in ("_until", "_publish", "_watch"):
-        monkeypatch.setattr(stage._Stage, name, lambda *_: None)
+        monkeypatch.setattr(runner._Stage, name, lambda *_: None)
     with contextlib.redirect_stdout(said):
         kills = [Kill("worker", 0.4), Kill("leader", kill_at)]
         show, story = Show(), Story(lambda text: None)
-        play = stage._Stage("url", tmp_path, show, cast("Any", processes), story, kills=kills).play
+        play = runner._Stage("url", tmp_path, show, cast("Any", processes), story, kills=kills).play
         return play(as_json), said.getvalue()
 
 
@@ -155,10 +155,10 @@ def test_a_worker_and_the_leader_are_killed_in_the_middle_of_the_work(
     sight = SimpleNamespace(look=lambda: next(looks))
     killed: list[str] = []
     node = SimpleNamespace(kill=lambda: killed.append("n1"))
-    acting = stage._Stage("url", tmp_path, Show(), cast("Any", {"n1": node}), Story(lambda text: None))
-    monkeypatch.setattr(stage._Stage, "_until", lambda _, fact, what: any(fact() for _ in range(51)))
+    acting = runner._Stage("url", tmp_path, Show(), cast("Any", {"n1": node}), Story(lambda text: None))
+    monkeypatch.setattr(runner._Stage, "_until", lambda _, fact, what: any(fact() for _ in range(51)))
     with subprocess.Popen(["sleep", "60"]) as worker:
-        monkeypatch.setattr(stage, "process_of", lambda agent: worker.pid if agent == "h:1:x" else None)
+        monkeypatch.setattr(runner, "process_of", lambda agent: worker.pid if agent == "h:1:x" else None)
         acting._watch(cast("Any", sight), 100)
         assert worker.wait(10) == -9
     assert killed == ["n1"]

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ import yaml
 from kubernetes_validate import latest_version, validate
 from psycopg.conninfo import conninfo_to_dict
 
-from leader.node import SHUTDOWN_S
-from leader.settings import LeaderSettings
 from sublet.cli.app import app
+from sublet_leader.server import SHUTDOWN_S
+from sublet_leader.settings import LeaderSettings
 from tools.settings_doc import page
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +113,7 @@ def test_a_command_line_that_is_not_is_noticed() -> None:
 
 @pytest.mark.parametrize("path", [*FILES, *PAGES], ids=lambda path: path.name)
 def test_every_setting_exists(path: Path) -> None:
-    known = set(re.findall(r"SUBLET_[A-Z_]+", page() + (ROOT / "sublet" / "cli" / "leader.py").read_text()))
+    known = set(re.findall(r"SUBLET_[A-Z_]+", page() + (ROOT / "sublet" / "cli" / "server" / "leader.py").read_text()))
     assert set(re.findall(r"\bSUBLET_[A-Z_]+\b", path.read_text())) <= known
 
 
@@ -200,9 +201,8 @@ def test_the_image_is_built_of_what_is_there() -> None:
         copied.update(line.split()[:-1])
     assert copied == allowed
     assert all((ROOT / path).exists() for path in copied)
-    packages = re.search(r"^packages = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert packages is not None
-    assert set(re.findall(r'"(\w+)"', packages[1])) <= copied
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {path.partition("/")[0] for path in wheel["only-include"]} <= copied
 
 
 def test_java_is_installed_where_its_man_pages_have_a_folder() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leader.election import (
+from sublet_leader.election import (
     ClaimAnswered,
     Election,
     Event,
@@ -20,8 +20,9 @@ from leader.election import (
     UnwantAll,
     Want,
 )
-from leader.settings import LeaderSettings
-from storage.groups.model import Claim, NodeRef
+from sublet_leader.settings import LeaderSettings
+from sublet_storage.groups.model.records import Claim
+from sublet_storage.nodes import NodeRef
 
 ME = NodeRef("me", "me-1", "here:1")
 OTHER = NodeRef("other", "other-1", "there:1")

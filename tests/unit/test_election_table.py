@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from leader.election import (
+from sublet_leader.election import (
     TABLE,
     Action,
     ClaimAnswered,
@@ -22,9 +22,10 @@ from leader.election import (
     UnwantAll,
     Want,
 )
-from leader.election.machine import _Entry
-from leader.settings import LeaderSettings
-from storage.groups.model import Claim, NodeRef
+from sublet_leader.election.machine import _Entry
+from sublet_leader.settings import LeaderSettings
+from sublet_storage.groups.model.records import Claim
+from sublet_storage.nodes import NodeRef
 
 PAIRS = [(status, kind) for status, row in TABLE.items() for kind in row]
 NEVER = [(status, kind) for status in Status for kind in Kind if kind not in TABLE[status]]

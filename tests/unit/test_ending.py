@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from borrower.batch import Batch
-from borrower.runner import Policy
-from borrower.settings import BorrowerSettings
-from borrower.spark import task
-from borrower.spark.ending import Ending
+from sublet_borrower.consumer.runner import Policy
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.job import task
+from sublet_borrower.spark.job.shutdown_signals import Ending
+from sublet_borrower.streams.batch import Batch
 from tests.kit import eventually
 
 LONG_S = 10.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.epochs import LowerFrontier, UpperFrontier, at_or_before, check_epoch
-from protocol.errors import InvalidEpoch
+from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier, at_or_before, check_epoch
+from sublet_protocol.domain.errors import InvalidEpoch
 
 
 @pytest.mark.parametrize(

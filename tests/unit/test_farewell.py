@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from leader.farewell import ended
+from sublet_leader.shutdown import ended
 
 
 def test_what_ends_in_time_is_waited_for() -> None:

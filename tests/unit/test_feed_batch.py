@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from leader.feed_batch import read_batch
-from leader.feed_gate import Busy, Gate
-from protocol import sublet_pb2 as pb
-from protocol.codec import MalformedMessage
-from protocol.errors import InvalidTopic, ProtocolMismatch, SubletError, UsageError, ValueTooLarge
-from protocol.feed import (
+from sublet_leader.feed.admission import Busy, Gate
+from sublet_leader.feed.batch_decoder import read_batch
+from sublet_protocol.domain.errors import InvalidTopic, ProtocolMismatch, SubletError, UsageError, ValueTooLarge
+from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_MESSAGE_BYTES,
@@ -24,9 +24,9 @@ from protocol.feed import (
     decode_read,
     encode_publish,
 )
-from protocol.messages import PROTOCOL_VERSION
-from protocol.words import Bookmark
-from storage.layout import BLOCK_SCHEMA
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
 
 
 def record_batch(count: int = 3, **fields: Any) -> pa.RecordBatch:

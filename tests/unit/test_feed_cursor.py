@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from borrower.feed_cursor import Cursor, Taken
-from protocol.feed import Page
-from protocol.words import MAX_OFFSET, Bookmark
+from sublet_borrower.remote.cursor import Cursor, Taken
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
+from sublet_protocol.messages.feed import Page
 
 
 @pytest.fixture

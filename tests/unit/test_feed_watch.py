@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-import leader.feed_watch as watching
-from leader.feed_watch import Follower, Watch
-from protocol.errors import DatabaseUnreachable
-from storage.log import Head
+import sublet_leader.feed.head_poller as watching
+from sublet_leader.feed.head_poller import Follower, Watch
+from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_storage.log.log import Head
 
 
 class Ends:

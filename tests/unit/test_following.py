@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from borrower.machine.following import (
+from sublet_borrower.new_data.head_tracker import (
     AtEnd,
     FollowId,
     Following,

@@ -7,13 +7,13 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from protocol.words import Filter
-from storage.block import decode
-from storage.log import Append
-from storage.publish import gathering
-from storage.publish.gathering import BLOCK_BYTES, BLOCK_MESSAGES, Gathering
-from storage.publish.routes import Routes
-from storage.routing import Space, StreamInfo, ranges
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.block import decode
+from sublet_storage.log.log import Append
+from sublet_storage.producer.batches import block_builder
+from sublet_storage.producer.batches.block_builder import BLOCK_BYTES, BLOCK_MESSAGES, Gathering
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.spaces.routing import Space, StreamInfo, ranges
 from tests.integration.log_kit import batch
 
 COUNT = 20_000
@@ -73,7 +73,7 @@ def test_large_messages_make_small_blocks() -> None:
 
 
 def test_what_waits_is_bounded_over_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "WAITING_BYTES", 100_000)
+    monkeypatch.setattr(block_builder, "WAITING_BYTES", 100_000)
     full, rest = gathered(256, [1000] * 20, 50)
     assert sum(len(block.block.payload) for block in rest) < 150_000
     assert sum(block.block.count for block in full + rest) == 1000

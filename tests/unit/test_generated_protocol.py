@@ -10,15 +10,15 @@ from pathlib import Path
 
 from google.protobuf import descriptor_pb2
 
-from protocol import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_generated_code_describes_the_proto_file(tmp_path: Path) -> None:
     target = tmp_path / "set"
-    command = ["-m", "grpc_tools.protoc", f"--proto_path={ROOT}", f"--descriptor_set_out={target}"]
-    subprocess.run([sys.executable, *command, "protocol/sublet.proto"], check=True, timeout=60)
+    command = ["-m", "grpc_tools.protoc", f"--proto_path={ROOT / 'protocol'}", f"--descriptor_set_out={target}"]
+    subprocess.run([sys.executable, *command, "sublet_protocol/v1/sublet.proto"], check=True, timeout=60)
     (fresh,) = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file
     checked_in = descriptor_pb2.FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
     assert without_json_names(checked_in) == without_json_names(fresh), "run tools/generate_protocol.py"
@@ -30,7 +30,7 @@ def without_json_names(file: descriptor_pb2.FileDescriptorProto) -> list[str]:
 
 
 def test_the_generated_code_is_as_old_as_the_floors_we_state() -> None:
-    text = (ROOT / "protocol" / "sublet_pb2.py").read_text()
+    text = (ROOT / "protocol/sublet_protocol/v1/sublet_pb2.py").read_text()
     generated = re.search(r"Protobuf Python Version: (\d+)\.(\d+)", text)
     assert generated is not None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.in_doubt import InDoubt
-from protocol.messages import Grant, Invalidate, ProgressSaved, Revoke, StreamProgress, UpdateProgress
-from storage.groups.model import Advance, LendingStatus
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.messages.messages import Grant, Invalidate, ProgressSaved, Revoke, StreamProgress, UpdateProgress
+from sublet_storage.groups.model.records import Advance, LendingStatus
 from tests.unit.leader_bench import Bench
 
 HOLD_S = 60.0

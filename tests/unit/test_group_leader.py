@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from leader.group.events import StreamsChanged
-from protocol.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from protocol.messages import (
+from sublet_leader.group.events import StreamsChanged
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.messages.messages import (
     Disconnect,
     EndReason,
     Grant,
@@ -24,8 +24,8 @@ from protocol.messages import (
     StreamProgress,
     UpdateProgress,
 )
-from storage.groups.model import Advance, GroupOptions, LendingStatus, Release, Seize, Start, WhenGone
-from storage.groups.model import Grant as GrantEntry
+from sublet_storage.groups.model.records import Advance, GroupOptions, LendingStatus, Release, Seize, Start, WhenGone
+from sublet_storage.groups.model.records import Grant as GrantEntry
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench
 
 # --- joining and sharing ----------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from borrower.machine.borrower import Borrower, Wants
-from borrower.machine.events import FromLeader, Outcome, Tick
-from borrower.settings import BorrowerSettings
-from protocol.messages import (
+from sublet_borrower.machine.borrower import Borrower, Wants
+from sublet_borrower.machine.events import FromLeader, Outcome, Tick
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.messages.messages import (
     Disconnect,
     EndReason,
     Grant,
@@ -24,8 +24,8 @@ from protocol.messages import (
     StreamProgress,
     UpdateProgress,
 )
-from storage.groups.model import GroupOptions, LendingStatus, Start
-from storage.groups.rules import StreamFacts, reset
+from sublet_storage.groups.model.records import GroupOptions, LendingStatus, Start
+from sublet_storage.groups.model.transitions import StreamFacts, reset
 from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench
 
 NODE, OTHER = "n:1", "b/1"

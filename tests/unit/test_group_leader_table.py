@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from leader.group.assignments import Assignments
-from leader.group.slots import Assignment
-from leader.group.table import TABLE, Action, Kind, Status
-from protocol.messages import (
+from sublet_leader.group.assignments import Assignments
+from sublet_leader.group.stream_table import Assignment
+from sublet_leader.group.table import TABLE, Action, Kind, Status
+from sublet_protocol.messages.messages import (
     Grant,
     LeaderConnectResponse,
     ProgressSaved,
@@ -20,7 +20,7 @@ from protocol.messages import (
     ToBorrower,
     UpdateProgress,
 )
-from storage.groups.model import LendingStatus
+from sublet_storage.groups.model.records import LendingStatus
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench
 
 Pair = tuple[Status, Kind]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from leader.group.events import StreamsChanged
-from protocol.errors import UsageError
-from protocol.messages import Revoke
-from storage.groups.orders import NO_ORDERS, Order, Orders, Pause, Resume, Weigh
+from sublet_leader.group.events import StreamsChanged
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.messages.messages import Revoke
+from sublet_storage.groups.model.desired_state import NO_ORDERS, Order, Orders, Pause, Resume, Weigh
 from tests.unit.leader_bench import BORROWER, HEAD, SUBSCRIPTION, Bench
 
 OTHER = "b/1"

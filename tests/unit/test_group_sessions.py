@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 
-from leader.allocation import Load
-from leader.group.meter import HALF_LIFE_S, Meter
-from protocol.messages import EndReason, Grant, Invalidate, Revoke, Revoked, StreamProgress, UpdateProgress
-from storage.groups.model import GroupOptions, LendingStatus, Start
-from storage.groups.rules import Row
+from sublet_leader.allocation import Load
+from sublet_leader.group.throughput import HALF_LIFE_S, Meter
+from sublet_protocol.messages.messages import (
+    EndReason,
+    Grant,
+    Invalidate,
+    Revoke,
+    Revoked,
+    StreamProgress,
+    UpdateProgress,
+)
+from sublet_storage.groups.model.records import GroupOptions, LendingStatus, Start
+from sublet_storage.groups.model.transitions import Row
 from tests.unit.leader_bench import Bench
 
 EXPIRY_S = 60.0
@@ -175,7 +183,7 @@ def test_the_older_does_not_come_back_when_the_newer_has_left_and_others_have_it
 
 @pytest.mark.conforms("X4")
 def test_of_too_many_names_the_one_let_in_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leader.group.names.REMEMBERED", 2)
+    monkeypatch.setattr("sublet_leader.group.session_fencing.REMEMBERED", 2)
     bench = Bench()
     for name in ("one", "two", "one", "three"):
         bench.join(f"{name}/1", session=name, session_epoch=5)
@@ -247,7 +255,7 @@ def test_a_strategy_that_breaks_its_rules_is_replaced_and_told(monkeypatch: pyte
         def plan(self, situation: object) -> object:
             raise ZeroDivisionError("of the moon")
 
-    monkeypatch.setattr("leader.group.balance.find_strategy", lambda name: Broken())
+    monkeypatch.setattr("sublet_leader.group.rebalancer.find_strategy", lambda name: Broken())
     bench = Bench(2)
     bench.joined("a/1", "b/1")
     assert sorted(bench.holders().values(), key=str) == ["a/1", "b/1"]

@@ -7,12 +7,12 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from borrower.batch import Batch
-from borrower.handler import Handler
-from borrower.lent import Lent
-from borrower.machine.events import Install, Progressed, Remove, Stop
-from protocol.errors import PoisonBlock
-from protocol.messages import Grant, RevokedReason
+from sublet_borrower.machine.events import Install, Progressed, Remove, Stop
+from sublet_borrower.streams.assignment import Handler
+from sublet_borrower.streams.batch import Batch
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.messages.messages import Grant, RevokedReason
 
 FROM = 10
 

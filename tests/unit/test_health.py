@@ -5,14 +5,14 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from leader.health import STUCK_S, Check, State, judge
-from leader.node_events import Claimed, ClaimLeadership, Renewed, RenewLeaderships, Request
-from leader.settings import LeaderSettings
-from leader.vitals import Vitals
-from protocol.errors import DatabaseUnreachable
-from storage.connect import UnknownOutcome
-from storage.groups.channel import RolledBack
-from storage.groups.model import Claim, NodeRef
+from sublet_leader.node.events import Claimed, ClaimLeadership, Renewed, RenewLeaderships, Request
+from sublet_leader.observe.health import STUCK_S, Check, State, judge
+from sublet_leader.observe.health_signals import Vitals
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
+from sublet_storage.db.store_connection import RolledBack
+from sublet_storage.groups.model.records import Claim
+from sublet_storage.nodes import NodeRef
 
 SETTINGS = LeaderSettings()
 OURS, OTHERS = NodeRef("n1", "our life", "a:1"), NodeRef("n2", "another life", "a:2")

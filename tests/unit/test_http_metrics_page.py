@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from leader.http.metrics_page import FRESH_S, MetricsPage
-from leader.http.request import Request
+from sublet_leader.http.probes import FRESH_S, MetricsPage
+from sublet_leader.http.responses import Request
 
 
 def test_what_is_made_is_kept_for_a_second_and_not_for_every_version_that_was_ever_asked_for() -> None:

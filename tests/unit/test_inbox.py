@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from borrower.inbox import Inbox
-from borrower.machine.events import Saved
-from borrower.machine.following import FollowId, Pushed
+from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.machine.events import Saved
+from sublet_borrower.new_data.head_tracker import FollowId, Pushed
 
 
 def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from borrower.spark import java
-from borrower.spark.java import java_home
-from protocol.errors import Unavailable
+from sublet.demo import java
+from sublet.demo.java import java_home
+from sublet_protocol.domain.errors import Unavailable
 
 FAKE_JAVA = """#!/bin/sh
 echo "    java.home = {home}" >&2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from sublet.cli.logs import JsonFormatter
+from sublet.cli.base.json_logging import JsonFormatter
 
 
 def test_a_line_for_machines_moves_no_cursor_and_turns_nothing_around() -> None:

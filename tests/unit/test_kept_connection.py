@@ -10,9 +10,8 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from protocol.errors import DatabaseUnreachable, Gone
-from storage.connect import UnknownOutcome
-from storage.kept_connection import KeptConnection
+from sublet_protocol.domain.errors import DatabaseUnreachable, Gone, UnknownOutcome
+from sublet_storage.db.kept_connection import KeptConnection
 
 
 class Connection:

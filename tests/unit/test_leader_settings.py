@@ -9,9 +9,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from leader import settings as module
-from leader.settings import RULES, LeaderSettings
-from protocol.errors import InvalidSetting
+from sublet_leader import settings as module
+from sublet_leader.settings import RULES, LeaderSettings
+from sublet_protocol.domain.errors import InvalidSetting
 
 BREAKS: dict[str, dict[str, float]] = {
     "history_s must be at least 60 times lease_s": {"history_s": 599.0},

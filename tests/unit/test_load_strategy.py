@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from leader.allocation import Load, LoadStrategy, Plan, Situation
+from sublet_leader.allocation import Load, LoadStrategy, Plan, Situation
 
 PAIR = {"a": 1.0, "b": 1.0}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from borrower.machine.following import FollowId, Pushed
-from borrower.newsroom import Newsroom
-from protocol.events import StreamHead
+from sublet_borrower.new_data.head_subscriptions import Newsroom
+from sublet_borrower.new_data.head_tracker import FollowId, Pushed
+from sublet_protocol.messages.events import StreamHead
 
 
 class Desk:

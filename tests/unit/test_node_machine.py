@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import pytest
 
-from leader.node_events import (
+from sublet_leader.group.history import Happened
+from sublet_leader.node.events import (
     ClaimLeadership,
     Commit,
     Heard,
@@ -25,11 +26,11 @@ from leader.node_events import (
     Shutdown,
     Tick,
 )
-from leader.node_machine import Node
-from leader.requests import execute
-from leader.settings import LeaderSettings
-from leader.watching import Happened
-from protocol.messages import (
+from sublet_leader.node.machine import Node
+from sublet_leader.node.requests import execute
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.messages import (
     Disconnect,
     EndReason,
     Grant,
@@ -44,10 +45,10 @@ from protocol.messages import (
     ToLeader,
     UpdateProgress,
 )
-from protocol.words import Subscription
-from storage.groups.memory import MemoryGroups
-from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import NodeRef, Start
+from sublet_storage.groups.model.records import Start
+from sublet_storage.nodes import NodeRef
+from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.groups import MemoryGroups
 
 SUBSCRIPTION = "$share/g/#"
 SETTINGS = LeaderSettings()

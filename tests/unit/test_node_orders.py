@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from leader.node_events import Begin, ClaimLeadership, Look, Ordered, ReleaseLeaderships
-from protocol.messages import EndReason, Invalidate, LeaderConnectResponse
-from storage.groups.model import MAINTENANCE
+from sublet_leader.node.events import Begin, ClaimLeadership, Look, Ordered, ReleaseLeaderships
+from sublet_protocol.messages.messages import EndReason, Invalidate, LeaderConnectResponse
+from sublet_storage.groups.model.records import MAINTENANCE
 from tests.unit.test_node_machine import SETTINGS, Play
 
 pytestmark = pytest.mark.conforms("A6")

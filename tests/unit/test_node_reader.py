@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from borrower import node_reader as module
-from borrower.feed_calls import Again
-from borrower.lent import Lent
-from borrower.node_reader import NodeReader
-from protocol import sublet_pb2 as pb
-from protocol.errors import BeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
-from protocol.feed_lent import Found, encode_epoch, encode_found, encode_heads
-from protocol.words import Filter
-from storage.log import Page
+from sublet_borrower.fetch import nodes as module
+from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.remote.node_calls import Again
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.errors import BeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.feed_fetch import Found, encode_epoch, encode_found, encode_heads
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.log.log import Page
 
 
 class Calls:

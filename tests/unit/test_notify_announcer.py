@@ -6,9 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from storage.notify.announcer import Announcer, Event, Leave, Open, Status, Tell, Tick
-from storage.notify.codec import decode
-from storage.notify.model import (
+from sublet_storage.notify.changes import (
     Change,
     Envelope,
     Hello,
@@ -18,6 +16,8 @@ from storage.notify.model import (
     space_change,
     stream_change,
 )
+from sublet_storage.notify.codec import decode
+from sublet_storage.notify.publisher_machine import Announcer, Event, Leave, Open, Status, Tell, Tick
 
 SETTINGS = NotifySettings()
 

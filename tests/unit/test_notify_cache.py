@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage.notify.cache import Cache, Verdict
-from storage.notify.model import Change, Snapshot
+from sublet_storage.notify.change_cache import Cache, Verdict
+from sublet_storage.notify.changes import Change, Snapshot
 
 NOW = 0.0
 

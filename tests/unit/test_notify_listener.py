@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from storage.notify import listener as listener_module
-from storage.notify.catch_ups import CatchUp, Cause
-from storage.notify.listener import MOST_GAPS, Listener
-from storage.notify.listener_events import (
+from sublet_storage.notify import subscriber_machine as listener_module
+from sublet_storage.notify.catch_up_scheduler import CatchUp, Cause
+from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings, stream_change
+from sublet_storage.notify.subscriber_events import (
     Asked,
     CaughtUp,
     Connected,
@@ -22,7 +22,7 @@ from storage.notify.listener_events import (
     Started,
     Tick,
 )
-from storage.notify.model import Change, Envelope, Hello, NotifySettings, stream_change
+from sublet_storage.notify.subscriber_machine import MOST_GAPS, Listener
 
 SETTINGS = NotifySettings()
 WINDOW = SETTINGS.gap_window_s

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from storage.notify.codec import encode
-from storage.notify.model import Change, Envelope, Hello, group_change, stream_change
-from storage.notify.places import heads_of
-from storage.notify.postgres import as_payload
+from sublet_storage.notify.changes import Change, Envelope, Hello, group_change, stream_change
+from sublet_storage.notify.codec import encode
+from sublet_storage.notify.drivers.direct_listeners import heads_of
+from sublet_storage.notify.drivers.postgres import as_payload
 
 
 def said(channel: str, *changes: Change) -> bytes:

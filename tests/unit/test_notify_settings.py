@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import InvalidSetting
-from storage.notify.codec import LARGEST_MESSAGE, decode
-from storage.notify.model import (
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.notify.changes import (
     MalformedMessage,
     NotifySettings,
     group_change,
@@ -18,6 +17,7 @@ from storage.notify.model import (
     space_change,
     stream_change,
 )
+from sublet_storage.notify.codec import LARGEST_MESSAGE, decode
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import InvalidSetting
-from storage.payloads.place import located, named, parse
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.objects.location import located, named, parse
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from protocol import codec
-from protocol import sublet_pb2 as pb
-from protocol.codec import MalformedMessage
-from protocol.session import wire
-from protocol.session.values import Malformed, Subscribe
+from sublet_protocol.messages import codec
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.pubsub import wire
+from sublet_protocol.pubsub.model import Malformed, Subscribe
+from sublet_protocol.v1 import sublet_pb2 as pb
 
 WANTED = pb.LeaderWanted(
     borrower_id="b", agent="a", subscription="$share/g/a", weight=1.0, start="latest", session="s", predecessor="p"

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from borrower.machine.events import Install, Progressed, Remove, Saved, Stop
-from borrower.planner import shares
-from borrower.planning import Planning
-from borrower.plans import Lent, Planned
-from protocol.epochs import ConsumedFrontier, LowerFrontier
-from protocol.in_doubt import InDoubt
-from protocol.messages import Grant, RevokedReason
+from sublet_borrower.machine.events import Install, Progressed, Remove, Saved, Stop
+from sublet_borrower.planner.micro_batch import Lent, Planned
+from sublet_borrower.planner.micro_batch_planner import shares
+from sublet_borrower.planner.plan_ledger import Planning
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.messages.messages import Grant, RevokedReason
 
 HOLD_S = 60.0
 

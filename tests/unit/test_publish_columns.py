@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.errors import InvalidTopic, UsageError
-from storage.layout import BLOCK_SCHEMA
-from storage.publish.columns import as_bytes, as_headers, as_timestamp_us, normalise, size_of
+from sublet_protocol.domain.errors import InvalidTopic, UsageError
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.producer.batches.columns import as_bytes, as_headers, as_timestamp_us, normalise, size_of
 from tests.kit import same_name
 
 WEST = timezone(timedelta(hours=-12))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol.errors import InvalidSetting
-from storage.publish import Publisher
-from storage.publish.settings import duration, producer_name, whole
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.producer import Publisher
+from sublet_storage.producer.arguments import duration, producer_name, whole
 
 WHOLE = ["block_messages", "block_bytes", "blocks_per_commit", "max_buffered_bytes", "max_message_bytes"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from storage.groups import quiet
-from storage.groups.quiet import CAUSES, LONGEST, Quiet, cause
+from sublet_storage.util import log_throttle
+from sublet_storage.util.log_throttle import CAUSES, LONGEST, Quiet, cause
 
 
 class Clock:
@@ -41,10 +41,10 @@ def test_subjects_are_told_apart() -> None:
 
 def test_only_so_many_subjects_are_remembered() -> None:
     asked = Quiet(10.0, Clock())
-    for number in range(quiet.REMEMBERED + 5):
+    for number in range(log_throttle.REMEMBERED + 5):
         assert asked.ask(number) == 0
-    assert len(asked._told) == quiet.REMEMBERED
-    assert asked.ask(quiet.REMEMBERED) is None
+    assert len(asked._told) == log_throttle.REMEMBERED
+    assert asked.ask(log_throttle.REMEMBERED) is None
     assert asked.ask(0) == 0, "forgotten"
 
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 
-from borrower import reader as module
-from borrower.handler import Handler
-from borrower.lent import Lent
-from borrower.machine.events import Install, Progressed, Remove
-from borrower.reader import Reader
-from protocol.errors import DatabaseUnreachable, Gone
-from protocol.messages import Grant, RevokedReason
-from protocol.words import Filter
-from storage.kept_connection import LONGEST_PAUSE_S
-from storage.log import Head, Page
+from sublet_borrower.fetch import database as module
+from sublet_borrower.fetch.database import Reader
+from sublet_borrower.machine.events import Install, Progressed, Remove
+from sublet_borrower.streams.assignment import Handler
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.errors import DatabaseUnreachable, Gone
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_storage.db.kept_connection import LONGEST_PAUSE_S
+from sublet_storage.log.log import Head, Page
 
 
 class Connection:
@@ -35,7 +35,7 @@ class Connection:
 
 
 class Log:
-    """In the place of `storage.log`: what is asked is remembered, and answered by a script."""
+    """In the place of `sublet_storage.log.log`: what is asked is remembered, and answered by a script."""
 
     def __init__(self) -> None:
         self.script: list[Page | Exception | dict[int, Head]] = []
@@ -200,7 +200,7 @@ def test_a_database_that_is_away_is_said_once_tried_with_pauses_and_read_on_when
 ) -> None:
     caplog.set_level("INFO")
     now = 0.0
-    monkeypatch.setattr("storage.retry.time.monotonic", lambda: now)
+    monkeypatch.setattr("sublet_storage.util.retry.time.monotonic", lambda: now)
     reader, stream = Reader("url", 1, 30.0), lent(5)
     log.script = [error, error, error, page(5, 6), error]
     for _ in range(3):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage.groups.reasons import QUIET_S, RULES, ruled
-from storage.groups.standing import Frontier, GroupState, Parent, Reason, StreamState
+from sublet_storage.groups.status.diagnosis import QUIET_S, RULES, ruled
+from sublet_storage.groups.status.diagnosis_model import Frontier, GroupState, Parent, Reason, StreamState
 
 LED = GroupState(
     subscription="$share/billing/orders/#",

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from protocol.errors import InvalidSetting
-from protocol.words import Filter
-from storage.routing import (
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.spaces.routing import (
     RING,
     Filled,
     Ring,

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from borrower.batch import Batch
-from borrower.handler import Handler
-from borrower.lent import Lent
-from borrower.machine.events import Install, Progressed, Remove
-from borrower.runner import Policy, Summary, run
-from protocol.errors import DatabaseUnreachable, InvalidSetting, UserFunctionFailed
-from protocol.messages import Grant, RevokedReason
+from sublet_borrower.consumer.runner import Policy, Summary, run
+from sublet_borrower.machine.events import Install, Progressed, Remove
+from sublet_borrower.streams.assignment import Handler
+from sublet_borrower.streams.batch import Batch
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UserFunctionFailed
+from sublet_protocol.messages.messages import Grant, RevokedReason
 
 AT_ONCE = Policy(tries=3, pause_s=0.0, longest_pause_s=0.0)
 FIRST = 100

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.session.callbacks import Callbacks
-from protocol.session.steps import Lost, LostReason
-from protocol.session.values import Delivery, Gap
+from sublet_protocol.pubsub.callbacks import Callbacks
+from sublet_protocol.pubsub.model import Delivery, Gap
+from sublet_protocol.pubsub.subscriber_events import Lost, LostReason
 
 ALL, KEY = ("news", None), ("news", "k")
 

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.session.counters import PublisherCounters, SubscriberCounters
-from protocol.session.mailbox import MailboxLimits
-from protocol.session.publisher import PublisherSettings, SessionPublisher
-from protocol.session.steps import (
-    BatchAnswered,
-    BatchFailed,
-    LostReason,
-    PollAnswered,
-    SendBatch,
-    StartPoll,
-    Tick,
-)
-from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
-from protocol.session.values import (
+from sublet_protocol.pubsub.counters import PublisherCounters, SubscriberCounters
+from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.pubsub.model import (
     ChannelKind,
     CommandError,
     Delivery,
@@ -24,6 +13,17 @@ from protocol.session.values import (
     ReceivedCommand,
     Send,
     Subscribe,
+)
+from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
+from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import (
+    BatchAnswered,
+    BatchFailed,
+    LostReason,
+    PollAnswered,
+    SendBatch,
+    StartPoll,
+    Tick,
 )
 
 CHANNELS = {"news": ChannelKind.LOG}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from protocol import sublet_pb2 as pb
-from protocol.events import StreamHead
-from protocol.session import wire
-from protocol.session.values import Channel, Delivery
+from sublet_protocol.messages.events import StreamHead
+from sublet_protocol.pubsub import wire
+from sublet_protocol.pubsub.model import Channel, Delivery
+from sublet_protocol.v1 import sublet_pb2 as pb
 
 
 def test_a_head_survives_the_wire_and_takes_no_more_than_is_counted() -> None:

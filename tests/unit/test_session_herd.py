@@ -8,7 +8,9 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from protocol.session.steps import (
+from sublet_protocol.pubsub.model import Subscribe
+from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import (
     BatchAnswered,
     BatchFailed,
     Event,
@@ -18,8 +20,6 @@ from protocol.session.steps import (
     StartPoll,
     Tick,
 )
-from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
-from protocol.session.values import Subscribe
 
 AGENTS = 1_000
 SLICE_S = 0.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.session.answers import Subscribed
-from protocol.session.publisher import PublisherSettings, SessionPublisher
-from protocol.session.values import ChannelKind, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import ChannelKind, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
+from sublet_protocol.pubsub.publisher_replies import Subscribed
 
 CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
 

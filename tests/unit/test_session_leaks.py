@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.session.publisher import SessionPublisher
-from protocol.session.steps import BatchAnswered, PeerRefused
-from protocol.session.subscriber import SessionSubscriber
-from protocol.session.values import ChannelKind, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import ChannelKind, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.publisher import SessionPublisher
+from sublet_protocol.pubsub.subscriber import SessionSubscriber
+from sublet_protocol.pubsub.subscriber_events import BatchAnswered, PeerRefused
 
 CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.session.mailbox import Letter, Mailbox, MailboxLimits
-from protocol.session.values import Delivery, Gap
+from sublet_protocol.pubsub.mailbox import Letter, Mailbox, MailboxLimits
+from sublet_protocol.pubsub.model import Delivery, Gap
 
 
 def mailbox(**limits: int) -> Mailbox:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.session.answers import Hold, Messages, Received, Repeated, Unknown
-from protocol.session.mailbox import MailboxLimits
-from protocol.session.publisher import PublisherSettings, SessionPublisher
-from protocol.session.values import (
+from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.pubsub.model import (
     ChannelKind,
     Delivery,
     Gap,
@@ -17,6 +15,8 @@ from protocol.session.values import (
     Subscribe,
     Unsubscribe,
 )
+from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
+from sublet_protocol.pubsub.publisher_replies import Hold, Messages, Received, Repeated, Unknown
 
 CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
 INCARNATION = "node-1"

@@ -11,16 +11,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from borrower import session as module
-from borrower import ways
-from borrower.inbox import Inbox
-from borrower.lent import Lent
-from borrower.machine.agent import Closed
-from borrower.machine.events import Install, Progressed, Stop
-from borrower.session import Session
-from protocol.errors import BeyondHead, Gone, PayloadDamaged, PayloadUnavailable, PayloadUnreadable, PoisonBlock
-from protocol.messages import EndReason, Grant
-from storage.log import Page
+from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.consumer import session as module
+from sublet_borrower.consumer import transport
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.machine.agent import Closed
+from sublet_borrower.machine.events import Install, Progressed, Stop
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.errors import (
+    BeyondHead,
+    Gone,
+    PayloadDamaged,
+    PayloadUnavailable,
+    PayloadUnreadable,
+    PoisonBlock,
+)
+from sublet_protocol.messages.messages import EndReason, Grant
+from sublet_storage.log.log import Page
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
 
@@ -87,9 +94,9 @@ class Reader:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    monkeypatch.setattr(ways, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
+    monkeypatch.setattr(transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
     monkeypatch.setattr(module, "AgentThread", Agent)
-    monkeypatch.setattr(ways, "Reader", Reader)
+    monkeypatch.setattr(transport, "Reader", Reader)
     with Session("$share/g/none/#") as session:
         yield session
 

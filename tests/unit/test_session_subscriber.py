@@ -6,7 +6,9 @@ from typing import TypeVar
 
 import pytest
 
-from protocol.session.steps import (
+from sublet_protocol.pubsub.model import ChannelKind, CommandError, Delivery, Gap, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import (
     BatchAnswered,
     BatchFailed,
     CancelBatch,
@@ -27,8 +29,6 @@ from protocol.session.steps import (
     StillLost,
     Tick,
 )
-from protocol.session.subscriber import SessionSubscriber, SubscriberSettings
-from protocol.session.values import ChannelKind, CommandError, Delivery, Gap, Send, Subscribe, Unsubscribe
 
 I = TypeVar("I", bound=Instruction)  # noqa: E741
 

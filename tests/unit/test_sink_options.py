@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from borrower.spark.sink_options import WriteOptions, stream_write_options, write_options
-from protocol.errors import InvalidSetting, InvalidTopic
+from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
+from sublet_protocol.domain.errors import InvalidSetting, InvalidTopic
 
 
 def test_everything_and_in_any_case() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.space_uses import MOST_LOSSES, UsedBy, Uses
+from sublet_storage.spaces.usage import MOST_LOSSES, UsedBy, Uses
 
 
 def test_of_very_many_groups_that_would_lose_something_the_first_are_named_and_the_others_counted() -> None:

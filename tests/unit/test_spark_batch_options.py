@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from borrower.spark.batch_options import BatchOptions, batch_options
-from protocol.epochs import LARGEST, SMALLEST
-from protocol.errors import InvalidFilter, InvalidSetting
-from protocol.words import Start
+from sublet_borrower.spark.source.batch_options import BatchOptions, batch_options
+from sublet_protocol.domain.epochs import LARGEST, SMALLEST
+from sublet_protocol.domain.errors import InvalidFilter, InvalidSetting
+from sublet_protocol.domain.subscriptions import Start
 
 TIME = "2026-11-21T10:00:00Z"
 

@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from borrower.arguments import check_arguments
-from borrower.runner import Policy
-from borrower.session import Session
-from borrower.spark import checks
-from borrower.spark.checks import SparkSettingsWarning, check
-from borrower.spark.executors import consume
-from borrower.spark.local import local_session
-from protocol.errors import InvalidFilter, InvalidSetting, InvalidSubscription, InvalidTopic, SubletError, Unavailable
+from sublet.demo.local_spark import local_session
+from sublet_borrower.consumer.arguments import check_arguments
+from sublet_borrower.consumer.runner import Policy
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.spark.job import cluster_checks
+from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning, check
+from sublet_borrower.spark.job.executors import consume
+from sublet_protocol.domain.errors import (
+    InvalidFilter,
+    InvalidSetting,
+    InvalidSubscription,
+    InvalidTopic,
+    SubletError,
+    Unavailable,
+)
 
 IDLE = "spark.sql.execution.pyspark.udf"
 
@@ -170,6 +177,6 @@ def test_records_are_not_kept_where_they_would_be_consumed_again() -> None:
 def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pandas is not installed.*pip install 'sublet\[spark\]'"):
-        checks.check(Spark("local[2,1000]"), work, 1)
+        cluster_checks.check(Spark("local[2,1000]"), work, 1)
     with pytest.raises(Unavailable, match=r"pyspark is not installed.*pip install 'sublet\[spark\]'"):
         local_session("x", 1)

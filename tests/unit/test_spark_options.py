@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from borrower.spark.options import StreamOptions, stream_options
-from protocol.errors import InvalidSetting, InvalidSubscription
+from sublet_borrower.spark.common.options import StreamOptions, stream_options
+from sublet_protocol.domain.errors import InvalidSetting, InvalidSubscription
 
 LEAST = {"subscription": "$share/g/#", "sessionName": "etl"}
 

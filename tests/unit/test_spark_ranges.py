@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from borrower.spark.ranges import RangePartition, RangesPartition, tasks_of
+from sublet_borrower.spark.source.ranges import RangePartition, RangesPartition, tasks_of
 
 
 def ranges(*sizes: int) -> list[RangePartition]:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from borrower.spark.batch_options import batch_options
-from borrower.spark.batch_reader import SubletBatchReader
-from borrower.spark.columns import all_columns
-from borrower.spark.options import stream_options
-from borrower.spark.reach import check_made
-from borrower.spark.sink import batch_writer
-from borrower.spark.stream_reader import SubletStreamReader
-from protocol.errors import InvalidSetting
+from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.common.database import check_made
+from sublet_borrower.spark.common.options import stream_options
+from sublet_borrower.spark.sink.writer import batch_writer
+from sublet_borrower.spark.source.batch_options import batch_options
+from sublet_borrower.spark.source.batch_reader import SubletBatchReader
+from sublet_borrower.spark.source.stream_reader import SubletStreamReader
+from sublet_protocol.domain.errors import InvalidSetting
 
 VALUE = StructType([StructField("value", BinaryType())])
 

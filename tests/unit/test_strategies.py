@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leader.allocation import (
+from sublet_leader.allocation import (
     ENTRY_POINTS,
     EvenStrategy,
     Load,
@@ -20,7 +20,7 @@ from leader.allocation import (
     checked,
     find_strategy,
 )
-from protocol.errors import InvalidSetting, UsageError
+from sublet_protocol.domain.errors import InvalidSetting, UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "allocation.md"
 Install = Callable[[str, str, str], None]

@@ -6,13 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from borrower.handler import Handler
-from borrower.machine.events import Install, Progressed, Tick, Unsubscribe
-from borrower.trouble import AGAIN_S, LASTING_S, MOST_TOLD_BYTES, Trouble
-from protocol.codec import MalformedMessage, decode_to_leader, encode_to_leader
-from protocol.errors import PayloadUnavailable, PayloadUnreadable
-from protocol.messages import MAX_TROUBLE, Disconnect, Grant, Held, RevokeFinished, StreamProgress, UpdateProgress
-from storage.groups.model import READABLE, UNREADABLE, GroupOptions, OnPoison, Start
+from sublet_borrower.machine.events import Install, Progressed, Tick, Unsubscribe
+from sublet_borrower.machine.read_failure import AGAIN_S, LASTING_S, MOST_TOLD_BYTES, Trouble
+from sublet_borrower.streams.assignment import Handler
+from sublet_protocol.domain.errors import PayloadUnavailable, PayloadUnreadable
+from sublet_protocol.messages.codec import MalformedMessage, decode_to_leader, encode_to_leader
+from sublet_protocol.messages.messages import (
+    MAX_TROUBLE,
+    Disconnect,
+    Grant,
+    Held,
+    RevokeFinished,
+    StreamProgress,
+    UpdateProgress,
+)
+from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, Start
 from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from borrower.watch import Answer, Missed, Seen, Sight, Watch
-from protocol.errors import NotFound, Unavailable
-from protocol.events import GroupEvent
-from protocol.session.values import Channel, Delivery, Gap
-from protocol.words import Subscription
-from sublet.cli.command import Cli
-from sublet.cli.group_watch import _line, _Show
+from sublet.cli.base.command import Cli
+from sublet.cli.groups.watch import _line, _Show
+from sublet_borrower.remote.group_watcher import Answer, Missed, Seen, Sight, Watch
+from sublet_protocol.domain.errors import NotFound, Unavailable
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.pubsub.model import Channel, Delivery, Gap
 
 GROUP = "$share/g/#"
 

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from leader.group.members import Member
-from leader.node_events import Asked, Commit, Look, Looked, NotWritten, Shutdown, Tick
-from leader.watching import MAX_ASKED, MOST_MEMBERS, Happened, Watched, Whereabouts, as_event, question, unrecorded
-from protocol.errors import UsageError
-from protocol.events import GroupEvent
-from protocol.session.values import Channel
-from protocol.words import Subscription
-from storage.groups.model import GroupOptions, HistoryRecord, Start
+from sublet_leader.group.history import Happened, unrecorded
+from sublet_leader.group.members import Member
+from sublet_leader.node.events import Asked, Commit, Look, Looked, NotWritten, Shutdown, Tick
+from sublet_leader.node.group_watch import MAX_ASKED, MOST_MEMBERS, Watched, Whereabouts, as_event, question
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.pubsub.model import Channel
+from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, Start
 from tests.unit.leader_bench import Bench
 from tests.unit.test_node_machine import SETTINGS, SUBSCRIPTION, Play
 

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from borrower.handler import Handler
-from borrower.machine.events import Install, Progressed, Remove, Stop
-from borrower.whole import Piece, Place, WholeLent
-from protocol.epochs import ConsumedFrontier, LowerFrontier
-from protocol.messages import Grant, RevokedReason
-from storage.block import Epochs, deliver
-from storage.layout import BLOCK_SCHEMA
-from storage.log import Page
-from storage.whole_epochs import Mark, Marks
+from sublet_borrower.machine.events import Install, Progressed, Remove, Stop
+from sublet_borrower.streams.assignment import Handler
+from sublet_borrower.streams.atomic_stream import Piece, Place, WholeLent
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_storage.log.block import Epochs, deliver
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.log import Page
+from sublet_storage.readers.epoch_steps import Mark, Marks
 
 BLOCK = 10
 

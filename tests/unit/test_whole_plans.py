@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from borrower.plans import Most
-from borrower.whole_plans import first_completed, steps
-from protocol.epochs import ConsumedFrontier, LowerFrontier
-from storage.block import Epochs
-from storage.whole_epochs import Mark, Marks, WholeEpochs
+from sublet_borrower.planner.atomic_plans import first_completed, steps
+from sublet_borrower.planner.micro_batch import Most
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_storage.log.block import Epochs
+from sublet_storage.readers.epoch_steps import Mark, Marks, WholeEpochs
 
 
 def lower(epoch: int) -> LowerFrontier:

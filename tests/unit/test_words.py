@@ -6,8 +6,9 @@ import pickle
 
 import pytest
 
-from protocol.errors import InvalidFilter, InvalidSubscription, InvalidTopic, UsageError
-from protocol.words import Filter, Start, Subscription, check_topic
+from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, InvalidTopic, UsageError
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.topics import Filter, check_topic
 
 
 @pytest.mark.parametrize("topic", ["a", "orders/eu", "/", "a//b", "/a/", "grüße/东京", "a$b", "x" * 65535, "é" * 32767])

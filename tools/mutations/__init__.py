@@ -6,7 +6,7 @@ once, what to put in its place, and the tests that must turn red:
     [[mutant]]
     name = "trust counts from the answer"
     ids = ["E14"]
-    file = "leader/election/machine.py"
+    file = "leader/sublet_leader/election/machine.py"
     find = "event.attempt_started + lease_s"
     replace = "now + lease_s"
     tests = ["tests/unit/test_election.py"]

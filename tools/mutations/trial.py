@@ -15,8 +15,16 @@ from enum import Enum
 from pathlib import Path
 
 from tools.mutations.entries import Mutant, planted
+from tools.source_path import source_path
 
-PACKAGES = ("protocol", "storage", "leader", "borrower", "sublet")
+PACKAGES = {
+    "sublet": "sublet",
+    "sublet_protocol": "protocol/sublet_protocol",
+    "sublet_storage": "storage/sublet_storage",
+    "sublet_leader": "leader/sublet_leader",
+    "sublet_borrower": "borrower/sublet_borrower",
+}
+"""Packages of ours by import name, and their folder in a checkout."""
 LIMIT_S = 900.0
 """A run of tests that takes longer is stopped and counts as broken."""
 
@@ -71,9 +79,9 @@ class Copy:
             "specs = {name: u.find_spec(name) for name in sys.argv[1:]}\n"
             "print(json.dumps({n: list(s.submodule_search_locations)[0] for n, s in specs.items() if s}))\n"
         )
-        mine = [name for name in PACKAGES if (self.root / name).is_dir()]
+        mine = [name for name, folder in PACKAGES.items() if (self.root / folder).is_dir()]
         found = json.loads(self._python("-c", script, *mine).stdout)
-        return [name for name in mine if Path(found.get(name, "/")).resolve() != (self.root / name).resolve()]
+        return [name for name in mine if Path(found.get(name, "/")).resolve() != (self.root / PACKAGES[name]).resolve()]
 
     def try_tests(self, selectors: Sequence[str]) -> Trial:
         """Run these tests on the copy as it is."""
@@ -98,7 +106,7 @@ class Copy:
 
     def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         # No bytecode: a fault of the same length within the same second would be taken from the cache.
-        environment = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PYTHONPATH": source_path(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.root,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from storage.groups.model import HistoryRecord
+from sublet_storage.groups.model.records import HistoryRecord
 from tests.recorded.checks.anomaly import Anomaly, Kind
 from tests.recorded.history import Group, History
 

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 
-from storage.groups.model import HistoryRecord
+from sublet_storage.groups.model.records import HistoryRecord
 from tests.recorded.history import Group, History
 
 _WAS_AT = re.compile(r"was at (\d+)")

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from borrower.machine.agent import Closed
-from borrower.machine.events import Progressed
-from borrower.plans import Begun
-from leader.node_events import NodeOutcome
-from protocol.epochs import GroupFrontier
-from protocol.words import Start
-from storage.groups.copies import Progress
-from storage.groups.model import Claim, Grant, Group, GroupResult, GroupWrites, Verdict
-from storage.groups.rules import Row
+from sublet_borrower.machine.agent import Closed
+from sublet_borrower.machine.events import Progressed
+from sublet_borrower.planner.micro_batch import Begun
+from sublet_leader.node.events import NodeOutcome
+from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.subscriptions import Start
+from sublet_storage.groups.admin.progress_transfer import Progress
+from sublet_storage.groups.model.records import Claim, Grant, Group, GroupResult, GroupWrites, Verdict
+from sublet_storage.groups.model.transitions import Row
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
 from tests.simulation.checkers.epochs import Epochs

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from protocol.epochs import GroupFrontier, LowerFrontier, shown
-from storage.groups.model import CONSUMED, Group, GroupResult
-from storage.groups.rules import Row
+from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier, shown
+from sublet_storage.groups.model.records import CONSUMED, Group, GroupResult
+from sublet_storage.groups.model.transitions import Row
 from tests.simulation.checkers.lives import Life, Lives, Violation
 from tests.simulation.checkers.wanted import Wanted
 

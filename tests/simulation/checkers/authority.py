@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from storage.groups.model import (
+from sublet_storage.groups.model.records import (
     Advance,
     EntryResult,
     Grant,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from borrower.plans import Begun
-from storage.groups.model import LendingStatus
+from sublet_borrower.planner.micro_batch import Begun
+from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.checkers.order import Order

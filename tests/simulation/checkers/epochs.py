@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from borrower.machine.events import Progressed
-from protocol.epochs import ConsumedFrontier, Epoch, GroupFrontier
-from storage.groups.model import Grant, Group, GroupResult, Lending, LendingStatus
-from storage.groups.rules import Row
+from sublet_borrower.machine.events import Progressed
+from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier
+from sublet_storage.groups.model.records import Grant, Group, GroupResult, Lending, LendingStatus
+from sublet_storage.groups.model.transitions import Row
 from tests.simulation.checkers.announcements import Announcements
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.groups.memory_streams import MemoryStreams
-from storage.groups.model import Group
-from storage.groups.rules import Row
+from sublet_storage.groups.model.records import Group
+from sublet_storage.groups.model.transitions import Row
 from tests.simulation.journal import Journal
 from tests.simulation.world import World
+from tests.support.memory_store.catalogue import MemoryStreams
 
 Key = tuple[int, int]
 """(group id, stream id)."""

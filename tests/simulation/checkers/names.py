@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from borrower.machine.agent import Closed
-from protocol.messages import EndReason
-from storage.groups.model import EntryResult, Grant, LendingStatus, Release, Seize, Verdict
+from sublet_borrower.machine.agent import Closed
+from sublet_protocol.messages.messages import EndReason
+from sublet_storage.groups.model.records import EntryResult, Grant, LendingStatus, Release, Seize, Verdict
 from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.process import MOST_DRIFT
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from leader.watching import Happened
-from storage.groups.model import (
+from sublet_leader.group.history import Happened
+from sublet_storage.groups.model.records import (
     CONSUMED,
     MAINTENANCE,
     ORDER,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from borrower.machine.table import Status
-from storage.groups.model import MAINTENANCE, LendingStatus
-from storage.groups.rules import Row
+from sublet_borrower.machine.table import Status
+from sublet_storage.groups.model.records import MAINTENANCE, LendingStatus
+from sublet_storage.groups.model.transitions import Row
 from tests.simulation.checkers.lives import Life, Violation
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
-from protocol.epochs import Epoch, LowerFrontier, at_or_before
-from storage.groups.model import Group
-from storage.groups.rules import Row
-from storage.routing import Space
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, at_or_before
+from sublet_storage.groups.model.records import Group
+from sublet_storage.groups.model.transitions import Row
+from sublet_storage.spaces.routing import Space
 from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.checkers.record import Record
 

@@ -1,0 +1,299 @@
+"""The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
+
+Sessions call it from their own threads; what it has to tell them arrives in their `Inbox`. It goes on pinging while a
+session's user function runs, as long as that lets go of the interpreter now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.machine.agent import (
+    Agent,
+    AgentEvent,
+    AgentOutcome,
+    Closed,
+    Consumed,
+    FromNode,
+    NodeLost,
+    NodesKnown,
+    Subscribe,
+    Tick,
+    Told,
+    Unsubscribe,
+)
+from sublet_borrower.machine.events import Progressed
+from sublet_borrower.new_data.head_subscriptions import Newsroom
+from sublet_borrower.new_data.head_tracker import FollowId
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.util.clock import clock
+from sublet_borrower.util.network_loop import network_loop
+from sublet_borrower.util.owner_process import new_agent_id
+from sublet_protocol.messages.events import StreamHead
+from sublet_protocol.messages.messages import EndReason, Invalidate, LeaderWanted, ToLeader
+from sublet_protocol.pubsub.counters import SubscriberCounters
+from sublet_protocol.pubsub.model import Channel, Command, Delivery, Gap, Send
+from sublet_protocol.pubsub.node_connection import NodeConnection, shortened
+from sublet_protocol.pubsub.subscriber_events import Lost, LostReason, Status
+
+log = logging.getLogger(__name__)
+
+LOOK_UP_S = 0.5
+"""Least time between two look-ups of the live nodes."""
+
+REFUSAL_S = 10.0
+"""How long a refusal is believed where no other node is left: by then another release may serve at that address."""
+
+
+class AgentThread:
+    """One per session, or shared. `find_nodes` answers the addresses of live nodes; it may block and raise."""
+
+    def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
+        self.agent_id = new_agent_id()
+        self._find_nodes = find_nodes
+        self._machine = Agent(self.agent_id, (settings or BorrowerSettings()).check())
+        self._loop = network_loop()
+        self._connections: dict[str, NodeConnection] = {}
+        self._refusals: dict[str, tuple[float, str]] = {}
+        self._listed: tuple[str, ...] = ()
+        self._inboxes: dict[int, Inbox] = {}
+        self._newsroom = Newsroom(self._subscribe_to, self._unsubscribe_from)
+        self._timer: asyncio.TimerHandle | None = None
+        self._handles = 0
+        self._looking = False
+        self._looked_at = float("-inf")
+        self._over = False
+
+    # --- for sessions, from any thread ------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        subscription: str,
+        inbox: Inbox,
+        *,
+        weight: float = 1.0,
+        session: str | None = None,
+        start: str = "latest",
+        session_epoch: int = 0,
+    ) -> int:
+        """Begin a subscription; its handle. What comes of it arrives in the inbox."""
+        self._handles += 1
+        handle = self._handles
+        self._inboxes[handle] = inbox
+        self._post(Subscribe(handle, subscription, weight, session, start, session_epoch))
+        return handle
+
+    def unsubscribe(self, handle: int) -> None:
+        """Hand everything over; `Closed` arrives in the inbox when that is durable, or cannot be made so in time."""
+        self._post(Unsubscribe(handle))
+
+    def give_up(self, handle: int, why: str) -> None:
+        """The same, for a session that cannot say so itself; on the network's thread."""
+        self._handle(Unsubscribe(handle, why))
+
+    def progress(self, handle: int, progress: Progressed) -> None:
+        """Report how far a stream is consumed."""
+        self._post(Consumed(handle, progress))
+
+    def follow(self, handle: int, follow: FollowId) -> None:
+        """Ask for news of the stream by push: what comes arrives as `Pushed` in the inbox."""
+        self._loop.call_soon_threadsafe(self._newsroom.follow, handle, follow)
+
+    def unfollow(self, handle: int, follow: FollowId) -> None:
+        """Ask for no more of them."""
+        self._loop.call_soon_threadsafe(self._newsroom.unfollow, handle, follow)
+
+    def may_start(self, handle: int, stream_id: int, grant_id: int) -> bool:
+        """Whether a user call on this stream may begin now."""
+        return self._machine.may_start(handle, stream_id, grant_id, clock())
+
+    def may_go_on(self, handle: int, stream_id: int, grant_id: int) -> bool:
+        """Whether another user call may begin on messages given out already."""
+        return self._machine.may_go_on(handle, stream_id, grant_id, clock())
+
+    def group_id(self, handle: int) -> int | None:
+        """The group that lends to this subscription; None before a leader has answered."""
+        return self._machine.group_id(handle)
+
+    def connections(self) -> dict[str, SubscriberCounters]:
+        """{node address: what has happened between it and this agent}."""
+        return {address: connection.counters for address, connection in self._connections.copy().items()}
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End; what was queued to nodes is given that long to leave. Closing again has no effect."""
+        if not self._over:
+            closing = asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                closing.result(timeout_s + 1.0)
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _post(self, event: AgentEvent) -> None:
+        self._loop.call_soon_threadsafe(self._handle, event)
+
+    def _handle(self, event: AgentEvent) -> None:
+        """The one door: decide, then carry out. What fails here left half a state, and ends all subscriptions: their
+        leaders hear no more of them."""
+        if self._over:
+            return
+        try:
+            self._carry_out(event)
+        except Exception as error:
+            log.exception("a consumer's agent broke a rule of its own and ends; please report this")
+            self._over = True
+            self._machine = Agent(self.agent_id, self._machine.settings)
+            for handle, inbox in tuple(self._inboxes.items()):
+                inbox.put(Closed(handle, EndReason.DENIED, f"its agent broke a rule of its own: {error!r}"))
+            self._inboxes.clear()
+            self._loop.create_task(self._end_connections(0.0))
+
+    def _carry_out(self, event: AgentEvent) -> None:
+        outcome = self._machine.decide(event, clock())
+        for address, message in outcome.sends:
+            self._send(address, message)
+        self._tell(outcome)
+        for handle in tuple(self._inboxes):  # others may begin or end meanwhile
+            self._newsroom.moved(handle, self._machine.node(handle))
+        if outcome.nodes_wanted:
+            self._look_up()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if outcome.wake_at is not None:
+            self._timer = self._loop.call_later(max(outcome.wake_at - clock(), 0.001), self._handle, Tick())
+
+    def _tell(self, outcome: AgentOutcome) -> None:
+        for told in outcome.tells:
+            inbox = self._inboxes.get(told.handle)
+            if inbox is not None:
+                inbox.put(told if isinstance(told, Closed) else told.tell)
+            if isinstance(told, Closed):
+                self._inboxes.pop(told.handle, None)
+                self._newsroom.closed(told.handle)
+
+    def _send(self, address: str, message: ToLeader) -> None:
+        if address in self._refusals:
+            return  # a claim sent us there; whoever leads next may be another
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = NodeConnection(
+                address,
+                self.agent_id,
+                lambda delivery: self._delivered(address, delivery),
+                lambda lost: self._lost(address, lost),
+                on_refused=lambda command, text: self._refused(address, command, text),
+            )
+            self._connections[address] = connection
+        connection.send(message)
+
+    def _subscribe_to(self, address: str, stream_id: int) -> None:
+        if (connection := self._connections.get(address)) is not None:
+            connection.subscribe(Channel.STREAM, str(stream_id))
+
+    def _unsubscribe_from(self, address: str, stream_id: int) -> None:
+        if (connection := self._connections.get(address)) is not None:
+            connection.unsubscribe(Channel.STREAM, str(stream_id))
+
+    def _delivered(self, address: str, delivery: Delivery) -> None:
+        match delivery.body:
+            case StreamHead() as head:
+                for handle, news in self._newsroom.heard(address, head):
+                    self._inboxes[handle].put(news)
+            case Gap(channels=channels):
+                # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
+                # lost news of streams nothing is missing: whoever follows one looks for himself.
+                if Channel.BORROWER in channels:
+                    self._handle(NodeLost(address))
+            case message:
+                self._handle(FromNode(address, message))  # type: ignore[arg-type]
+
+    def _refused(self, address: str, command: Command, text: str) -> None:
+        """To ask for a leader in the same words again would be refused again: that subscription is over."""
+        wanted = command.body if isinstance(command, Send) else None
+        if isinstance(wanted, LeaderWanted):
+            why = f"node {address} refuses: {shortened(text)}"
+            self._handle(FromNode(address, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, why)))
+
+    def _lost(self, address: str, lost: Lost) -> None:
+        log.info("connection to node %s lost: %s", address, lost.detail)
+        if lost.reason is LostReason.REFUSED:
+            self._refuse(address, lost.detail)
+        self._handle(NodeLost(address))
+
+    def _refuse(self, address: str, why: str) -> None:
+        """A node of another protocol version, say, will never serve us; others may."""
+        log.error("node %s refuses this agent: %s", address, why)
+        self._refusals[address] = (clock(), why)
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            self._loop.create_task(connection.close(0.0))
+        self._learn(self._listed)
+
+    def _learn(self, addresses: tuple[str, ...]) -> None:
+        """The machine knows the nodes that do not refuse us. Where all do, whoever subscribes should know."""
+        self._listed = addresses
+        if all(address in self._refusals for address in addresses):
+            believed = clock() - REFUSAL_S
+            self._refusals = {address: refusal for address, refusal in self._refusals.items() if refusal[0] > believed}
+        serving = tuple(address for address in addresses if address not in self._refusals)
+        self._handle(NodesKnown(serving))
+        if addresses and not serving:
+            self._deny("; ".join(self._refusals[address][1] for address in addresses))
+
+    def _deny(self, why: str) -> None:
+        """Every subscription is over: whoever lent to one hears no more pings, and lends to others."""
+        for borrower in tuple(self._machine.borrowers.values()):
+            self._handle(FromNode("", Invalidate(borrower.borrower_id, 0, EndReason.DENIED, why)))
+
+    def _look_up(self) -> None:
+        """Ask for the live nodes in the background, not more often than every `LOOK_UP_S`."""
+        if self._looking or self._over:
+            return
+        self._looking = True
+        self._loop.call_later(max(self._looked_at + LOOK_UP_S - clock(), 0.0), self._begin_look_up)
+
+    def _begin_look_up(self) -> None:
+        self._looked_at = clock()
+        with contextlib.suppress(RuntimeError):  # the interpreter is at its end
+            self._loop.run_in_executor(None, self._find).add_done_callback(self._looked_up)
+
+    def _find(self) -> tuple[str, ...] | None:
+        try:
+            return tuple(self._find_nodes())
+        except Exception as error:  # noqa: BLE001 whatever hinders the look-up, it is tried again
+            log.warning("no list of nodes: %s", error)
+            return None
+
+    def _looked_up(self, found: asyncio.Future[tuple[str, ...] | None]) -> None:
+        self._looking = False
+        addresses = None if found.cancelled() else found.result()
+        if addresses is not None:
+            self._learn(addresses)
+            self._drop_unlisted(addresses)
+        if not addresses and self._inboxes:
+            self._look_up()
+
+    def _drop_unlisted(self, addresses: Sequence[str]) -> None:
+        """A dead node that is listed no more: its connection would try for ever."""
+        for address, connection in tuple(self._connections.items()):
+            if address not in addresses and connection.status is Status.DOWN:
+                del self._connections[address]
+                self._loop.create_task(connection.close(0.0))
+
+    async def _close(self, timeout_s: float) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._end_connections(timeout_s)
+
+    async def _end_connections(self, timeout_s: float) -> None:
+        connections = list(self._connections.values())
+        await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
+
+
+__all__ = ["AgentThread", "Told"]

@@ -1,0 +1,140 @@
+"""What a consumer asks for, checked before anything is opened: a node would refuse it too, but later and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+
+from sublet_protocol.domain.address import split_address
+from sublet_protocol.domain.errors import InvalidSetting, InvalidSubscription, UsageError
+from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.messages.messages import MAX_ID, MAX_WEIGHT
+
+MAX_BATCH_BYTES = 1 << 40
+SHOWN = 60
+"""Longer values are cut in error texts."""
+
+
+def check_arguments(
+    *,
+    weight: float,
+    start: str,
+    batch_bytes: int,
+    nodes: Sequence[str] | None = None,
+    name: str | None = None,
+    subscription: str = "",
+    auto_ack: bool = True,
+    url: object = None,
+    data_dir: object = None,
+    through_nodes: bool = False,
+    whole_epochs: bool = False,
+    on_epoch: object = None,
+) -> None:
+    """Raise `InvalidSetting`, or `InvalidSubscription` for one that is no text, for the first that cannot be."""
+    if not isinstance(subscription, str):
+        raise InvalidSubscription(
+            f"subscription {_shown(subscription)}: it is a text, $share/GROUP/FILTER or $queue/GROUP/FILTER."
+        )
+    if not (url is None or isinstance(url, str)):
+        kind = type(url).__name__
+        raise InvalidSetting(f"url of type {kind}: it is a text such as postgresql://USER@HOST/DATABASE, or left out.")
+    check_name(name)
+    _check_weight(weight)
+    _check_start(start)
+    _check_batch_bytes(batch_bytes)
+    _check_nodes(nodes)
+    for option, value in (("auto_ack", auto_ack), ("whole_epochs", whole_epochs)):
+        if not isinstance(value, bool):
+            raise InvalidSetting(f"{option} is {_shown(value)}: it is True or False.")
+    if not (on_epoch is None or callable(on_epoch)):
+        raise InvalidSetting(f"on_epoch is {_shown(on_epoch)}: it is told how far the group has come. Give a function.")
+    _check_way(through_nodes, nodes, url, data_dir)
+
+
+def check_name(name: str | None, longest: int = MAX_ID) -> None:
+    """What a session may be called. `longest`: in characters; less where something is put behind it."""
+    if name is None:
+        return
+    remedy = "Give a text such as billing-1, or leave the name out."
+    if not isinstance(name, str):
+        raise InvalidSetting(f"name is {_shown(name)}: a session's name is a text. {remedy}")
+    if not name:
+        raise InvalidSetting(f"name is '': a session's name is not empty. {remedy}")
+    if len(name) > longest:
+        raise InvalidSetting(
+            f"name is {_shown(name)}: it has {len(name)} characters, and at most {longest} are allowed. Shorten it."
+        )
+    if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+        raise InvalidSetting(
+            f"name is {_shown(name)}: the character NUL and lone surrogates are not allowed. Remove them."
+        )
+
+
+def _check_way(through_nodes: object, nodes: object, url: object, data_dir: object) -> None:
+    if not isinstance(through_nodes, bool):
+        raise InvalidSetting(f"through_nodes is {_shown(through_nodes)}: it is True or False.")
+    if through_nodes and not nodes:
+        raise InvalidSetting(
+            "through_nodes without nodes: where they are is not looked up in a database. Give their addresses too, such"
+            " as nodes=['127.0.0.1:7411']."
+        )
+    if through_nodes and not (url is None and data_dir is None):
+        given = "url" if data_dir is None else "data_dir"
+        raise InvalidSetting(f"through_nodes and {given}: one way is enough. Leave one of them out.")
+
+
+def _check_weight(weight: object) -> None:
+    remedy = "1 is what everybody has, 2 takes twice as many streams."
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise InvalidSetting(f"weight is {_shown(weight)}: it is a number. {remedy}")
+    if not 0 < float(weight) <= MAX_WEIGHT:
+        raise InvalidSetting(f"weight is {weight}: it must be above 0 and at most {MAX_WEIGHT:g}. {remedy}")
+
+
+def _check_start(start: object) -> None:
+    if not isinstance(start, str):
+        raise InvalidSetting(
+            f"start is {_shown(start)}: it is a text: latest, earliest, offset:N, or a time with its time zone such as "
+            "2026-11-21T10:00:00Z."
+        )
+    try:
+        Start.parse(start)
+    except UsageError as problem:
+        raise InvalidSetting(str(problem)) from None
+
+
+def _check_batch_bytes(batch_bytes: object) -> None:
+    remedy = "A block is the least that is read; the default is 4194304."
+    if not isinstance(batch_bytes, int) or isinstance(batch_bytes, bool):
+        raise InvalidSetting(f"batch_bytes is {_shown(batch_bytes)}: it is a whole number of bytes. {remedy}")
+    if not 1 <= batch_bytes <= MAX_BATCH_BYTES:
+        raise InvalidSetting(
+            f"batch_bytes is {_shown(batch_bytes)}: it must be positive, and at most {MAX_BATCH_BYTES}. {remedy}"
+        )
+
+
+def _check_nodes(nodes: object) -> None:
+    if nodes is None:
+        return
+    if isinstance(nodes, str):
+        raise InvalidSetting(f"nodes is the text {_shown(nodes)}: it must be a list of addresses, such as [{nodes!r}].")
+    if not isinstance(nodes, Sequence) or isinstance(nodes, bytes):
+        raise InvalidSetting(f"nodes is {_shown(nodes)}: it must be a list of addresses, such as ['127.0.0.1:7411'].")
+    for node in nodes:
+        check_node(node)
+
+
+def check_node(node: object) -> None:
+    """Raise `InvalidSetting` unless it is the address of a node."""
+    address = split_address(node) if isinstance(node, str) else None
+    if address is None or address[1] == 0:
+        raise InvalidSetting(
+            f"node {node!r}: a leader node's address is HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411, with a port "
+            "from 1 to 65535. `sublet leader` says its own when it begins to serve; without addresses, nodes are "
+            "looked up in the database."
+        )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,281 @@
+"""The consumer for asyncio: a `Session` on a worker thread of its own.
+
+    async with AsyncSession("$share/billing/orders/#") as session:
+        async for batch in session:
+            await work(batch.table)
+
+A session is used by one thread, so everything is carried to that worker, which lets go of a wait for messages as soon
+as there is something else to do. The event loop never waits for the network, the database or a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+
+import psycopg
+
+from sublet_borrower.consumer.iterators import AsyncIteration, Loops
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.streams.batch import Batch
+from sublet_borrower.util.owner_process import Home
+from sublet_borrower.util.worker_thread import Worker, settled
+from sublet_protocol.domain.errors import InvalidSubscription, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+
+LOOK_S = 0.1
+"""Between two looks at what happens meanwhile, where somebody waits with a batch in hand."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class AsyncSession:
+    """`Session` for asyncio, with the same arguments, settings and errors.
+
+    Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it. An `async for` that is left
+    by an exception has failed, one that was cancelled too: its batch comes again, as with `Session`. After `next_batch`
+    to ask for the next one acknowledges the one before, whatever became of it. Several tasks may ask at once, and each
+    batch goes to one of them: each `async for` acknowledges its own; those that call `next_batch` need
+    `auto_ack=False`, since it acknowledges what it gave last, to whomever.
+    """
+
+    def __init__(self, subscription: str, url: str | None = None, **settings: Any) -> None:
+        if not isinstance(subscription, str):
+            raise InvalidSubscription(f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER or $queue/...")
+        self.subscription = str(Subscription.parse(subscription))
+        self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
+        self._home = Home()
+        self._worker = Worker("sublet-session")
+        self._session: Session | None = None
+        self._opening: Future[Session] | None = None
+        self._fetching: Future[Batch | None] | None = None
+        self._ending: Future[None] | None = None
+        self._loops = Loops()
+        self._given: Batch | None = None
+        self._has_given = False
+        self._draining = False
+
+    # --- for the user -----------------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Join the group; `async with` does it. Raises what `Session` raises."""
+        await self._opened()
+        return self
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.open()
+        except BaseException:
+            await self.close()  # nobody else will, also if the waiting was cancelled and it opens after all
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and (given := self._given) is not None and not self._loops.has(given):  # `next_batch` gave it
+            self._left(given, well=True)
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        self._loops.asked_beside(sys._getframe(1))
+        return AsyncIteration(self._iterated, self._loops, self._left)
+
+    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """The next batch; None once the session is drained or closed, or when the timeout is over.
+
+        Asking acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
+        """
+        self._loops.asked_beside(sys._getframe(1))
+        session = await self._opened()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (fetching := self._begin_fetching(session)) is not None:
+            if not await self._fetched(session, fetching, deadline):
+                return None
+            if self._fetching is not fetching:
+                continue  # another task took it
+            self._fetching = None
+            batch = fetching.result()
+            if batch is not None and self._ending is None:
+                if session.may_go_on(batch):
+                    self._given, self._has_given = batch, True
+                    return batch
+                self._fetching = self._worker.submit(partial(_look_again, session, batch))
+            elif deadline is not None and time.monotonic() >= deadline:
+                return None
+        return None
+
+    async def wait(self, timeout_s: float) -> None:
+        """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
+
+        Raises `SubscriptionEnded`.
+        """
+        session, deadline = await self._opened(), time.monotonic() + timeout_s
+        while self._ending is None and not session.closed:
+            await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), LOOK_S))
+            looking = self._worker.submit(partial(session.wait, 0.0))
+            session.interrupt()
+            if await settled(looking) and self._ending is None:
+                looking.result()
+            if time.monotonic() >= deadline:
+                return
+
+    async def transact(self, work: Callable[[psycopg.Connection[Any]], _T], *batches: Batch) -> _T:
+        """Call `work(connection)` on the session's thread, in a transaction that commits its output together with the
+        progress of these batches; its answer. See `Session.transaction` for the rules and the errors.
+
+        Cancelling the waiting does not end the work: it is committed or rolled back as if it had been waited for.
+        """
+        session = await self._opened()
+        working = self._worker.submit(partial(_in_transaction, session, work, batches))
+        session.interrupt()
+        await settled(working)
+        return working.result()
+
+    def may_go_on(self, batch: Batch) -> bool:
+        """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
+        self._home.check(self.subscription)
+        return self._session is not None and self._session.may_go_on(batch)
+
+    def drain(self) -> None:
+        """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
+        self._home.check(self.subscription)
+        self._draining = True
+        if self._session is not None:
+            self._session.drain()
+
+    def leave(self) -> None:
+        """Begin to hand over now, also in the middle of a batch, and let the iteration end. From any thread.
+
+        A batch acknowledged within the unsubscribe timeout counts; one that is not will be delivered again.
+        """
+        self.drain()
+        if self._session is not None:
+            self._session.leave()
+
+    def held(self) -> dict[int, int]:
+        """{stream: next offset to deliver} of the streams this session holds now."""
+        self._home.check(self.subscription)
+        return {} if self._session is None else self._session.held()
+
+    async def close(self, *, broken_off: bool = False) -> None:
+        """Leave the group and wait until the last progress is durable; see `Session.close`.
+
+        It goes on when the waiting is cancelled. Closing again waits for the same end.
+        """
+        if self._home.is_elsewhere:
+            return
+        if self._ending is None:
+            self._ending = self._worker.submit(partial(self._end, broken_off))
+            self._worker.stop()
+            if self._session is not None:
+                self._session.interrupt()
+        await settled(self._ending)
+        self._ending.result()
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing is held and nothing will be."""
+        if self._session is not None:
+            return self._session.closed
+        return self._ending is not None and self._ending.done()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _opened(self) -> Session:
+        self._home.check(self.subscription)
+        if self._ending is not None:
+            raise UsageError(f"{self.subscription}: this session is closed. Make another.")
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = self._worker.submit(self._begin)
+        opening = self._opening
+        await settled(opening)
+        return opening.result()
+
+    async def _iterated(self) -> Batch | None:
+        """The next of an iteration. Closing ends it, also between two batches."""
+        if self._ending is not None and self._has_given:
+            return None
+        return await self.next_batch()
+
+    def _left(self, batch: Batch, well: bool) -> None:
+        """See `Session.left`. From any thread."""
+        if self._given is batch:
+            self._given = None
+        if (session := self._session) is not None and not self._home.is_elsewhere:
+            self._worker.submit(partial(session.left, batch, well=well))
+            session.interrupt()
+
+    def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
+        """The one that is under way or done and not taken, or a new one; None where nothing will come any more."""
+        if self._fetching is None and self._ending is None and not session.closed:
+            self._fetching = self._worker.submit(partial(self._fetch, session))
+        return self._fetching
+
+    async def _fetched(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
+        """Wait for it; who waits no longer ends it, and what it has got by then is kept."""
+        try:
+            return await settled(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        finally:
+            if not fetching.done():
+                session.interrupt()
+
+    # --- on the worker's thread -------------------------------------------------------------------------------------
+
+    def _begin(self) -> Session:
+        session = self._session = self._make()
+        session.loops = self._loops
+        if self._draining:
+            session.drain()
+        return session
+
+    def _fetch(self, session: Session) -> Batch | None:
+        batch = session.next_batch()
+        if batch is not None:
+            batch._acknowledge = self._carried(session, batch._acknowledge)
+            batch._progressed = self._carried(session, batch._progressed)
+            batch._transact = _not_here
+        return batch
+
+    def _carried(self, session: Session, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
+        """The same, from any thread, done on this one."""
+        assert acknowledge is not None
+
+        def carried(*arguments: _P.args, **named: _P.kwargs) -> None:
+            self._home.check(self.subscription)
+            if self._worker.is_current:
+                acknowledge(*arguments, **named)
+            else:
+                self._worker.submit(partial(acknowledge, *arguments, **named))
+                session.interrupt()
+
+        return carried
+
+    def _end(self, broken_off: bool) -> None:
+        """Runs after what was begun before: an opening whose waiter was cancelled has come to its end too."""
+        if self._session is not None:
+            self._session.close(broken_off=broken_off)
+
+
+def _in_transaction(session: Session, work: Callable[[psycopg.Connection[Any]], _T], batches: tuple[Batch, ...]) -> _T:
+    with session.transaction(*batches) as connection:
+        return work(connection)
+
+
+def _not_here(batch: Batch) -> NoReturn:
+    raise UsageError(
+        f"{batch!r} is of an AsyncSession, whose transactions would hold up the event loop:"
+        " write `await session.transact(work, batch)`, where work(connection) is a plain function."
+    )
+
+
+def _look_again(session: Session, batch: Batch) -> Batch | None:
+    """A batch that nobody took for a while, or whose leader is silent: it waits for the leader's word, or is lost."""
+    session.wait(LOOK_S)
+    return None if batch._lent.over or session.closed else batch

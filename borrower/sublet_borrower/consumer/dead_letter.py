@@ -1,0 +1,42 @@
+"""A record that a function cannot be made to do, kept: published to a topic of its own, where people find it.
+
+That and the progress behind it are one transaction: it is kept once, and never both kept and given out again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from sublet_storage.db.connect import schema_name
+
+SHOWN_ERROR = 2000
+"""A longer error text is cut, in characters."""
+
+
+def keep(connection: psycopg.Connection[Any], topic: str, record: pa.Table, stream_id: int, error: str) -> None:
+    """Publish the one record of the table to `topic` in the open transaction: key, value, timestamp and headers as they
+    were, and headers that say where it comes from and what was raised."""
+    row = record.to_pylist()[0]
+    headers = [[header["key"], _encoded(header["value"])] for header in row["headers"] or ()]
+    origin = {"topic": row["topic"], "stream": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
+    headers += [[f"sublet.{name}", _printable(str(value))] for name, value in origin.items()]
+    call = sql.SQL("select {}.publish(%s::text, %s::bytea, %s::bytea, %s::jsonb, %s::timestamptz)")
+    connection.execute(
+        call.format(sql.Identifier(schema_name())),
+        (topic, row["value"], row["key"], json.dumps(headers), row["timestamp"]),
+    )
+
+
+def _printable(text: str) -> str:
+    """What Postgres takes as text."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _encoded(value: bytes | None) -> dict[str, str] | None:
+    return None if value is None else {"base64": base64.b64encode(value).decode()}

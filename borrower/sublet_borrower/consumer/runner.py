@@ -1,0 +1,226 @@
+"""Calls a user's function with each batch of a session, and decides what is done and what is not.
+
+Progress moves only behind what the function has returned from. When it raises, the same batch is tried again after a
+short pause; when it keeps raising, the batch is halved until the one record is found that cannot be done, and that
+ends the run, or is kept elsewhere and passed over. A stream that was taken away meanwhile is nobody's failure: the
+batch is dropped, its new holder gets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+
+from sublet_borrower.consumer.dead_letter import keep
+from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import GrantLost, InvalidSetting, Unavailable, UserFunctionFailed
+from sublet_protocol.domain.topics import check_topic
+
+log = logging.getLogger(__name__)
+
+UserFunction = Callable[[Batch], Any]
+
+SHOWN_KEY_BYTES = 60
+"""A longer key is cut in error texts."""
+
+TRUST_WAIT_S = 0.1
+"""Between two looks whether the stream is still ours."""
+
+
+class Source(Protocol):
+    """What the runner needs of a `Session`, which must not acknowledge by itself."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def next_batch(self, timeout_s: float | None = None) -> Batch | None: ...
+
+    def wait(self, timeout_s: float) -> None: ...
+
+    def may_go_on(self, batch: Batch) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What to do when the user's function raises.
+
+    A batch is tried `tries` times in all, and so is a single record before it is blamed; where sublet's own database is
+    away, as often as it takes. The pauses between tries begin near `pause_s` and double up to `longest_pause_s`, each
+    shortened at random by up to half so that many tasks that fail together do not come back together.
+
+    `keep`: a topic. A single record that cannot be done is published there, with headers that say where it comes from
+    and what was raised, and the run goes on behind it. None: it ends the run, with progress before it. In a group that
+    is atomic it always does, since an epoch is done whole.
+    """
+
+    tries: int = 3
+    pause_s: float = 0.2
+    longest_pause_s: float = 5.0
+    keep: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None:
+            check_topic(self.keep)
+        if self.tries < 1:
+            raise InvalidSetting(f"tries is {self.tries}: a batch must be tried at least once.")
+        if not 0 <= self.pause_s <= self.longest_pause_s:
+            raise InvalidSetting(
+                f"pause_s is {self.pause_s} and longest_pause_s is {self.longest_pause_s}: "
+                "neither may be negative, and the first must be at most the second."
+            )
+
+    def pause(self, tried: int) -> float:
+        """Seconds to wait after the `tried`-th try."""
+        longest = min(self.pause_s * float(2 ** min(tried - 1, 30)), self.longest_pause_s)
+        return longest * random.uniform(0.5, 1.0)
+
+
+@dataclass(slots=True)
+class Summary:
+    """What one run has done so far; another thread may read it meanwhile.
+
+    `messages` and `batches` are done, `failures` is how often the function raised, `lost` how many batches
+    were dropped because their stream was taken away, `kept` how many of the messages were passed over and kept.
+    """
+
+    batches: int = 0
+    messages: int = 0
+    failures: int = 0
+    lost: int = 0
+    kept: int = 0
+
+
+class _Lost(Exception):
+    """The batch's stream belongs to somebody else now."""
+
+
+def run(session: Source, fn: UserFunction, *, policy: Policy | None = None, summary: Summary | None = None) -> Summary:
+    """Until the session is drained or closed. `summary` is filled as the run goes on.
+
+    Raises `UserFunctionFailed` from what the function raised, `SubscriptionEnded`, and what the session raises. What is
+    not an `Exception` (SystemExit, KeyboardInterrupt) passes through at once.
+    """
+    runner = _Runner(session, fn, policy or Policy(), summary or Summary())
+    while (batch := session.next_batch()) is not None:
+        runner.work(batch)
+    return runner.summary
+
+
+class _Runner:
+    def __init__(self, session: Source, fn: UserFunction, policy: Policy, summary: Summary) -> None:
+        self._session, self._fn, self._policy = session, fn, policy
+        self.summary = summary
+
+    def work(self, batch: Batch) -> None:
+        """The batch from beginning to end."""
+        try:
+            self._await_trust(batch)
+            if (error := self._try(batch, batch, self._policy.tries)) is not None:
+                if batch.is_atomic:  # a part of it could not be done on its own
+                    raise _blame(batch, 0, self._policy.tries, _said(error)) from error
+                self._narrow(batch, 0, len(batch), error)
+        except _Lost:
+            self.summary.lost += 1
+            log.warning("%r was taken away; its new holder gets it", batch)
+            return
+        batch.ack()
+        self.summary.batches += 1
+        self.summary.messages += len(batch)
+
+    def _try(self, batch: Batch, part: Batch, tries: int) -> Exception | None:
+        """Call the function on a part of the batch; the last error if it raised every time."""
+        tried = pauses = 0
+        while True:
+            try:
+                self._fn(part)
+            except GrantLost:
+                raise _Lost from None
+            except Unavailable as away:  # ours, not the record's fault: the very same part again, as often as it takes
+                log.warning("%r is tried again: %s", part, away)
+            except Exception as error:  # noqa: BLE001 whatever the user's code raises
+                self.summary.failures += 1
+                tried += 1
+                log.warning("the function raised %s at %r (try %d of %d)", _said(error), part, tried, tries)
+                if part.committed:
+                    return None  # by its transaction; to call again would do it twice
+                if tried == tries:
+                    return error
+            else:
+                return None
+            pauses += 1
+            self._session.wait(self._policy.pause(pauses))
+            self._await_trust(batch)
+
+    def _await_trust(self, batch: Batch) -> None:
+        """A user call begins only while nobody else can have been given the stream. Raises `_Lost` if somebody was."""
+        while not (batch.lost or self._session.closed):
+            if self._session.may_go_on(batch):
+                return
+            self._session.wait(TRUST_WAIT_S)
+        raise _Lost
+
+    def _narrow(self, batch: Batch, first: int, last: int, error: Exception) -> None:
+        """Rows [first, last) failed together: do what can be done, in order, up to the one record that cannot."""
+        if last - first <= 1:
+            if self._policy.keep is None or last == first:
+                raise _blame(batch, first, self._policy.tries, _said(error)) from error
+            self._keep(batch, batch.part(first, 1), self._policy.keep, error)
+            return
+        middle = (first + last) // 2
+        for start, end in ((first, middle), (middle, last)):
+            part = batch.part(start, end - start)
+            self._session.wait(0.0)
+            self._await_trust(batch)
+            failed = self._try(batch, part, self._policy.tries if end - start == 1 else 1)
+            if failed is not None:
+                self._narrow(batch, start, end, failed)
+            else:
+                batch.ack(upto=part.end)
+
+    def _keep(self, batch: Batch, record: Batch, topic: str, error: Exception) -> None:
+        """Publish the record to the topic, and go on behind it; a database that is away is waited for."""
+        tried = 0
+        while not record.committed:
+            self._await_trust(batch)
+            try:
+                with record.transaction() as connection:
+                    keep(connection, topic, record.table, record.stream_id, _said(error))
+            except GrantLost:
+                raise _Lost from None
+            except Unavailable as away:
+                tried += 1
+                log.warning("%r is not kept yet: %s", record, away)
+                self._session.wait(self._policy.pause(tried))
+            except psycopg.Error as refused:
+                why = f"{_said(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
+                raise _blame(record, 0, self._policy.tries, why) from error
+        self.summary.kept += 1
+        log.warning("%r cannot be done and is kept in topic %s: %s", record, topic, _said(error))
+
+
+def _blame(batch: Batch, row: int, tries: int, said: str) -> UserFunctionFailed:
+    if row >= len(batch):
+        return UserFunctionFailed(batch.stream_id, batch.first, "", tries, said)
+    record = batch.table.slice(row, 1).select(["offset", "topic", "key"]).to_pylist()[0]
+    where = f" (topic {record['topic']!r}, key {_shortened(record['key'])})"
+    return UserFunctionFailed(batch.stream_id, record["offset"], where, tries, said)
+
+
+def _shortened(key: bytes | None) -> str:
+    if key is None:
+        return "none"
+    shown = key[:SHOWN_KEY_BYTES]
+    try:
+        text = repr(shown.decode())
+    except UnicodeDecodeError:
+        text = repr(shown)
+    return text if len(key) <= SHOWN_KEY_BYTES else f"{text}... of {len(key)} bytes"
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,235 @@
+"""The user's own transaction on the messages' database: output and progress are committed together, or neither is.
+
+    for batch in session:
+        with batch.transaction() as connection:
+            connection.execute("insert into totals ...")
+
+Progress is written inside that transaction, at its end, under the batch's grant id, and refused when the stream has
+gone to somebody else: so each message has its effect exactly once, whoever crashes when. It takes tables in the same
+database; for other sinks `batch.grant_id` is the fencing token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+
+from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import connect
+from sublet_storage.db.kept_connection import KeptConnection
+from sublet_storage.db.user_transaction import users_transaction
+from sublet_storage.groups import fencing
+from sublet_storage.groups.fencing import Attempt
+
+Connection = psycopg.Connection[Any]
+
+
+class Work(Protocol):
+    """What a transaction needs to know of a batch."""
+
+    @property
+    def stream_id(self) -> int: ...
+
+    @property
+    def grant_id(self) -> int: ...
+
+    @property
+    def ticket(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def consumed(self) -> ConsumedFrontier | None: ...
+
+    def settle(self, *, found: bool) -> None: ...
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A transaction whose commit was begun, until its batches know what became of it. `happened`: whether it was
+    committed, once that is known."""
+
+    batches: Sequence[Work]
+    furthest: Sequence[Work]
+    attempt: Attempt
+    happened: bool | None = None
+
+
+class _InVain(Exception):
+    """Rolls a transaction back."""
+
+
+class Transactions:
+    """One connection for all transactions of a session, made when first needed. Not thread-safe, as a session is not.
+
+    `group_id` answers the id of the group that lent the streams, `batch_s` is how long a user may take for a batch.
+
+    A transaction is in doubt from before its commit until its batches are told that they are done. Whatever breaks that
+    off, an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
+    `find_out` has told what became of it.
+    """
+
+    def __init__(self, url: str, group_id: Callable[[], int], batch_s: float) -> None:
+        self._url, self._group_id = url, group_id
+        self._idle_s = fencing.idle_limit_s(batch_s)
+        self._kept = KeptConnection(self._connect)
+        self._open = False
+        self._doubt: _Doubt | None = None
+
+    @contextlib.contextmanager
+    def over(self, batches: Sequence[Work]) -> Iterator[Connection]:
+        """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
+        it back. Nothing may be in doubt.
+
+        Raises `GrantLost` where a stream is somebody else's by now, and `DatabaseUnreachable`: both mean that nothing
+        was written. After a commit that lost its connection the server is asked what became of it; only where that is
+        impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
+        """
+        connection, furthest = self._begin(), _furthest(batches)
+
+        def advance() -> None:
+            for batch in furthest:
+                facts = (batch.stream_id, batch.grant_id, batch.position)
+                attempt = fencing.advance(connection, self._group_id(), *facts, consumed=batch.consumed)
+            self._doubt = _Doubt(batches, furthest, attempt)
+
+        try:
+            with users_transaction(connection, advance):
+                yield connection
+            assert self._doubt is not None
+            self._doubt.happened = True
+        except psycopg.Error as error:
+            if not connection.closed:
+                self._doubt = None  # the server has answered that it was rolled back
+                raise
+            if self._doubt is None or not self._committed(error):
+                raise DatabaseUnreachable(
+                    f"the connection to Postgres was lost before the commit, nothing was written: {error}. The batch is"
+                    " still to be done: try it again."
+                ) from error
+        except BaseException:
+            if self._doubt is not None:
+                connection.close()  # in the middle of the commit: it is found out before anything else is done
+            raise
+        finally:
+            self._open = False
+        self._tell(found=False)
+
+    @contextlib.contextmanager
+    def in_vain(self) -> Iterator[Connection]:
+        """A transaction that is rolled back whatever happens: what it is for was done by one before it."""
+        connection = self._begin()
+
+        def roll_back() -> None:
+            raise _InVain
+
+        try:
+            with contextlib.suppress(_InVain), users_transaction(connection, roll_back):
+                yield connection
+        finally:
+            self._open = False
+
+    def is_in_doubt(self, stream_id: int, ticket: int) -> bool:
+        """Whether nobody knows of that batch yet whether its transaction was committed."""
+        doubt = self._doubt
+        return (
+            doubt is not None
+            and doubt.happened is None
+            and any((batch.stream_id, batch.ticket) == (stream_id, ticket) for batch in doubt.batches)
+        )
+
+    def find_out(self, patience_s: float = fencing.PATIENCE_S) -> bool:
+        """Whether the transaction that is in doubt was committed; its batches know from now on. False if none is.
+
+        Raises `UnknownOutcome` where it cannot be known yet.
+        """
+        if self._doubt is None:
+            return False
+        if self._doubt.happened is None:
+            self._doubt.happened = self._ask(self._doubt, patience_s)
+        return self._tell(found=True)
+
+    def close(self) -> None:
+        """Close the connection; whatever is open on it is rolled back."""
+        self._kept.close()
+
+    def _begin(self) -> Connection:
+        if self._open:
+            raise UsageError("a transaction of this session is open already: end it before the next begins.")
+        connection, self._open = self._kept.ready(), True
+        return connection
+
+    def _connect(self) -> BoundedConnection:
+        return connect(
+            self._url,
+            application_name="sublet transaction",
+            idle_in_transaction_timeout_s=self._idle_s,
+            own_search_path=False,
+        )
+
+    def _tell(self, *, found: bool) -> bool:
+        doubt = self._doubt
+        assert doubt is not None
+        if doubt.happened:
+            for batch in doubt.batches:
+                batch.settle(found=found)
+        self._doubt = None
+        return bool(doubt.happened)
+
+    def _committed(self, cause: Exception) -> bool:
+        """Whether the transaction whose commit got no answer was committed, asked on a new connection at once."""
+        assert self._doubt is not None
+        try:
+            self._doubt.happened = self._ask(self._doubt, fencing.PATIENCE_S)
+        except UnknownOutcome as unknown:
+            raise unknown from cause
+        if not self._doubt.happened:
+            self._doubt = None
+        return self._doubt is not None
+
+    def _ask(self, doubt: _Doubt, patience_s: float) -> bool:
+        try:
+            connection = self._kept.ready()
+            happened = fencing.happened(connection, doubt.attempt, patience_s)
+            if happened is None:  # another server has taken over: what it has of progress counts
+                return self._are_durable(connection, doubt.furthest)
+            return happened
+        except (psycopg.Error, DatabaseUnreachable) as error:
+            self.close()
+            raise UnknownOutcome(
+                f"the connection to Postgres was lost during the commit, and cannot be had again to see what became of"
+                f" it: {error}. Try the batch again in the same session, which finds out, or look at the tables."
+            ) from error
+
+    def _are_durable(self, connection: Connection, furthest: Sequence[Work]) -> bool:
+        try:
+            return all(self._is_durable(connection, batch) for batch in furthest)
+        except UnknownOutcome:
+            self._doubt = None  # for good; to do it again is refused, as the grant is over
+            raise
+
+    def _is_durable(self, connection: Connection, batch: Work) -> bool:
+        group_id, wanted = self._group_id(), batch.consumed
+        if wanted is not None:
+            consumed = fencing.consumed(connection, group_id, batch.stream_id, batch.grant_id)
+            if consumed is None:
+                raise UnknownOutcome(
+                    "the connection to Postgres was lost during the commit, and the stream was lent anew since, so that"
+                    " nobody can say what became of it. Look at the tables; what was not committed is its new holder's."
+                )
+            return consumed.later(wanted) == consumed
+        found = fencing.position(connection, group_id, batch.stream_id, batch.grant_id)
+        return found is not None and found >= batch.position
+
+
+def _furthest(batches: Sequence[Work]) -> list[Work]:
+    """The last batch of each stream, in the order of streams, in which their rows are locked."""
+    ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.position))}
+    return [ends[stream_id] for stream_id in sorted(ends)]

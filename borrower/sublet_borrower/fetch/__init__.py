@@ -1,0 +1,1 @@
+"""How messages reach a session: read from the database, or from nodes."""

@@ -1,0 +1,181 @@
+"""Reads pages of lent streams from nodes, for a session without access to the database, and gets over nodes that are
+lost or refuse: any node will do, and the next one goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from sublet_borrower.remote.node_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Again, Calls
+from sublet_borrower.remote.reader import REMEDY, decode_messages
+from sublet_borrower.streams.atomic_stream import WholeLent
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.util.owner_process import Home
+from sublet_protocol.domain.errors import Gone, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed_fetch import (
+    Missing,
+    Wanted,
+    decode_epoch,
+    decode_found,
+    decode_heads,
+    encode_epoch_wanted,
+    encode_heads_wanted,
+    encode_wanted,
+)
+from sublet_storage.log.log import Page
+from sublet_storage.readers.epoch_steps import Marks
+from sublet_storage.util.retry import Backoff, call_with_retry
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 10.0
+"""How long a session that begins waits for a node, if that is less than its `read_timeout_s`."""
+
+REFUSALS: Final = (ProtocolMismatch, SubletError)
+"""Of exactly these kinds is what a node says of itself, and not of what was asked: another may serve."""
+
+_T = TypeVar("_T")
+
+
+class NodeReader:
+    """What `Reader` is, by way of nodes: one is used at a time, the others stand in for it. Not thread-safe.
+
+    A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it.
+    """
+
+    def __init__(self, nodes: Sequence[str], batch_bytes: int, timeout_s: float) -> None:
+        self._home = Home()
+        self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), batch_bytes, timeout_s
+        self._calls = Calls(self._nodes)
+        self._waits = False
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    def prepare(self) -> None:
+        """Do before anything is lent what the first read would have to: find a node that serves this release, and make
+        the first Arrow scalar, for which pyarrow loads pandas where it is installed.
+
+        Raises `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
+        """
+        pa.scalar(0)
+        self._insist("Heads", encode_heads_wanted(()), decode_heads)
+
+    def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> Page | None:
+        """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
+
+        None while no node answers, and where what came is discarded: it is not the direct successor, or taking it is
+        not `allowed` any more, which is asked when it has come. Raises `Gone`, `BeyondHead`, `PayloadUnavailable`,
+        `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
+        """
+        wanted = Wanted(lent.stream_id, lent.read, lent.filter, lent.generation_id, self._batch_bytes)
+        page = self._attempt("Read", encode_wanted(wanted), lambda wire: _page(wanted, wire))
+        taken = page is not None and allowed(lent) and lent.take(page.start, page.position, page.head)
+        return page if taken else None
+
+    def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+        """(stream, head) of each, as they are now; empty while no node answers."""
+        found = self._attempt("Heads", encode_heads_wanted(stream_ids), decode_heads)
+        return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
+
+    def marks(self, lent: WholeLent) -> Marks | None:
+        """Nodes say nothing of epochs. Raises `UsageError`."""
+        raise UsageError(
+            f"stream {lent.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
+            " Make the session with access to the database, without through_nodes."
+        )
+
+    def completed(self, stream_ids: Iterable[int]) -> Mapping[int, Marks]:
+        """Nothing is known of epochs."""
+        return {}
+
+    def session_epoch(self) -> int:
+        """A number above all that anybody was given before. Raises `Unavailable`."""
+        return self._insist("SessionEpoch", encode_epoch_wanted(), decode_epoch)
+
+    def close(self) -> None:
+        """Close the connection; in a forked child, whose it is not, nothing."""
+        if not self._home.is_elsewhere:
+            self._calls.close()
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
+        """A read changes nothing, so it may simply be tried again by whoever asked, but not too soon."""
+        self._home.check("a session's reader")
+        if self._backoff.wait_s > 0:
+            return None
+        try:
+            answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
+        except Again as again:
+            if not self._waits:
+                log.warning("reading waits for a node, and goes on when one answers: %s", again)
+            self._waits = True
+            self._backoff.failed(again.after_s)
+            return None
+        if self._waits:
+            self._waits = False
+            self._backoff.succeeded()
+            log.info("a node answers again, reading goes on")
+        return answer
+
+    def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
+        """An answer, or `Unavailable`."""
+        self._home.check("a session's reader")
+        patience_s = min(self._timeout_s, PATIENCE_S)
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=patience_s)
+        try:
+            return call_with_retry(
+                lambda: self._round(method, request, decode, patience_s / len(self._nodes), backoff.left_s),
+                lambda error: isinstance(error, Again),
+                backoff,
+                time.sleep,
+            )
+        except Again as again:
+            over, listed = again.given_up(patience_s, REMEDY), ", ".join(self._nodes)
+            raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
+
+    def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
+        """Ask one node after the other, each for so long at most, beginning with the one in use. Raises `Again` where
+        none answers, what all say where all refuse, and what is wrong with the request."""
+        deadline = time.monotonic() + all_s
+        trouble: Again | None = None
+        refusal: SubletError | None = None
+        for _ in self._nodes:
+            try:
+                return self._ask(method, request, decode, min(each_s, max(deadline - time.monotonic(), 0.01)))
+            except Again as again:
+                trouble = again
+            except SubletError as error:
+                if type(error) not in REFUSALS:
+                    raise
+                refusal = error
+                log.info("%s", error)
+            if len(self._nodes) > 1 or trouble is None or not trouble.after_s:  # one that is busy is not lost
+                self._calls.turn()
+            if time.monotonic() >= deadline:
+                break
+        if trouble is None and refusal is not None:
+            raise refusal
+        assert trouble is not None, "there is a node at least, and it has not answered"
+        raise trouble
+
+    def _ask(self, method: str, request: Any, decode: Callable[[Any], _T], timeout_s: float) -> _T:
+        wire = self._calls.ask(method, request, timeout_s)
+        try:
+            return decode(wire)
+        except MalformedMessage as error:
+            raise Again(self._calls.address, f"an answer that cannot be ({error})") from error
+
+
+def _page(wanted: Wanted, wire: Any) -> Page:
+    """The page in the answer. Raises `Gone`, `MalformedMessage`."""
+    found = decode_found(wire)
+    if isinstance(found, Missing):
+        raise Gone(wanted.stream_id, wanted.position, found.oldest)
+    batches = () if found.messages is None else tuple(decode_messages(found.messages).to_batches())
+    return Page(batches, found.start, found.position, found.head, found.closed)

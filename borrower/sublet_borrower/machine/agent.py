@@ -1,0 +1,267 @@
+"""A process's collection of borrowers: routes what nodes say, makes successors, chooses which node to ask.
+
+Borrowers are not identified by their subscription: after a quick unsubscribe and subscribe one may be leaving while
+another connects, to the same leader, for the same group. The caller's `handle` names one subscription's whole life.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sublet_borrower.machine import events as borrower_events
+from sublet_borrower.machine.borrower import Borrower, Inheritance, Wants
+from sublet_borrower.machine.events import Ended, Progressed, Tell
+from sublet_borrower.machine.table import Status
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.messages.messages import EndReason, Ping, ToBorrower, ToLeader
+
+SUSPECT_S = 10.0
+"""How long a node that failed to answer is asked only after the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Begin a subscription under a handle not used before."""
+
+    handle: int
+    subscription: str
+    weight: float = 1.0
+    session: str | None = None
+    start: str = "latest"
+    session_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Hand everything over and end; `Closed` says when. `why`: where it is not the session's own wish."""
+
+    handle: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FromNode:
+    """A message from the node at that address."""
+
+    node: str
+    message: ToBorrower
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The connection to that node is dead."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodesKnown:
+    """The addresses of all live nodes, as far as is known."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """The session's progress on a stream of one of its subscriptions."""
+
+    handle: int
+    progress: Progressed
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+AgentEvent = Subscribe | Unsubscribe | FromNode | NodeLost | NodesKnown | Consumed | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Something for the session that owns the handle."""
+
+    handle: int
+    tell: Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The subscription is over and no borrower will be made for it again."""
+
+    handle: int
+    reason: EndReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOutcome:
+    """`sends` are (node address, message) in order; `nodes_wanted`: look the live nodes up again."""
+
+    sends: tuple[tuple[str, ToLeader], ...] = ()
+    tells: tuple[Told | Closed, ...] = ()
+    nodes_wanted: bool = False
+    wake_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Out:
+    sends: list[tuple[str, ToLeader]] = field(default_factory=list)
+    pings: dict[str, list[str]] = field(default_factory=dict)
+    tells: list[Told | Closed] = field(default_factory=list)
+    nodes_wanted: bool = False
+
+
+class Agent:
+    """Pure; `agent_id` is unique for this life of the process and prefixes every borrower's id."""
+
+    def __init__(self, agent_id: str, settings: BorrowerSettings) -> None:
+        self.agent_id, self.settings = agent_id, settings
+        self.borrowers: dict[int, Borrower] = {}
+        self._handles: dict[str, int] = {}
+        self._wake: dict[int, float] = {}
+        self._nodes: tuple[str, ...] = ()
+        self._failed_at: dict[str, float] = {}
+        self._asked: dict[str, str] = {}
+        self._made = 0
+        self._out = _Out()
+
+    def decide(self, event: AgentEvent, now: float) -> AgentOutcome:
+        """Answer one event."""
+        self._out = _Out()
+        match event:
+            case Subscribe():
+                e = event
+                wants = Wants(self.agent_id, e.subscription, e.weight, e.session, e.start, e.session_epoch)
+                self._make(event.handle, wants, None, now)
+            case Unsubscribe():
+                self._pass(event.handle, borrower_events.Unsubscribe(event.why), now)
+            case FromNode():
+                handle = self._handles.get(event.message.borrower_id)
+                self._asked.pop(event.message.borrower_id, None)
+                if handle is not None:
+                    self._pass(handle, borrower_events.FromLeader(event.node, event.message), now)
+            case NodeLost():
+                self._suspect(event.node, now)
+                self._pass_all(borrower_events.NodeLost(event.node), now)
+            case NodesKnown():
+                self._learn(event.nodes, now)
+            case Consumed():
+                self._pass(event.handle, event.progress, now)
+            case Tick():
+                due = [h for h, at in self._wake.items() if at <= now]
+                for handle in due:
+                    self._pass(handle, borrower_events.Tick(), now)
+        return self._outcome(now)
+
+    def group_id(self, handle: int) -> int | None:
+        """The group that lends to this subscription, once a leader has named it."""
+        borrower = self.borrowers.get(handle)
+        return borrower.group_id if borrower is not None else None
+
+    def node(self, handle: int) -> str | None:
+        """The address of the node whose leader lends to this subscription; None while it looks for one."""
+        borrower = self.borrowers.get(handle)
+        return borrower.node if borrower is not None and borrower.status is Status.CONNECTED else None
+
+    def may_start(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
+        """Whether a user call on this stream may begin now; see `Borrower.may_start`."""
+        borrower = self.borrowers.get(handle)
+        return borrower is not None and borrower.may_start(stream_id, grant_id, now)
+
+    def may_go_on(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
+        """Whether another user call may begin on messages given out already; see `Borrower.may_go_on`."""
+        borrower = self.borrowers.get(handle)
+        return borrower is not None and borrower.may_go_on(stream_id, grant_id, now)
+
+    def _outcome(self, now: float) -> AgentOutcome:
+        for node, ids in self._out.pings.items():
+            self._out.sends.append((node, Ping(tuple(ids), now)))
+        wake_at = min(self._wake.values(), default=None)
+        return AgentOutcome(tuple(self._out.sends), tuple(self._out.tells), self._out.nodes_wanted, wake_at)
+
+    def _make(self, handle: int, wants: Wants, inheritance: Inheritance | None, now: float) -> None:
+        self._made += 1
+        borrower = Borrower(f"{self.agent_id}/{self._made}", wants, self.settings, inheritance, self._made)
+        self.borrowers[handle] = borrower
+        self._handles[borrower.borrower_id] = handle
+        self._carry_out(handle, borrower, borrower.begin(now), now)
+
+    def _pass_all(self, event: borrower_events.Event, now: float) -> None:
+        for handle in tuple(self.borrowers):
+            self._pass(handle, event, now)
+
+    def _pass(self, handle: int, event: borrower_events.Event, now: float) -> None:
+        borrower = self.borrowers.get(handle)
+        if borrower is not None:
+            self._carry_out(handle, borrower, borrower.decide(event, now), now)
+
+    def _carry_out(self, handle: int, borrower: Borrower, outcome: borrower_events.Outcome, now: float) -> None:
+        for send in outcome.sends:
+            self._route(borrower, send.node, send.message, now)
+        self._out.tells.extend(Told(handle, tell) for tell in outcome.tells)
+        if outcome.wake_at is None:
+            self._wake.pop(handle, None)
+        else:
+            self._wake[handle] = outcome.wake_at
+        if outcome.ended is not None:
+            self._succeed(handle, borrower, outcome.ended, now)
+
+    def _succeed(self, handle: int, borrower: Borrower, ended: Ended, now: float) -> None:
+        """After a doubt make another; after a final reason none."""
+        del self.borrowers[handle], self._handles[borrower.borrower_id]
+        self._asked.pop(borrower.borrower_id, None)
+        self._wake.pop(handle, None)
+        if ended.reason.final:
+            self._out.tells.append(Closed(handle, ended.reason, ended.detail))
+        else:
+            self._make(handle, borrower.wants, borrower.inheritance(), now)
+
+    def _route(self, borrower: Borrower, node: str | None, message: ToLeader, now: float) -> None:
+        address = node or self._choose(borrower, now)
+        if address is None:
+            self._out.nodes_wanted = True
+        elif isinstance(message, Ping):
+            self._out.pings.setdefault(address, []).extend(message.borrower_ids)
+        else:
+            self._out.sends.append((address, message))
+
+    def _learn(self, nodes: Iterable[str], now: float) -> None:
+        """A first list of nodes sends everyone who waits for one on its way."""
+        waiting = not self._nodes
+        self._nodes = tuple(sorted(set(nodes)))
+        self._failed_at = {node: at for node, at in self._failed_at.items() if node in self._nodes}
+        if waiting and self._nodes:
+            for handle in tuple(self.borrowers):
+                self._pass(handle, borrower_events.NodeLost(""), now)
+
+    def _choose(self, borrower: Borrower, now: float) -> str | None:
+        """Which node to ask for the leader. One that was asked and has said nothing at all is not asked again first:
+        a broken connection is reported once, and what is sent into it later is lost without a word."""
+        silent = self._asked.get(borrower.borrower_id)
+        if silent is not None:
+            self._suspect(silent, now)
+        address = self._preferred(borrower.wants.subscription, now)
+        if address is not None:
+            self._asked[borrower.borrower_id] = address
+        return address
+
+    def _suspect(self, node: str, now: float) -> None:
+        self._failed_at[node] = now
+        self._out.nodes_wanted = True
+
+    def _preferred(self, subscription: str, now: float) -> str | None:
+        """Rendezvous hashing, so that all agents ask the same node; those that failed lately last, the longest ago
+        first, so that all are tried in turn."""
+        if not self._nodes:
+            return None
+
+        def rank(node: str) -> tuple[float, bytes]:
+            failed_at = self._failed_at.get(node, float("-inf"))
+            lately = failed_at if failed_at > now - SUSPECT_S else float("-inf")
+            mixed = f"{node} {subscription}".encode(errors="surrogatepass")
+            return (-lately, hashlib.blake2b(mixed, digest_size=8).digest())
+
+        return max(self._nodes, key=rank)

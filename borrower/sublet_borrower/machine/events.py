@@ -1,0 +1,140 @@
+"""What happens to a borrower, and what it wants done: frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.messages.messages import EndReason, Grant, Held, RevokedReason, ToBorrower, ToLeader
+
+# --- in -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromLeader:
+    """A message of a leader (or of a node that knows where it is) came in from `node`."""
+
+    node: str
+    message: ToBorrower
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The connection to this node is dead."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again.
+
+    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `until` says what is
+    given up, `consumed` what is consumed in whole epochs, `in_doubt` what is planned (None: no more than was),
+    `trouble` why it cannot be read on for now, `poison`, with the last word, that it cannot be up to before there.
+    """
+
+    stream_id: int
+    grant_id: int
+    position: int
+    final: bool = False
+    size: int = 0
+    lag: int | None = None
+    until: int = 0
+    consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+    trouble: str = ""
+    poison: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Leave: stop every stream, wait for their last progress, hand all over. `why`: where it is not the session's own
+    wish."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = FromLeader | NodeLost | Progressed | Unsubscribe | Tick
+
+
+# --- out ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver to the node at that address; None: to whichever node the agent prefers for this subscription."""
+
+    node: str | None
+    message: ToLeader
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Begin to consume this stream from the grant's position."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Begin no new batch of this stream; report its final progress when the running one has ended."""
+
+    stream_id: int
+    grant_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The stream is not ours under this grant any more. After `LOST`, work still running may be done twice."""
+
+    stream_id: int
+    grant_id: int
+    reason: RevokedReason
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Progress up to `position` is durable, and so is what is in doubt; `consumed` in a group that is atomic."""
+
+    stream_id: int
+    grant_id: int
+    position: int
+    in_doubt: InDoubt | None = None
+    consumed: ConsumedFrontier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """How far the group, which is atomic, has come."""
+
+    epochs: tuple[GroupFrontier, ...]
+
+
+Tell = Install | Stop | Remove | Saved | Announced
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The borrower is destroyed. After `RETRY` the agent makes a successor that asks to keep `held`."""
+
+    reason: EndReason
+    detail: str
+    held: tuple[Held, ...]
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Sends and tells in order. `wake_at`: come back with a `Tick` no later than this."""
+
+    sends: tuple[Send, ...] = ()
+    tells: tuple[Tell, ...] = ()
+    ended: Ended | None = None
+    wake_at: float | None = None

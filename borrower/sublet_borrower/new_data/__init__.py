@@ -1,0 +1,1 @@
+"""When a session looks for new messages: after a notification, or after a silence."""

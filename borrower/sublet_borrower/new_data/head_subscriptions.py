@@ -1,0 +1,75 @@
+"""Which sessions of an agent want news of which streams, and which node each of them hears it from: its leader's.
+
+Plain bookkeeping. A stream is subscribed to once per node, however many sessions follow it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sublet_borrower.new_data.head_tracker import FollowId, Pushed
+from sublet_protocol.messages.events import StreamHead
+
+Ask = Callable[[str, int], None]
+"""(node address, stream id)."""
+
+
+class Newsroom:
+    """`subscribe` and `unsubscribe` are called in the order in which the node is to hear of them."""
+
+    def __init__(self, subscribe: Ask, unsubscribe: Ask) -> None:
+        self._subscribe, self._unsubscribe = subscribe, unsubscribe
+        self._nodes: dict[int, str] = {}
+        self._follows: dict[int, dict[int, FollowId]] = {}
+        self._readers: dict[tuple[str, int], set[int]] = {}
+
+    def follow(self, handle: int, follow: FollowId) -> None:
+        """The session wants news of the stream from now on, under this id."""
+        self._follows.setdefault(handle, {})[follow.stream_id] = follow
+        self._join(handle, follow.stream_id)
+
+    def unfollow(self, handle: int, follow: FollowId) -> None:
+        """No more under this id."""
+        if self._follows.get(handle, {}).get(follow.stream_id) == follow:
+            self._part(handle, follow.stream_id)
+            del self._follows[handle][follow.stream_id]
+
+    def moved(self, handle: int, node: str | None) -> None:
+        """Its leader is at that node now; None: it has none."""
+        if self._nodes.get(handle) == node:
+            return
+        for stream_id in self._follows.get(handle, {}):
+            self._part(handle, stream_id)
+        if node is None:
+            self._nodes.pop(handle, None)
+        else:
+            self._nodes[handle] = node
+        for stream_id in self._follows.get(handle, {}):
+            self._join(handle, stream_id)
+
+    def closed(self, handle: int) -> None:
+        """It is over."""
+        self.moved(handle, None)
+        self._follows.pop(handle, None)
+
+    def heard(self, node: str, head: StreamHead) -> list[tuple[int, Pushed]]:
+        """Whom what a node says concerns."""
+        readers = self._readers.get((node, head.stream_id), ())
+        return [(handle, Pushed(self._follows[handle][head.stream_id], head.head)) for handle in readers]
+
+    def _join(self, handle: int, stream_id: int) -> None:
+        node = self._nodes.get(handle)
+        if node is not None:
+            readers = self._readers.setdefault((node, stream_id), set())
+            if not readers:
+                self._subscribe(node, stream_id)
+            readers.add(handle)
+
+    def _part(self, handle: int, stream_id: int) -> None:
+        node = self._nodes.get(handle)
+        readers = self._readers.get((node, stream_id)) if node is not None else None
+        if node is not None and readers is not None and handle in readers:
+            readers.remove(handle)
+            if not readers:
+                del self._readers[node, stream_id]
+                self._unsubscribe(node, stream_id)

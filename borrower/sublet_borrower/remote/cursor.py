@@ -1,0 +1,71 @@
+"""How far a reader of a feed has come, and which pages it takes. Pure.
+
+A page bears the id of the call it answers, where it starts and where it ends. Only the direct successor of what was
+taken last, under the id of the call that is under way, moves the reader on; so whatever a node or a network does, each
+message comes once and none is skipped.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import count
+
+from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.messages.feed import Page
+
+
+class Taken(Enum):
+    """What became of a page."""
+
+    STEP = "step"  # it was the successor: its messages are next
+    NOTHING = "nothing"  # it was a bookmark or a sign of life
+    DISCARDED = "discarded"  # it was of an older call, or a repeat; nothing has changed
+    DOUBT = "doubt"  # something is missing before it; nothing has changed, and a new call has to begin
+
+
+class Cursor:
+    """`bookmark`: how far it has come; None until a node has said where the beginning is."""
+
+    def __init__(self, name: str) -> None:
+        self._ids = (f"{name}.{number}" for number in count(1))
+        self.subscription = next(self._ids)
+        self._known = 0
+        self._timeline: str | None = None
+        self._offsets: dict[int, int] | None = None
+
+    @property
+    def bookmark(self) -> Bookmark | None:
+        """A copy, to be kept."""
+        return None if self._offsets is None else Bookmark(self._known, dict(self._offsets), self._timeline)
+
+    def renew(self) -> str:
+        """A new id, for another call; pages under the older ones are discarded from now on."""
+        self.subscription = next(self._ids)
+        return self.subscription
+
+    def take(self, page: Page) -> Taken:
+        """Move on, if the page is the next."""
+        if page.subscription != self.subscription:
+            return Taken.DISCARDED
+        if page.bookmark is not None:
+            return self._take_bookmark(page.bookmark)
+        if not page.stream_id:
+            return Taken.NOTHING
+        at = None if self._offsets is None else self._offsets.get(page.stream_id)
+        if self._offsets is None or at is None:
+            return Taken.DOUBT
+        if page.start != at:
+            return Taken.DISCARDED if page.position <= at else Taken.DOUBT
+        self._offsets[page.stream_id] = page.position
+        return Taken.STEP
+
+    def _take_bookmark(self, bookmark: Bookmark) -> Taken:
+        """It brings streams that were not known; of those that were it must say the same."""
+        mine = self._offsets
+        if mine is not None and (
+            bookmark.known < self._known or any(mine.get(id, at) != at for id, at in bookmark.offsets.items())
+        ):
+            return Taken.DOUBT
+        self._known, self._offsets = bookmark.known, dict(bookmark.offsets)
+        self._timeline = bookmark.timeline or self._timeline
+        return Taken.NOTHING

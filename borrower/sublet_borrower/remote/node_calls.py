@@ -1,0 +1,194 @@
+"""Calls of a feed's client to nodes, whichever answers: what can be tried again, and what cannot.
+
+A call is over in a bounded time, also where the node is frozen or the network silent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import grpc
+
+from sublet_protocol.domain import errors
+from sublet_protocol.domain.address import split_address
+from sublet_protocol.domain.errors import (
+    InvalidSetting,
+    PoisonBlock,
+    ProtocolMismatch,
+    SubletError,
+    Unavailable,
+    UsageError,
+)
+from sublet_protocol.messages.feed import ERROR, RETRY_AFTER
+from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, shortened
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2_grpc
+
+AHEAD: Final = 2
+"""Pages that are taken from a node before the reader asks for them."""
+
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+
+_FINAL: Final = {
+    grpc.StatusCode.INVALID_ARGUMENT: UsageError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: UsageError,
+    grpc.StatusCode.FAILED_PRECONDITION: ProtocolMismatch,
+    grpc.StatusCode.UNIMPLEMENTED: ProtocolMismatch,
+    grpc.StatusCode.UNAUTHENTICATED: SubletError,
+    grpc.StatusCode.PERMISSION_DENIED: SubletError,
+}
+
+
+class Again(Exception):
+    """The call may be tried again, at this node or another; after so many seconds if the node has said so."""
+
+    def __init__(self, address: str, why: str, after_s: float = 0.0) -> None:
+        self.address, self.why, self.after_s = address, why, after_s
+        super().__init__(f"node {address}: {why}")
+
+    def given_up(self, after_s: float, remedy: str) -> Unavailable:
+        """What is raised where there is no time to try it again."""
+        return Unavailable(f"{self}. Given up after {after_s:g} s. {remedy}")
+
+
+class Calls:
+    """Calls to one node at a time, out of several. Not thread-safe, but for `close`."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes, self._at = tuple(nodes), 0
+        self._channel: Any = None
+
+    @property
+    def address(self) -> str:
+        """The node in use."""
+        return self._nodes[self._at]
+
+    def turn(self) -> None:
+        """Use the next node from now on; where there is one only, over another connection."""
+        self.close()
+        self._at = (self._at + 1) % len(self._nodes)
+
+    def publish(self, request: Any, timeout_s: float) -> Any:
+        """A `PublishReply`. Raises `Again`, or what is wrong with the request."""
+        return self.ask("Publish", request, timeout_s)
+
+    def ask(self, method: str, request: Any, timeout_s: float) -> Any:
+        """The one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
+        try:
+            return getattr(self._stub(), method)(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise translated(self.address, error) from error
+
+    def read(self, request: Any) -> Pages:
+        """The pages that answer a `HistoryRequest` or a `FollowRequest`."""
+        stub = self._stub()
+        method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
+        return Pages(self.address, method(request))
+
+    def close(self) -> None:
+        """End every call."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _stub(self) -> Any:
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        return sublet_pb2_grpc.FeedStub(self._channel)
+
+
+class Pages:
+    """The pages of one call, a few of them ahead; the node waits while nobody takes them."""
+
+    def __init__(self, address: str, call: Any) -> None:
+        self._address, self._call = address, call
+        self._found: deque[Any] = deque()
+        self._end: Exception | None = None
+        self._over = self._closed = False
+        self._changed = threading.Condition()
+        self._heard_at = time.monotonic()
+        threading.Thread(target=self._run, name=f"sublet feed of {address}", daemon=True).start()
+
+    def get(self, timeout_s: float) -> Any:
+        """The next page; None if the node has sent the last. Raises `TimeoutError`, `Again`, a `SubletError`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._found or self._over, timeout_s):
+                raise TimeoutError
+            if self._found:
+                page = self._found.popleft()
+                self._changed.notify_all()
+                return page
+            if self._end is not None:
+                raise self._end
+            return None
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago something was heard; 0 while pages wait to be taken."""
+        with self._changed:
+            return 0.0 if self._found else time.monotonic() - self._heard_at
+
+    def close(self) -> None:
+        """End the call."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._call.cancel()
+
+    def _run(self) -> None:
+        end: Exception | None = None
+        try:
+            for page in self._call:
+                if not self._put(page):
+                    break
+        except grpc.RpcError as error:
+            end = translated(self._address, error)
+        except Exception as error:  # noqa: BLE001 - whoever waits for a page raises it
+            end = error
+        with self._changed:
+            self._end, self._over = end, True
+            self._changed.notify_all()
+
+    def _put(self, page: Any) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._found) < AHEAD or self._closed)
+            self._found.append(page)
+            self._heard_at = time.monotonic()
+            self._changed.notify_all()
+            return not self._closed
+
+
+def checked_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses of nodes. Raises `InvalidSetting`."""
+    given = (nodes,) if isinstance(nodes, str) else tuple(nodes)
+    if not given:
+        raise InvalidSetting("nodes: none is given. Give at least one, such as 127.0.0.1:7411.")
+    for node in given:
+        if not isinstance(node, str) or split_address(node) is None:
+            raise InvalidSetting(f"node {node!r}: give HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411.")
+    return given
+
+
+def translated(address: str, error: Any) -> Exception:
+    """`Again`, or what the node found wrong with the request, as the error of that name."""
+    code, details = error.code(), " ".join(shortened(error.details() or "").split()).rstrip(".")
+    beside = dict(error.trailing_metadata() or ())
+    named = getattr(errors, beside.get(ERROR, ""), None)
+    if isinstance(named, type) and issubclass(named, SubletError):
+        return named.told(error.details()) if issubclass(named, PoisonBlock) else _made(named, error.details())
+    if RETRY_AFTER in beside:
+        return Again(address, details, min(float(beside[RETRY_AFTER]), 60_000.0) / 1000)
+    if code in _FINAL:
+        return _FINAL[code](f"node {address} refuses: {details} ({code.name}). Is it of this release of sublet?")
+    return Again(address, f"{details or 'no answer'} ({code.name})")
+
+
+def _made(kind: type[SubletError], text: str) -> SubletError:
+    """Some errors are made of more than a text: then of the nearest kind that is not."""
+    plain = next(each for each in kind.__mro__ if "__init__" not in vars(each))
+    return plain(text) if issubclass(plain, SubletError) else SubletError(text)

@@ -1,0 +1,223 @@
+"""Reading a feed: tables of messages, one after the other, over as many calls and nodes as it takes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from sublet_borrower.remote.cursor import Cursor, Taken
+from sublet_borrower.remote.node_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Again, Calls, Pages
+from sublet_protocol.domain.errors import Gone, PayloadUnavailable, SubletError, UsageError
+from sublet_protocol.domain.subscriptions import Bookmark, Start
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed import HELLO_S, Page, Read, decode_page, encode_read
+from sublet_storage.log.block import DELIVERED_SCHEMA
+from sublet_storage.producer.batches.columns import as_timestamp_us
+from sublet_storage.util.retry import Backoff
+
+SILENCE_S = 5 * HELLO_S
+"""A node that says nothing for so long is taken for lost."""
+
+REMEDY = "Start a node there (`sublet leader`), correct the address, or give several nodes."
+
+Where: TypeAlias = "str | int | datetime | Start | Bookmark"
+
+
+class FeedReader(Iterator[pa.Table]):
+    """Tables of messages in the order of their streams, parents before children; made by `Feed`. Not thread-safe.
+
+    A node that is lost is no loss: reading goes on from where it was, at the next node. Where no node says a word for
+    `patience_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises `Gone` once,
+    unless `on_gone` is there to be told.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        kind: Any,
+        filter: str | Filter,
+        start: Where,
+        on_gone: Callable[[Gone], None] | None,
+        patience_s: float,
+    ) -> None:
+        self._calls, self._kind, self._patience_s = Calls(nodes), kind, patience_s
+        self._filter = Filter.parse(filter) if isinstance(filter, str) else filter
+        self._begin, self._on_gone = begin_of(start), on_gone
+        self._cursor = Cursor(secrets.token_hex(8))
+        self._pages: Pages | None = None
+        self._trouble: Backoff | None = None
+        self._there_at_first: frozenset[int] = frozenset()
+        self.over = False
+        self._find_beginning()
+
+    @property
+    def positions(self) -> Bookmark:
+        """How far it has come: what was given out lies before it. As a `start`, also as text, it goes on from there."""
+        bookmark = self._cursor.bookmark
+        assert bookmark is not None
+        return bookmark
+
+    def read(self, timeout_s: float | None = None) -> pa.Table | None:
+        """The next table; None if the history is over (`over`), or nothing has come in time."""
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not self.over:
+            page = self._next(deadline)
+            if page is None:
+                break
+            table = self._accept(page)
+            if table is not None:
+                return table
+        return None
+
+    def close(self) -> None:
+        """End it; `positions` stays."""
+        self.over = True
+        self._hang_up()
+        self._calls.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pages", None) is not None:
+            self._hang_up()
+
+    def __next__(self) -> pa.Table:
+        table = self.read()
+        if table is None:
+            raise StopIteration
+        return table
+
+    def __enter__(self) -> FeedReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- pages ------------------------------------------------------------------------------------------------------
+
+    def _find_beginning(self) -> None:
+        """Until a node has said where it is: from then on nothing is missed."""
+        try:
+            while self._cursor.bookmark is None and (page := self._next(float("inf"))) is not None:
+                self._accept(page)
+        except BaseException:
+            self.close()
+            raise
+        self._there_at_first = frozenset(self.positions.offsets)
+
+    def _next(self, deadline: float) -> Page | None:
+        """A page; None at the deadline, or when the node has sent the last."""
+        while True:
+            try:
+                page = self._wait(deadline)
+                if page is None or page.bookmark is None:  # where it begins it says also before it fails
+                    self._trouble = None
+                return page
+            except TimeoutError:
+                return None
+            except Again as again:
+                if not self._try_again(again, deadline):
+                    return None
+
+    def _wait(self, deadline: float) -> Page | None:
+        """A page of the call under way. Raises `TimeoutError` at the deadline, `Again` if the call came to naught."""
+        pages = self._pages = self._pages or self._calls.read(self._request())
+        left_s = SILENCE_S - pages.silent_s
+        try:
+            wire = pages.get(max(0.0, min(left_s, deadline - time.monotonic())))
+        except TimeoutError:
+            if pages.silent_s < SILENCE_S:
+                raise
+            raise Again(self._calls.address, f"no word for {SILENCE_S:g} s") from None
+        except PayloadUnavailable as error:
+            raise Again(self._calls.address, str(error).rstrip(".")) from None
+        if wire is None:
+            self._end()
+            return None
+        try:
+            return decode_page(wire)
+        except SubletError as error:
+            raise Again(self._calls.address, f"a page that cannot be ({error})") from error
+
+    def _request(self) -> Any:
+        read = Read(self._filter, self._cursor.bookmark or self._begin, self._cursor.renew())
+        return encode_read(read, self._kind)
+
+    def _end(self) -> None:
+        """The node has nothing more. Before it has said where the beginning is, that is no answer."""
+        if self._cursor.bookmark is None:
+            raise Again(self._calls.address, "it ended without a beginning")
+        self.close()
+
+    def _try_again(self, again: Again, deadline: float) -> bool:
+        """Wait a moment, then take the next node; False if the deadline comes first."""
+        self._hang_up()
+        trouble = self._trouble = self._trouble or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._patience_s)
+        pause_s = max(trouble.next_s(), again.after_s)
+        if pause_s > trouble.left_s:
+            self._trouble = None
+            raise again.given_up(self._patience_s, REMEDY)
+        self._calls.turn()
+        left_s = deadline - time.monotonic()
+        time.sleep(max(0.0, min(pause_s, left_s)))
+        return pause_s < left_s
+
+    def _hang_up(self) -> None:
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            pages.close()
+
+    # --- what is in them --------------------------------------------------------------------------------------------
+
+    def _accept(self, page: Page) -> pa.Table | None:
+        """Its messages, if it is the next page and has any."""
+        table = None if page.messages is None else decode_messages(page.messages)
+        match self._cursor.take(page):
+            case Taken.STEP if page.gone:
+                self._tell_gone(page)
+            case Taken.STEP:
+                return table
+            case Taken.DOUBT:
+                self._hang_up()
+                time.sleep(FIRST_PAUSE_S)
+            case Taken.NOTHING | Taken.DISCARDED:
+                pass
+        return None
+
+    def _tell_gone(self, page: Page) -> None:
+        gone = Gone(page.stream_id, page.start, page.oldest)
+        if self._on_gone is not None:
+            self._on_gone(gone)
+        elif not (self._begin == Start.EARLIEST and page.start == 0 and page.stream_id in self._there_at_first):
+            raise gone
+
+
+def begin_of(start: Where) -> Start | Bookmark:
+    """Where to begin. Raises `UsageError`."""
+    if isinstance(start, Start | Bookmark):
+        return start
+    if isinstance(start, datetime):
+        return Start.at(as_timestamp_us(start))
+    if isinstance(start, int) and not isinstance(start, bool):
+        return Start.offset(start)
+    if isinstance(start, str):
+        return Bookmark.parse(start) if start.startswith("{") else Start.parse(start)
+    raise UsageError(f"start of type {type(start).__name__}: give earliest, latest, an offset, a time or a Bookmark.")
+
+
+def decode_messages(messages: bytes) -> pa.Table:
+    """The Arrow of a page. Raises `MalformedMessage`."""
+    try:
+        table = pa.ipc.open_stream(messages).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise MalformedMessage(f"a page whose Arrow cannot be read: {error}") from error
+    if table.schema != DELIVERED_SCHEMA:
+        raise MalformedMessage("a page in another schema: the node is of another release of sublet. Upgrade one.")
+    return table

@@ -1,0 +1,91 @@
+"""The columns of sublet's rows in Spark, and messages as Arrow batches of exactly these.
+
+Those that Spark's Kafka source has too are called and typed as there. With `.schema(...)` a query takes only some of
+them, and what it does not take is not converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sublet_protocol.domain.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+COLUMNS = (
+    "key binary, value binary, topic string, timestamp timestamp, headers array<struct<key string, value binary>>,"
+    " space string, stream bigint, offset bigint, epoch array<bigint>"
+)
+"""For people; all may be null, as Spark has it."""
+
+FEW_ROWS = 2048
+"""Batches with fewer rows on average are put together: for Spark each costs as much as some hundred rows."""
+
+
+def all_columns() -> StructType:
+    """Every column. (Spark reads DDL with a JVM, which a source's process has not.)"""
+    from pyspark.sql import types
+
+    header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
+    return (
+        types.StructType()
+        .add("key", types.BinaryType())
+        .add("value", types.BinaryType())
+        .add("topic", types.StringType())
+        .add("timestamp", types.TimestampType())
+        .add("headers", types.ArrayType(header))
+        .add("space", types.StringType())
+        .add("stream", types.LongType())
+        .add("offset", types.LongType())
+        .add("epoch", types.ArrayType(types.LongType()))
+    )
+
+
+def chosen(schema: StructType) -> StructType:
+    """The schema that a user gave, if it is of our columns. Raises `InvalidSetting`."""
+    known = {field.name: field.dataType for field in all_columns()}
+    for field in schema:
+        if field.name not in known:
+            raise InvalidSetting(f"column {field.name!r}: there is none. There are: {COLUMNS}. Leave it out.")
+        if field.dataType != known[field.name]:
+            wanted = known[field.name].simpleString()
+            raise InvalidSetting(
+                f"column {field.name!r} as {field.dataType.simpleString()}: it is {wanted}. Take it as that, and cast "
+                "it in a `select`."
+            )
+    if not len(schema):
+        raise InvalidSetting(f"a schema without columns. There are: {COLUMNS}. Name at least one.")
+    return schema
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """What Spark wants to see in each batch, to the letter."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return found
+
+
+def rows(batches: Iterable[pa.RecordBatch], space: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The messages of one space in the columns of the schema; batches of few rows together."""
+    import pyarrow as pa
+
+    found = list(batches)
+    if len(found) > 1 and sum(batch.num_rows for batch in found) < FEW_ROWS * len(found):
+        found = pa.Table.from_batches(found).combine_chunks().to_batches()
+    for batch in found:
+        if batch.num_rows:
+            columns = [_column(batch, field, space) for field in schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(batch: pa.RecordBatch, field: Any, space: str) -> Any:
+    import pyarrow as pa
+
+    if field.name == "space":
+        return pa.repeat(pa.scalar(space, field.type), batch.num_rows)
+    column = batch.column(field.name)
+    return column if column.type == field.type else column.cast(field.type)

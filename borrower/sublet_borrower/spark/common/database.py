@@ -1,0 +1,73 @@
+"""The database of a query: checked on the driver and on executors, and held open where it is an embedded one.
+
+On the driver it is one that somebody has made, on an executor one that it can reach. The last user of an embedded
+server stops it: a query's processes come and go, and without holding it each would stop it behind itself and have the
+next one start it again. Who is killed leaves it all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.bootstrap.database import Database, open_database
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+
+
+def check_made(url: str | None, data_dir: str | None) -> None:
+    """Raise `InvalidSetting` where an embedded database would be made anew: Spark's own Python processes have the
+    environment in which Spark was started, and whoever names his database later would get an empty one, silently."""
+    from sublet_storage.bootstrap.embedded import has_cluster, usable_data_dir
+    from sublet_storage.db.connect import database_url
+
+    if url or (data_dir is None and database_url(None)):
+        return
+    directory = Path(data_dir).resolve() if data_dir else usable_data_dir()
+    if has_cluster(directory):
+        return
+    if data_dir:
+        raise InvalidSetting(
+            f"option dataDir is {data_dir!r}: there is no database in {directory}. Correct it, or make one there with "
+            f"`sublet migrate --data-dir {data_dir}`."
+        )
+    raise InvalidSetting(
+        f"no database is named, and there is no embedded one in {directory}. Give the option url, or set "
+        "SUBLET_DATABASE_URL before Spark is started: what is set later does not reach the processes in which Spark "
+        "plans. An embedded one is made by `sublet migrate`."
+    )
+
+
+def check_socket(url: str, driver: str) -> None:
+    """An embedded server's URL is the path of a Unix socket, which means nothing on another machine."""
+    host = str(conninfo_to_dict(url).get("host") or "")
+    if host.startswith("/") and not Path(host).is_dir():
+        raise InvalidSetting(
+            f"the executor on {socket.gethostname()} was given a database that only {driver} can reach: the "
+            f"Unix socket in {host}, of an embedded server perhaps. Run Postgres where all executors can reach it, "
+            "and give its URL (`url`, or SUBLET_DATABASE_URL on the driver)."
+        )
+
+
+_held: dict[tuple[int, str], EmbeddedPostgres] = {}
+"""By process, as Spark forks its workers, and directory."""
+
+
+def hold(data_dir: str | None, driver: str) -> None:
+    """Use the embedded server of this directory until the process ends. On another machine than the driver there is no
+    such server, and none is made."""
+    if data_dir is not None and driver == socket.gethostname() and (os.getpid(), data_dir) not in _held:
+        database(None, data_dir)
+
+
+def database(url: str | None, data_dir: str | None) -> Database:
+    """What `open_database` finds; an embedded server is held until the process ends."""
+    with open_database(url, data_dir) as found:
+        key = os.getpid(), str(found.data_dir)
+        if found.data_dir is not None and key not in _held:
+            _held[key] = EmbeddedPostgres(found.data_dir)
+            _held[key].start()
+    return found

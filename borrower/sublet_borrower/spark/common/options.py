@@ -1,0 +1,202 @@
+"""The options of `format("sublet")`: each with what it means, checked by name before anything is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sublet_borrower.consumer.arguments import check_arguments, check_name
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.subscriptions import Subscription
+
+POLICIES = ("drop", "fail")
+MAX_NUMBER = 2**62
+SHOWN = 100
+"""So many characters of a wrong value are shown."""
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "second": 1.0, "m": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_YES = {"true": True, "false": False}
+
+Reader = Callable[[str, str], Any]
+"""What an option's name and text mean. Raises `InvalidSetting`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What a streaming query says; the names in Spark are these in camel case, their case does not matter."""
+
+    subscription: str
+    """`$share/GROUP/FILTER` or `$queue/GROUP/FILTER`. Queries and sessions of one group share its messages."""
+    session_name: str
+    """The name of this query in its group. It must be its own, and stay the same when the query is started again from
+    its checkpoint: what was in doubt then comes back to it. A second query of that name takes the place of the
+    first."""
+    url: str | None = field(default=None, repr=False)
+    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
+    was started, else the embedded server of `dataDir`, which must have been made)."""
+    data_dir: str | None = None
+    """The directory of the embedded server, on this machine."""
+    nodes: tuple[str, ...] | None = None
+    """Addresses HOST:PORT of leader nodes, with commas between (default: those listed in the database)."""
+    starting_position: str = "latest"
+    """Where a group begins that this query is the first to name: `latest`, `earliest`, a time with its zone such as
+    2026-11-21T10:00:00Z, or `offset:N`. A group that exists goes on where it is."""
+    weight: float = 1.0
+    """How much of the group's streams this query takes, relative to others."""
+    max_messages_per_trigger: int | None = None
+    """About how many messages a micro-batch has at most (default: all there are)."""
+    max_bytes_per_trigger: int | None = None
+    """About how many bytes it has at most, as they are stored; a block of messages is the least."""
+    min_partitions: int | None = None
+    """Into how many tasks a micro-batch is divided at least, if it has as many messages (default: one per stream)."""
+    max_partitions: int | None = None
+    """Into how many it is divided at most: a task reads several streams one after the other then. Each task costs Spark
+    some 40 ms, however little it reads, so that the number of cores is a good value where streams are more."""
+    whole_epochs: bool = False
+    """Insist on micro-batches of whole epochs: what the streams that this query has of a space have of an epoch is in
+    one batch. That is so in each group that is atomic; of any other the query is refused."""
+    in_doubt_hold: float = 120.0
+    """For how long messages that were in a micro-batch when this query was lost are kept for its return: seconds, or
+    with a unit as in `90 s`, `5 minutes`. After that another member of the group gets them, and if this query had
+    written them to its sink they are there twice."""
+    on_lost_range: str = "drop"
+    """What happens to a micro-batch that was begun, when this query comes back later than that: `drop` does it again
+    without the messages that others have got by now, `fail` fails the query."""
+    fail_on_data_loss: bool = True
+    """Whether the query fails when retention has taken messages that a micro-batch was to have; else they are left out,
+    with a warning."""
+    available_now_wait: float = 120.0
+    """With the trigger `availableNow`: how long the query waits, with nothing else to do, for streams with messages
+    that were there when it began. Then it fails and names those that were not lent to it; what other members have by
+    then is left to them. Seconds, or with a unit."""
+
+    def settings(self) -> BorrowerSettings:
+        """The session's timers, from the driver's environment."""
+        return BorrowerSettings.from_env()
+
+
+def stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """The options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot be."""
+    found = read_options(given, StreamOptions, "readStream", {"inDoubtHold": _duration, "availableNowWait": _duration})
+    for name, remedy in (
+        ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
+        ("session_name", "a name for this query, which is its own and stays the same when the query is started again"),
+    ):
+        if name not in found:
+            raise InvalidSetting(f"option {camel(name)} is missing. Give {remedy}.")
+    options = StreamOptions(**found)
+    Subscription.parse(options.subscription)
+    check_option_name("sessionName", options.session_name)
+    check_database(options.url, options.data_dir)
+    check_partitions(options.min_partitions, options.max_partitions)
+    check_arguments(weight=options.weight, start=options.starting_position, batch_bytes=1, nodes=options.nodes)
+    if options.on_lost_range not in POLICIES:
+        raise InvalidSetting(f"option onLostRange is {options.on_lost_range!r}: it is {' or '.join(POLICIES)}.")
+    return options
+
+
+def check_option_name(option: str, name: str) -> None:
+    """Raise `InvalidSetting` for what cannot be a name."""
+    try:
+        check_name(name)
+    except InvalidSetting as problem:
+        raise InvalidSetting(f"option {option}: {problem}") from None
+
+
+def check_database(url: str | None, data_dir: str | None) -> None:
+    """Raise `InvalidSetting` for two of them."""
+    if url is not None and data_dir is not None:
+        raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
+
+
+def check_partitions(least: int | None, most: int | None) -> None:
+    """Raise `InvalidSetting` where no number is both."""
+    if least is not None and most is not None and least > most:
+        raise InvalidSetting(
+            f"options minPartitions {least} and maxPartitions {most}: no number of tasks is both. Leave out one of "
+            "them, or give them the same value."
+        )
+
+
+def read_options(
+    given: Mapping[str, str], kind: type[Any], where: str, readers: Mapping[str, Reader] | None = None
+) -> dict[str, Any]:
+    """{field: value} of the options given. `readers`: for options that are not read as their type says."""
+    names = {camel(field.name).lower(): field for field in fields(kind)}
+    found = {}
+    for name, text in given.items():
+        field = names.get(name.lower())
+        if field is None:
+            known = ", ".join(camel(field.name) for field in fields(kind))
+            raise InvalidSetting(f"option {name!r}: {where} has none of that name. It has: {known}.")
+        read = (readers or {}).get(camel(field.name)) or _KINDS[str(field.type)]
+        found[field.name] = read(camel(field.name), str(text))
+    return found
+
+
+def _text(name: str, text: str) -> str:
+    if not text:
+        raise InvalidSetting(f"option {name} is empty. Give a value, or leave the option out.")
+    return text
+
+
+def _nodes(name: str, text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in _text(name, text).split(","))
+
+
+def _count(name: str, text: str) -> int:
+    if not (_is_number(text) and int(text) > 0):
+        raise InvalidSetting(f"option {name} is {text[:SHOWN]!r}: it is a whole number from 1 to {MAX_NUMBER}.")
+    return int(text)
+
+
+def ordinal(name: str, text: str) -> int:
+    """A number that may be 0. Raises `InvalidSetting`."""
+    if not _is_number(text):
+        raise InvalidSetting(f"option {name} is {text[:SHOWN]!r}: it is a whole number from 0 to {MAX_NUMBER}.")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    """What is longer than the largest need not be looked at: Python refuses to, from 4301 digits on."""
+    return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER)) and int(text) <= MAX_NUMBER
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidSetting(f"option {name} is {text!r}: it is a number, such as 1 or 0.5.") from None
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in _YES:
+        raise InvalidSetting(f"option {name} is {text!r}: it is true or false.")
+    return _YES[text.lower()]
+
+
+def _duration(name: str, text: str) -> float:
+    match = _DURATION.fullmatch(text.strip().lower())
+    unit = None if match is None else _UNITS.get(match[2], _UNITS.get(match[2].removesuffix("s")))
+    if match is None or unit is None:
+        raise InvalidSetting(f"option {name} is {text!r}: it is a time, such as 90, 90 s, 5 minutes or 1 h.")
+    return float(match[1]) * unit
+
+
+def camel(name: str) -> str:
+    """As it is called in Spark."""
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)
+
+
+_KINDS: dict[str, Reader] = {
+    "str": _text,
+    "str | None": _text,
+    "int | None": _count,
+    "float": _number,
+    "bool": _flag,
+    "tuple[str, ...] | None": _nodes,
+}

@@ -1,0 +1,64 @@
+"""`format("sublet")`, to read and to write: what Spark finds, and what it is made of.
+
+Nothing is loaded here that is not needed to say what there is: every Spark session imports this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
+    from pyspark.sql.types import StructType
+
+
+class DefaultSource(DataSource):
+    """A group's messages as a stream of rows, history as a table, and rows as messages. The options are those of
+    `sublet_borrower.spark.common.options`, `.source.batch_options` and `.sink.options`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As in `format("sublet")`."""
+        return "sublet"
+
+    def schema(self) -> StructType:
+        """All columns there are; a query that needs few of them says so with `.schema(...)`."""
+        from sublet_borrower.spark.common.columns import all_columns
+
+        return all_columns()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Of a plan."""
+        from sublet_borrower.spark.common.columns import chosen
+        from sublet_borrower.spark.source.batch_options import batch_options
+        from sublet_borrower.spark.source.batch_reader import PushingBatchReader, SubletBatchReader
+
+        options = batch_options(self.options)
+        return (PushingBatchReader if options.push_filters else SubletBatchReader)(options, chosen(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
+        """Of a query."""
+        from sublet_borrower.spark.common.columns import chosen
+        from sublet_borrower.spark.common.options import stream_options
+        from sublet_borrower.spark.source.stream_reader import SubletStreamReader
+
+        return SubletStreamReader(stream_options(self.options), chosen(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Of a batch write."""
+        from sublet_borrower.spark.sink.writer import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 Spark's name
+        """Of a streaming query."""
+        from sublet_borrower.spark.sink.writer import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

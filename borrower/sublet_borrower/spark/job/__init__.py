@@ -1,0 +1,1 @@
+"""Sessions that live in executors: a Spark job of tasks that run until they are drained."""

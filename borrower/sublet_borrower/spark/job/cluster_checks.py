@@ -1,0 +1,130 @@
+"""What Spark's settings mean for tasks that are to run until they are drained: told before they start."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from typing import Any
+
+from sublet_borrower.consumer.runner import Policy
+from sublet_protocol.domain.errors import InvalidSetting, Unavailable
+from sublet_protocol.domain.subscriptions import Subscription
+
+ENOUGH_FAILURES = 100
+ADVISED_FAILURES = 1000
+SPARK_DEFAULT_FAILURES = 4
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*(\d+))?\])?$")
+
+
+class SparkSettingsWarning(UserWarning):
+    """Spark will run the tasks, but not for ever, or not all of them."""
+
+
+def check(spark: Any, fn: object, tasks: int) -> None:
+    """Raise `InvalidSetting` or `Unavailable` for what cannot work, warn about what works only for a while."""
+    if not (hasattr(spark, "conf") and hasattr(spark, "range")):
+        raise InvalidSetting(
+            f"spark is {_shown(spark)}: a SparkSession is needed. SparkSession.builder.getOrCreate() makes one."
+        )
+    if not callable(fn):
+        raise InvalidSetting(f"fn is {_shown(fn)}: a function of one batch is needed, def work(batch).")
+    if not isinstance(tasks, int) or tasks < 1:
+        raise InvalidSetting(f"tasks is {tasks!r}: it must be a whole number, and at least one task must consume.")
+    _check_installed()
+    master = setting(spark, "spark.master", "")
+    _check_failures(spark, master)
+    _check_slots(spark, master, tasks)
+    _check_idle_kill(spark)
+
+
+def check_policy(subscription: Subscription, policy: Policy | None) -> None:
+    """Raise `InvalidSetting` if what is kept would be consumed again."""
+    if policy is not None and policy.keep is not None and subscription.filter.matches(policy.keep):
+        raise InvalidSetting(
+            f"records that cannot be done are to be kept in topic {policy.keep!r}, which {subscription} matches: they "
+            "would come again. Give a topic outside of it."
+        )
+
+
+def setting(spark: Any, key: str, default: str) -> str:
+    """A setting as Spark runs with it, also where there is no SparkContext (Spark Connect)."""
+    return str(spark.conf.get(key, default) or default)
+
+
+def is_local(master: str) -> bool:
+    """Whether driver and executors are one process."""
+    return _LOCAL.match(master) is not None
+
+
+def context(spark: Any) -> Any | None:
+    """The SparkContext; None on Spark Connect."""
+    try:
+        return spark.sparkContext
+    except Exception:  # noqa: BLE001 Spark Connect has its own ways to say that there is none
+        return None
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _check_installed() -> None:
+    """Spark's mapInArrow asks for pandas, and says so only when the job is under way."""
+    if importlib.util.find_spec("pandas") is None:
+        raise Unavailable(
+            "pandas is not installed, and Spark starts no Python tasks on Arrow without it. Run "
+            "`pip install 'sublet[spark]'`, here and where the executors run."
+        )
+
+
+def _check_failures(spark: Any, master: str) -> None:
+    local = _LOCAL.match(master)
+    if local is not None:
+        allowed = int(local[2] or 1)
+        remedy = f"start Spark with master local[{local[1] or 1},{ADVISED_FAILURES}]"
+    else:
+        allowed = int(setting(spark, "spark.task.maxFailures", str(SPARK_DEFAULT_FAILURES)))
+        remedy = f"set spark.task.maxFailures={ADVISED_FAILURES} when the application starts"
+    if allowed < ENOUGH_FAILURES:
+        often = "once" if allowed == 1 else f"{allowed} times"
+        _warn(
+            f"a task that dies {often} ends the whole job, as spark.task.maxFailures is {allowed} here, and tasks that "
+            f"run for weeks do die now and then: {remedy}."
+        )
+
+
+def _check_slots(spark: Any, master: str, tasks: int) -> None:
+    slots = _slots(spark, master)
+    per_task = int(setting(spark, "spark.task.cpus", "1"))
+    if slots is not None and tasks > (usable := slots // per_task):
+        _warn(
+            f"{tasks} tasks and {usable} slots: a task holds its slot until it is drained, so {tasks - usable} of them "
+            f"wait for ever, and other jobs of this application too. Ask for fewer tasks, or give Spark more cores."
+        )
+
+
+def _slots(spark: Any, master: str) -> int | None:
+    """Cores that Spark has now; None if that cannot be known."""
+    local = _LOCAL.match(master)
+    if local is not None and local[1] != "*":
+        return int(local[1] or 1)
+    if (sc := context(spark)) is None or setting(spark, "spark.dynamicAllocation.enabled", "false") == "true":
+        return None
+    return int(sc.defaultParallelism)
+
+
+def _check_idle_kill(spark: Any) -> None:
+    """Nothing flows between Spark and these workers: an idle limit would take the busiest for dead."""
+    key = "spark.sql.execution.pyspark.udf"
+    idle = setting(spark, f"{key}.idleTimeoutSeconds", "0")
+    kills = setting(spark, f"{key}.killOnIdleTimeout", "false")
+    if idle != "0" and kills == "true":
+        raise InvalidSetting(
+            f"{key}.idleTimeoutSeconds is {idle} and {key}.killOnIdleTimeout is true: Spark would kill every task "
+            "after that time, as it sees no rows while a session consumes. Turn one of them off."
+        )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SparkSettingsWarning, stacklevel=5)

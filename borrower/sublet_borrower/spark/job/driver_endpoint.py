@@ -1,0 +1,115 @@
+"""The driver's side of the link to its tasks: what they report, and the one wish they are told, to drain.
+
+It is a session server like a node's, for one job: a task sends its report as an event, again and again, and hears the
+wish in its held poll, at once. Who does not show the job's token is refused and told nothing. What travels is figures
+and a task's failure, never messages or a database's address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+import grpc.aio
+
+from sublet_borrower.spark.job.task_reports import DRAIN, Report, read_report
+from sublet_borrower.util.network_loop import network_loop
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 10.0
+"""For the server to begin, and to end."""
+
+
+class Control:
+    """Serves from its making until `close`. `on_failed` is called at the first failure, from the server's thread."""
+
+    def __init__(self, bind: str, advertised: str, on_failed: Callable[[], None]) -> None:
+        self.token = secrets.token_hex(16)
+        self._advertised, self._on_failed = advertised, on_failed
+        self._reports: dict[str, tuple[Report, float]] = {}
+        self._subscribers: dict[str, str] = {}
+        self._draining = False
+        self._failed = False
+        self._closed = False
+        self._loop = network_loop()
+        self._port = asyncio.run_coroutine_threadsafe(self._serve(bind), self._loop).result(START_TIMEOUT_S)
+        if self._port == 0:
+            raise InvalidSetting(
+                f"cannot listen on {bind} for the tasks' reports. Give `driver_host`, an address of this machine that "
+                "the executors can reach."
+            )
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, as tasks reach it."""
+        return f"{_bracketed(self._advertised)}:{self._port}"
+
+    def drain(self) -> None:
+        """Tell every task, also those that report later. From any thread."""
+        self._loop.call_soon_threadsafe(self._tell_all)
+
+    def reports(self) -> dict[str, tuple[Report, float]]:
+        """{session: (last report, seconds since)}, of every attempt so far. From any thread."""
+        now = time.monotonic()
+        return {name: (report, now - at) for name, (report, at) in tuple(self._reports.items())}
+
+    def close(self) -> None:
+        """End the server; a second call changes nothing."""
+        if not self._closed:
+            self._closed = True
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(START_TIMEOUT_S)
+
+    # --- on the loop ------------------------------------------------------------------------------------------------
+
+    async def _serve(self, bind: str) -> int:
+        """The port; 0 where it cannot listen."""
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._sessions = SessionServer(
+            new_publisher(secrets.token_hex(6)), self._heard, on_expired=self._expired, clock=time.monotonic
+        )
+        try:
+            port: int = self._server.add_insecure_port(f"{_bracketed(bind)}:0")
+        except RuntimeError:
+            return 0
+        self._sessions.register(self._server)
+        await self._server.start()
+        return port
+
+    async def _end(self) -> None:
+        await self._sessions.close()
+        await self._server.stop(grace=0.2)
+
+    def _heard(self, subscriber_id: str, message: object) -> None:
+        report = read_report(message, self.token)
+        self._reports[report.session] = (report, time.monotonic())
+        self._subscribers[subscriber_id] = report.session
+        if self._draining:
+            self._tell(subscriber_id)
+        if report.failure is not None and not self._failed:
+            self._failed = True
+            log.error("task %s has failed, the others are drained", report.session)
+            self._tell_all()
+            self._on_failed()
+
+    def _tell_all(self) -> None:
+        self._draining = True
+        for subscriber_id in self._subscribers:
+            self._tell(subscriber_id)
+
+    def _tell(self, subscriber_id: str) -> None:
+        self._sessions.send(subscriber_id, Channel.GROUP, "wish", DRAIN)
+
+    def _expired(self, subscriber_ids: object) -> None:
+        for subscriber_id in subscriber_ids:  # type: ignore[attr-defined]
+            self._subscribers.pop(subscriber_id, None)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

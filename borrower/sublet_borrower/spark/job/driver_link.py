@@ -1,0 +1,92 @@
+"""A task's side of the link to its driver: it reports, and listens for the wish to drain.
+
+When the driver has not been heard of for `DRIVER_LOST_S`, nobody is left who could ever drain this task or want its
+result: it drains itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Self
+
+from sublet_borrower.spark.job.task_reports import Report
+from sublet_borrower.util.network_loop import network_loop
+from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.pubsub.model import Delivery
+from sublet_protocol.pubsub.node_connection import NodeConnection
+from sublet_protocol.pubsub.subscriber import SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import Status
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+DRIVER_LOST_S = 30.0
+LAST_WORD_S = 2.0
+"""How long the last report is given to arrive."""
+
+
+class DriverLink:
+    """Runs as a context manager. `report()` and `drain(why)` are called on the network thread and must not block."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        session: str,
+        report: Callable[[], Report],
+        drain: Callable[[str], None],
+        lost_after_s: float = DRIVER_LOST_S,
+    ) -> None:
+        self._address, self._token, self._session = address, token, session
+        self._report, self._drain, self._lost_after_s = report, drain, lost_after_s
+        self._loop = network_loop()
+        self._wake = asyncio.Event()
+        self._over = False
+
+    def __enter__(self) -> Self:
+        self._talking = asyncio.run_coroutine_threadsafe(self._talk(), self._loop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self.tell()
+        try:
+            self._talking.result(LAST_WORD_S + 1.0)
+        except Exception:
+            log.exception("the link to the driver at %s ended badly", self._address)
+
+    def tell(self) -> None:
+        """Report now."""
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def _talk(self) -> None:
+        connection = NodeConnection(
+            self._address, self._session, self._heard, settings=SubscriberSettings(hold_s=2 * REPORT_S)
+        )
+        heard_at, told = time.monotonic(), False
+        while not self._over:
+            connection.send(self._report().encode(self._token))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), REPORT_S)
+            self._wake.clear()
+            if connection.status is Status.CONNECTED:
+                heard_at = time.monotonic()
+            elif time.monotonic() - heard_at > self._lost_after_s and not told:
+                told = True
+                self._drain(f"the driver at {self._address} was not heard of for {self._lost_after_s:g} s")
+        connection.send(self._report().encode(self._token))
+        await connection.close(LAST_WORD_S)
+
+    def _heard(self, delivery: Delivery) -> None:
+        if not isinstance(delivery.body, GroupEvent):
+            return
+        wish = json.loads(delivery.body.payload).get("wish")
+        if wish == "drain":
+            self._drain("the driver asked for it")
+        else:
+            log.warning("the driver wishes %r, which this version does not know", wish)

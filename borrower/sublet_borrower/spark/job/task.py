@@ -1,0 +1,239 @@
+"""What runs in an executor: one attempt of one task, which is one session.
+
+Nothing here may load grpc before `run` is called, in the worker that stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sublet_borrower.consumer.runner import Policy, Summary, UserFunction
+from sublet_borrower.consumer.runner import run as run_function
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.common.database import check_socket
+from sublet_borrower.spark.job.failures import FunctionExited, pack
+from sublet_borrower.spark.job.shutdown_signals import Ending
+from sublet_borrower.spark.job.task_reports import Report
+from sublet_protocol.domain.errors import Unavailable
+
+if TYPE_CHECKING:
+    from sublet_borrower.consumer.session import Session
+    from sublet_borrower.streams.batch import Batch
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+"""Between two attempts to open a session while the database is away."""
+CALL_SHARE = 0.8
+"""How much of the unsubscribe timeout a running call gets when the process must end; the rest is for the hand-over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which attempt of which task this is. `session` is its name in the group; no other attempt anywhere has it."""
+
+    partition: int
+    number: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """How an attempt ended. `failure`: see `failures.pack`; None if it was drained."""
+
+    attempt: Attempt
+    summary: Summary
+    failure: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that a task must know; pickled into the job."""
+
+    subscription: str
+    fn: UserFunction
+    url: str = field(repr=False)
+    driver: str
+    token: str = field(repr=False)
+    driver_host: str
+    name: str
+    nodes: tuple[str, ...] | None
+    weight: float
+    start: str
+    batch_bytes: int
+    whole_epochs: bool
+    policy: Policy
+    settings: BorrowerSettings
+    schema: str | None
+    on_attempt: Callable[[Attempt], Any] | None
+
+
+def run(work: Work) -> TaskSummary:
+    """What Spark calls in the task's process."""
+    if work.schema is not None:
+        os.environ["SUBLET_SCHEMA"] = work.schema
+    return run_attempt(work, _this_attempt(work))
+
+
+def run_attempt(work: Work, attempt: Attempt) -> TaskSummary:
+    """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
+
+    SystemExit if the process was told to end meanwhile: see `shutdown_signals`.
+    """
+    task = _Task(work, attempt)
+    with Ending(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
+        return task.run(ending)
+
+
+def _this_attempt(work: Work) -> Attempt:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    partition, number = context.partitionId(), context.attemptNumber()
+    return Attempt(partition, number, f"{work.name}-p{partition}-a{number}-t{context.taskAttemptId()}")
+
+
+class _Task:
+    def __init__(self, work: Work, attempt: Attempt) -> None:
+        self._work, self._attempt = work, attempt
+        self._summary = Summary()
+        self._state = "opening"
+        self._failure: bytes | None = None
+        self._session: Session | None = None
+        self._draining = threading.Event()
+
+    def run(self, ending: Ending) -> TaskSummary:
+        from sublet_borrower.spark.job.driver_link import DriverLink
+
+        work = self._work
+        with DriverLink(work.driver, work.token, self._attempt.session, self._report, self._drain) as link:
+            try:
+                with ending.calls():
+                    self._consume(ending)
+            except Exception as error:
+                log.exception("task %s ends", self._attempt.session)
+                if ending.told is None:  # else it may be no more than the end of its process: Spark tries it again
+                    self._failure = pack(error)
+                link.tell()
+            finally:
+                self._release(ending.cut)
+                self._state = "ended"
+        return TaskSummary(self._attempt, self._summary, self._failure)
+
+    def leave(self) -> None:
+        """The process is told to end: hand over within the unsubscribe timeout. Called on the network thread."""
+        log.info("task %s leaves: its process is told to end", self._attempt.session)
+        self._draining.set()
+        if (session := self._session) is not None:
+            session.leave()
+
+    def _consume(self, ending: Ending) -> None:
+        check_socket(self._work.url, self._work.driver_host)
+        if self._work.on_attempt is not None:
+            with _no_exit(ending, "on_attempt"):
+                self._work.on_attempt(self._attempt)
+        session = self._open()
+        if session is not None:
+            self._state = "running"
+            run_function(session, partial(self._call, ending), policy=self._work.policy, summary=self._summary)
+
+    def _call(self, ending: Ending, batch: Batch) -> None:
+        with _no_exit(ending, "the function"):
+            self._work.fn(batch)
+
+    def _open(self) -> Session | None:
+        """The session; None if the task was drained before the database was there."""
+        from sublet_borrower.consumer.session import Session
+
+        work, pause_s = self._work, FIRST_PAUSE_S
+        while not self._draining.is_set():
+            try:
+                self._session = Session(
+                    work.subscription,
+                    work.url,
+                    nodes=work.nodes,
+                    name=self._attempt.session,
+                    stable=False,
+                    weight=work.weight,
+                    start=work.start,
+                    batch_bytes=work.batch_bytes,
+                    whole_epochs=work.whole_epochs,
+                    auto_ack=False,
+                    settings=work.settings,
+                )
+            except Unavailable as error:
+                log.warning("no session yet: %s", error)
+                self._draining.wait(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                continue
+            if self._draining.is_set():
+                self._session.drain()
+            return self._session
+        return None
+
+    def _release(self, broken_off: bool) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close(broken_off=broken_off)
+
+    # --- called by the link -----------------------------------------------------------------------------------------
+
+    def _drain(self, why: str) -> None:
+        if not self._draining.is_set():
+            log.info("task %s drains: %s", self._attempt.session, why)
+        self._draining.set()
+        if (session := self._session) is not None:
+            session.drain()
+
+    def _report(self) -> Report:
+        done, session = self._summary, self._session
+        return Report(
+            self._attempt.session,
+            self._attempt.partition,
+            self._attempt.number,
+            self._state,
+            done.messages,
+            done.batches,
+            done.failures,
+            done.lost,
+            done.kept,
+            0 if session is None else len(session.held()),
+            0 if session is None else sum(session.lags().values()),
+            self._failure,
+        )
+
+
+@contextlib.contextmanager
+def _no_exit(ending: Ending, who: str) -> Iterator[None]:
+    """The process is Spark's: users' code that ends it has failed, and says so. `shutdown_signals` may do it all the
+    same."""
+    try:
+        yield
+    except SystemExit as exit_asked:
+        if ending.cut:
+            raise
+        raise FunctionExited(
+            f"{who} asked for the end of its process, which is Spark's, by SystemExit({exit_asked.code!r}): return "
+            "where all is done, and raise another exception where it cannot be"
+        ) from exit_asked
+
+
+def packed(summary: TaskSummary) -> bytes:
+    """As the one value of the task's result row."""
+    return pickle.dumps(summary)
+
+
+def unpacked(value: bytes | bytearray) -> TaskSummary:
+    """The value of a result row, of our own task."""
+    summary: TaskSummary = pickle.loads(bytes(value))
+    return summary

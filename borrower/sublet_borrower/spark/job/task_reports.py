@@ -1,0 +1,56 @@
+"""What a task and its driver tell each other, and how that is written: JSON in the events of a session."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.messages.events import GroupEvent
+
+DRAIN = GroupEvent(json.dumps({"wish": "drain"}).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How it stands with one attempt of one task. `streams`: how many it holds. `lag`: how many messages of them are
+    still to be done. `failure`: see `failures.pack`."""
+
+    session: str
+    partition: int
+    attempt: int
+    state: str
+    messages: int = 0
+    batches: int = 0
+    failures: int = 0
+    lost: int = 0
+    kept: int = 0
+    streams: int = 0
+    lag: int = 0
+    failure: bytes | None = None
+
+    def encode(self, token: str) -> GroupEvent:
+        """As an event that shows the job's token."""
+        fields = asdict(self)
+        fields["failure"] = None if self.failure is None else base64.b64encode(self.failure).decode()
+        return GroupEvent(json.dumps({"token": token, "report": fields}).encode())
+
+
+def read_report(message: object, token: str) -> Report:
+    """Raises `UsageError` for anything but a report of this job."""
+    try:
+        if not isinstance(message, GroupEvent):
+            raise TypeError(type(message).__name__)
+        content: dict[str, Any] = json.loads(message.payload)
+        shown, fields = str(content["token"]), dict(content["report"])
+        if fields["failure"] is not None:
+            fields["failure"] = base64.b64decode(fields["failure"])
+        report = Report(**fields)
+    except (TypeError, ValueError, KeyError) as error:
+        raise UsageError(f"not a task's report ({error}): only tasks of this job speak here.") from None
+    if not hmac.compare_digest(shown.encode(), token.encode()):
+        raise UsageError("the token is not this job's: only its own tasks speak here.")
+    return report

@@ -1,0 +1,75 @@
+"""The options of writing to `format("sublet")`: each with what it means, checked by name before anything is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sublet_borrower.spark.common.options import check_database, check_option_name, ordinal, read_options
+from sublet_protocol.domain.errors import InvalidSetting, InvalidTopic
+from sublet_protocol.domain.topics import check_topic
+
+SPARKS_OWN = ("checkpointlocation", "queryname")
+"""What Spark keeps among a streaming query's options."""
+
+
+READERS = {"batchId": ordinal}
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a write says; the names in Spark are these in camel case, their case does not matter."""
+
+    topic: str | None = None
+    """The topic of rows that have none: where there is no column `topic`, it must be given."""
+    url: str | None = field(default=None, repr=False)
+    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
+    was started, else the embedded server of `dataDir`, which must have been made). Driver and executors
+    have to reach it."""
+    data_dir: str | None = None
+    """The directory of the embedded server, on this machine."""
+    space: str | None = None
+    """Refuse topics outside of this space."""
+    sink_name: str | None = None
+    """Of `write` only, with `batchId`: a batch of that number is stored once under this name, however often it is
+    written. A streaming query needs no name: its own id, which its checkpoint keeps, stands for it."""
+    batch_id: int | None = None
+    """The number of the batch, in `foreachBatch` that which Spark gives. Under one name they grow; a lower one than the
+    last is refused."""
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """The options of `write`. Raises `InvalidSetting`, or `InvalidTopic`, for the first that cannot be."""
+    options = _checked(WriteOptions(**read_options(given, WriteOptions, "write", READERS)))
+    if options.sink_name is not None:
+        check_option_name("sinkName", options.sink_name)
+    if (options.sink_name is None) != (options.batch_id is None):
+        alone, other = ("batchId", "sinkName") if options.sink_name is None else ("sinkName", "batchId")
+        raise InvalidSetting(
+            f"option {alone} without {other}: together they say which batch this is, that it be stored once. Give "
+            "both, or neither."
+        )
+    return options
+
+
+def stream_write_options(given: Mapping[str, str]) -> WriteOptions:
+    """The options of `writeStream`. Raises as `write_options`."""
+    ours = {name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}
+    options = _checked(WriteOptions(**read_options(ours, WriteOptions, "writeStream", READERS)))
+    for name, value in (("sinkName", options.sink_name), ("batchId", options.batch_id)):
+        if value is not None:
+            raise InvalidSetting(
+                f"option {name}: a streaming query is known by its own id, and its batches by their numbers, which its "
+                "checkpoint keeps. Leave it out."
+            )
+    return options
+
+
+def _checked(options: WriteOptions) -> WriteOptions:
+    check_database(options.url, options.data_dir)
+    if options.topic is not None:
+        try:
+            check_topic(options.topic)
+        except InvalidTopic as problem:
+            raise InvalidTopic(f"option topic: {problem}") from None
+    return options

@@ -1,0 +1,77 @@
+"""Where the messages of a write go: the database as the driver means it, found again in tasks and commits."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from sublet_borrower.spark.common.database import check_made, check_socket
+from sublet_borrower.spark.sink.options import WriteOptions
+from sublet_protocol.domain.errors import InvalidSetting
+
+LOCK_TIMEOUT_S = 30.0
+SILENCE_S = 600.0
+"""A statement that publishes a large batch takes its time; one that takes longer than this is given up."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A URL, or the directory of an embedded server on the machine `driver`."""
+
+    url: str | None = field(repr=False)
+    data_dir: Path | None
+    schema_name: str | None
+    driver: str
+
+    @classmethod
+    def of(cls, options: WriteOptions) -> Place:
+        """What the options and the driver's environment say. Raises `InvalidSetting` where there is no database yet."""
+        from sublet_storage.bootstrap.embedded import usable_data_dir
+        from sublet_storage.db.connect import database_url
+
+        check_made(options.url, options.data_dir)
+        given = None if options.data_dir else database_url(options.url)
+        data_dir = None
+        if given is None:
+            data_dir = Path(options.data_dir).resolve() if options.data_dir else usable_data_dir()
+        return cls(given, data_dir, os.environ.get("SUBLET_SCHEMA"), socket.gethostname())
+
+    @contextmanager
+    def connected(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
+        """The URL, and an autocommit connection to a database of this program's schema.
+
+        Raises `InvalidSetting` on a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
+        """
+        from sublet_storage.db.connect import check_schema, connect
+
+        if self.schema_name is not None:
+            os.environ["SUBLET_SCHEMA"] = self.schema_name
+        with ExitStack() as stack:
+            url = self._url(stack)
+            conn = connect(
+                url, application_name="sublet spark sink", lock_timeout_s=LOCK_TIMEOUT_S, silence_s=SILENCE_S
+            )
+            stack.enter_context(conn)
+            check_schema(conn)
+            yield url, conn
+
+    def _url(self, stack: ExitStack) -> str:
+        from sublet_storage.bootstrap.database import open_database
+
+        if self.url is not None:
+            check_socket(self.url, self.driver)
+            return self.url
+        if socket.gethostname() != self.driver:
+            raise InvalidSetting(
+                f"the executor on {socket.gethostname()} was given a database that only {self.driver} can reach: an "
+                f"embedded server's, in {self.data_dir}. Run Postgres where all executors can reach it, and give its "
+                "URL (option url, or SUBLET_DATABASE_URL on the driver)."
+            )
+        return stack.enter_context(open_database(None, self.data_dir)).url

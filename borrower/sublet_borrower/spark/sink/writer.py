@@ -1,0 +1,172 @@
+"""The sink, `df.write.format("sublet")` and `df.writeStream.format("sublet")`: rows become messages, whole and once.
+
+Each task stages its messages in the database as blocks, and the driver's commit publishes all of them in one
+transaction (`sublet_storage.producer.staging`), whose record says which batch it was. What rests on how Spark works, as
+was watched in 4.3:
+
+- a batch write has one writer, made on the driver and sent to the tasks: it carries the name of the write. Of a
+  streaming query's writer there is one for the tasks and another for each commit: there the tasks tell the commit which
+  query it is, as they alone know;
+- a query's id is kept in its checkpoint, as are the numbers of its batches. So a batch that is done again has the same
+  name, and a query with a new checkpoint another;
+- a task that is done twice has one of its messages given to the commit. A query that is stopped in a batch has no
+  abort: the next commit clears up.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from sublet_borrower.spark.common.retry import patiently
+from sublet_borrower.spark.sink.columns import check_columns, messages
+from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
+from sublet_borrower.spark.sink.target import Place
+from sublet_protocol.domain.errors import InvalidSetting, SubletError
+from sublet_storage.producer.staging import Committed, Staged, Write, commit, discard, stage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+AWAY_S = 60.0
+"""How long a commit waits for a database that is away, or a stream that is locked, before the write fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    write: Write
+    staged: Staged
+
+
+def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """The writer of a batch write. Raises `InvalidSetting`, `InvalidTopic`."""
+    options = write_options(given)
+    _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
+    if options.sink_name is None or options.batch_id is None:
+        return BatchWriter(Place.of(options), options, Write(f"write {uuid.uuid4().hex}", 0, once=True))
+    return BatchWriter(Place.of(options), options, Write(f"sink {options.sink_name}", options.batch_id))
+
+
+def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """The writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
+    options = stream_write_options(given)
+    _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
+    return StreamWriter(Place.of(options), options)
+
+
+def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, remedy: str) -> None:
+    if overwrite:
+        raise InvalidSetting(f"{refused}: messages that are published stay, and none is replaced. Use {remedy}.")
+    check_columns(schema, options.topic)
+
+
+def stage_rows(place: Place, options: WriteOptions, write: Write, task: int, batches: Iterator[pa.RecordBatch]) -> Done:
+    """Stage what a task has. Raises what a publisher raises for a bad topic or message, and the database's errors."""
+    with place.connected() as (_, conn):
+        rows = (each for batch in batches for each in messages(batch, options.topic))
+        return Done(write, stage(conn, write, task, rows, space=options.space))
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """See the module's page. Pickled on its way to the tasks, and to the commit."""
+
+    def __init__(self, place: Place, options: WriteOptions, write: Write) -> None:
+        self._place, self._options, self._write = place, options, write
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
+        """On executors: one attempt at a task."""
+        return stage_rows(self._place, self._options, self._write, _context().partitionId(), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver, when all tasks are done."""
+        _commit(self._place, self._write, _done(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver, when a task or the commit has failed."""
+        _abort(self._place, [self._write])
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """See the module's page."""
+
+    def __init__(self, place: Place, options: WriteOptions) -> None:
+        self._place, self._options = place, options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
+        """On executors: one attempt at a task of a micro-batch."""
+        context = _context()
+        query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
+        if query is None or batch is None:
+            raise InvalidSetting(
+                "Spark does not tell its tasks which query they are of, so a batch could not be stored once. Use "
+                "foreachBatch, with the options sinkName and batchId of write."
+            )
+        write = Write(f"query {query}", int(batch))
+        return stage_rows(self._place, self._options, write, context.partitionId(), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
+        """On the driver, when all tasks of the micro-batch are done."""
+        done = _done(messages)
+        if done:
+            _commit(self._place, done[0].write, done)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
+        """On the driver, when a task or the commit has failed."""
+        _abort(self._place, {each.write for each in _done(messages)})
+
+
+def _context() -> Any:
+    from pyspark import TaskContext
+
+    return TaskContext.get()
+
+
+def _done(messages: Sequence[WriterCommitMessage | None]) -> list[Done]:
+    """What the tasks told; those that failed have told nothing."""
+    return [each for each in messages if isinstance(each, Done)]
+
+
+def _commit(place: Place, write: Write, done: Sequence[Done]) -> None:
+    def attempt() -> tuple[Committed, str]:
+        with place.connected() as (url, conn):
+            return commit(conn, write, [each.staged for each in done]), url
+
+    committed, url = patiently(attempt, AWAY_S, "the commit is tried again")
+    given = sum(each.staged.messages for each in done)
+    if committed.repeated and committed.messages != given:
+        log.warning(
+            "%s: batch %d was stored already, with %d messages, and nothing is stored of the %d that it has this time. "
+            "If these are others, somebody else writes under this name: give it one of its own.",
+            *(write.sink, write.batch, committed.messages, given),
+        )
+    _tell(url, committed)
+
+
+def _tell(url: str, committed: Committed) -> None:
+    """Let whoever is listening know; this process may end at once."""
+    from sublet_storage.notify.changes import stream_change
+    from sublet_storage.notify.publisher import tell_now
+
+    if committed.heads:
+        tell_now(url, [stream_change(stream, head, closed=False) for stream, head in committed.heads.items()])
+
+
+def _abort(place: Place, writes: Sequence[Write] | set[Write]) -> None:
+    """What is not removed now, the next commit or maintenance removes: the error that is under way says more."""
+    try:
+        with place.connected() as (_, conn):
+            for write in writes:
+                discard(conn, write)
+    except (psycopg.Error, SubletError) as error:
+        log.warning("what was staged is not removed, and will be later: %s", error)

@@ -1,0 +1,1 @@
+"""Reading into a DataFrame: streaming micro-batches, and batch replays."""

@@ -1,0 +1,134 @@
+"""The options of `spark.read.format("sublet")`: what of the history is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from sublet_borrower.spark.common.options import StreamOptions, camel, check_database, check_partitions, read_options
+from sublet_protocol.domain.epochs import LARGEST, SMALLEST
+from sublet_protocol.domain.errors import InvalidSetting, UsageError
+from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.topics import Filter
+
+_BOUNDS = "a time with its zone such as 2026-11-21T10:00:00Z, or offset:N"
+_LEAVE_OUT = "Leave it out"
+_INSTEAD = {
+    "subscription": "Give filter, such as orders/#",
+    "maxMessagesPerTrigger": "endingPosition says how far to read, and minPartitions into how many tasks",
+    "wholeEpochs": "startingEpoch and endingEpoch choose epochs",
+    "maxBytesPerTrigger": "endingPosition says how far to read, and minPartitions into how many tasks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """What a batch query says; the names in Spark are these in camel case, their case does not matter."""
+
+    filter: str = "#"
+    """A topic filter, such as orders/#: which messages are read."""
+    url: str | None = field(default=None, repr=False)
+    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
+    was started, else the embedded server of `dataDir`, which must have been made)."""
+    data_dir: str | None = None
+    """The directory of the embedded server, on this machine."""
+    space: str | None = None
+    """Only messages of the space of this name; also of one that was dropped, as far as they are kept."""
+    starting_position: str = "earliest"
+    """From where in each stream: `earliest`, a time with its zone such as 2026-11-21T10:00:00Z, or `offset:N`. A time
+    is that of storing, by the database's clock, and decides over whole blocks: each belongs where its last message
+    does."""
+    ending_position: str = "latest"
+    """Up to where in each stream, not included: `latest`, which is its end when the query is planned, a time, or
+    `offset:N`."""
+    starting_epoch: int | None = None
+    """The first epoch to read. With this option or the next, messages in no epoch are left out; epochs must be of one
+    number."""
+    ending_epoch: int | None = None
+    """The first epoch not to read any more."""
+    min_partitions: int | None = None
+    """Into how many tasks the query is divided at least, if it has as many messages (default: one per stream)."""
+    max_partitions: int | None = None
+    """Into how many it is divided at most: a task reads several streams one after the other then."""
+    fail_on_data_loss: bool = True
+    """Whether the query fails when retention takes messages after it was planned; else they are left out, with a
+    warning."""
+    push_filters: bool = False
+    """Whether a `where` on topic, space, stream, offset or timestamp decides what is read at all. Needs
+    `spark.sql.python.filterPushdown.enabled`, and a `load()` of its own for each set of filters."""
+
+    @property
+    def start(self) -> Start:
+        """From where."""
+        return Start.parse(self.starting_position)
+
+    @property
+    def end(self) -> Start:
+        """Up to where."""
+        return Start.parse(self.ending_position)
+
+    @property
+    def epochs(self) -> tuple[int, int] | None:
+        """From the first up to before the second; None: all messages, also those in no epoch."""
+        if self.starting_epoch is None and self.ending_epoch is None:
+            return None
+        first = SMALLEST if self.starting_epoch is None else self.starting_epoch
+        return first, LARGEST + 1 if self.ending_epoch is None else self.ending_epoch
+
+
+def batch_options(given: Mapping[str, str]) -> BatchOptions:
+    """The options of `read`. Raises `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
+    _check_no_stream(given)
+    epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
+    options = BatchOptions(**read_options(given, BatchOptions, "read", epoch))
+    Filter.parse(options.filter)
+    check_database(options.url, options.data_dir)
+    check_partitions(options.min_partitions, options.max_partitions)
+    _check_position("startingPosition", options.starting_position, "earliest")
+    _check_position("endingPosition", options.ending_position, "latest")
+    _check_order(options)
+    return options
+
+
+def _check_no_stream(given: Mapping[str, str]) -> None:
+    """Options of `readStream` are answered with what says the same here."""
+    only_there = {camel(field.name) for field in fields(StreamOptions)} - {camel(f.name) for f in fields(BatchOptions)}
+    for name in sorted(only_there):
+        if name.lower() in {option.lower() for option in given}:
+            remedy = _INSTEAD.get(name, _LEAVE_OUT)
+            raise InvalidSetting(f"option {name}: it is readStream's. History is read without a group. {remedy}.")
+
+
+def _check_position(name: str, text: str, named: str) -> None:
+    try:
+        policy = Start.parse(text).policy
+    except UsageError:
+        policy = None
+    if policy not in (named, "time", "offset"):
+        raise InvalidSetting(f"option {name} is {text!r}: it is {named}, {_BOUNDS}.")
+
+
+def _check_order(options: BatchOptions) -> None:
+    start, end = options.start, options.end
+    if start.policy == end.policy and start.value >= end.value:
+        raise _nothing("Position", options.starting_position, options.ending_position)
+    first, beyond = options.starting_epoch, options.ending_epoch
+    if first is not None and beyond is not None and first >= beyond:
+        raise _nothing("Epoch", first, beyond)
+
+
+def _nothing(what: str, start: object, end: object) -> InvalidSetting:
+    return InvalidSetting(
+        f"options starting{what} {start} and ending{what} {end}: nothing lies between them, as the end is not "
+        "included. Give a later end."
+    )
+
+
+def _epoch(name: str, text: str) -> int:
+    try:
+        epoch = int(text)
+    except ValueError:
+        epoch = LARGEST + 1
+    if not SMALLEST <= epoch <= LARGEST:
+        raise InvalidSetting(f"option {name} is {text!r}: it is an epoch of one number, a 64-bit integer.")
+    return epoch

@@ -1,0 +1,111 @@
+"""A batch query's side in Spark's driver: which ranges of which streams there are to read, at one instant.
+
+Spark plans in a process of its own: it makes a reader, tells it filters perhaps, and asks for the partitions once. It
+keeps them with what `load()` has returned: later actions read the same ranges, unless filters are pushed, when each
+plan asks anew. With filters pushed it mistakes the ranges of one plan for those of another, if both are of the same
+`load()` (Spark 4.3): hence they are pushed only where the query says so.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from sublet_borrower.spark.common.columns import arrow_schema
+from sublet_borrower.spark.common.database import check_made, database
+from sublet_borrower.spark.source.batch_options import BatchOptions
+from sublet_borrower.spark.source.pushdown import ALL, sorted_out
+from sublet_borrower.spark.source.ranges import RangePartition, read_task, tasks_of
+from sublet_protocol.domain import topics
+from sublet_protocol.domain.errors import InvalidEpoch, UnknownSpace
+from sublet_storage.db.connect import connect
+from sublet_storage.log.message_predicate import Wanted
+from sublet_storage.readers.offset_ranges import Extent, extents
+from sublet_storage.spaces.catalogue import list_spaces
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from sublet_storage.bootstrap.database import Database
+
+
+class SubletBatchReader(DataSourceReader):
+    """See the module's page. It holds nothing but what the query said: Spark sends it to the executors."""
+
+    def __init__(self, options: BatchOptions, schema: StructType) -> None:
+        self._options, self._schema, self._pushed = options, schema, ALL
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
+        o = self._options
+        check_made(o.url, o.data_dir)
+        found = database(o.url, o.data_dir)
+        tasks = [self._task(extent, found) for extent in self._pushed.narrowed(self._extents(found))]
+        return tasks_of(tasks, o.min_partitions, o.max_partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of a task."""
+        return read_task(partition, arrow_schema(self._schema))
+
+    def _extents(self, found: Database) -> list[Extent]:
+        o = self._options
+        with connect(found.url, application_name="sublet spark") as conn:
+            if o.space is not None:
+                _check_space(o.space, {space.name for space in list_spaces(conn, include_dropped=True)})
+            there = extents(conn, topics.Filter.parse(o.filter), o.start, o.end)
+        of_space = [extent for extent in there if o.space in (None, extent.space)]
+        return of_space if o.epochs is None else with_epochs(of_space)
+
+    def _task(self, extent: Extent, found: Database) -> RangePartition:
+        return RangePartition(
+            stream_id=extent.stream_id,
+            generation_id=extent.generation_id,
+            start=extent.start,
+            end=extent.end,
+            filter=self._options.filter,
+            space=extent.space,
+            url=found.url,
+            schema_name=os.environ.get("SUBLET_SCHEMA"),
+            driver=socket.gethostname(),
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            wanted=self._wanted(),
+            data_dir=None if found.data_dir is None else str(found.data_dir),
+        )
+
+    def _wanted(self) -> Wanted | None:
+        pushed = self._pushed
+        wanted = Wanted(pushed.topics, pushed.prefix, pushed.first, pushed.last, self._options.epochs)
+        return None if wanted == Wanted() else wanted
+
+
+class PushingBatchReader(SubletBatchReader):
+    """One that is told the query's filters. Spark refuses it unless `spark.sql.python.filterPushdown.enabled`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 Spark's name
+        """Take what decides over what is read, and return what Spark is to look at itself."""
+        self._pushed, left = sorted_out(filters)
+        return left
+
+
+def with_epochs(found: Iterable[Extent]) -> list[Extent]:
+    """Those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and after."""
+    there = [extent for extent in found if extent.epoch_numbers is not None]
+    for extent in there:
+        if extent.epoch_numbers != 1:
+            raise InvalidEpoch(
+                f"options startingEpoch and endingEpoch: epochs of space {extent.space!r} have {extent.epoch_numbers} "
+                "numbers, and of two of them neither may come first. Take epochs of one number, or choose the messages "
+                "with a `where` on the column epoch."
+            )
+    return there
+
+
+def _check_space(name: str, known: set[str]) -> None:
+    if name not in known:
+        have = ", ".join(sorted(known)) or "none"
+        raise UnknownSpace(f"option space is {name!r}: there is no such space. There are: {have}. Correct the name.")

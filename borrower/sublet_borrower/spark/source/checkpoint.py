@@ -1,0 +1,87 @@
+"""What Spark writes into a query's checkpoint: read where the query runs, wherever the checkpoint is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from sublet_protocol.domain.errors import UsageError
+
+_REMEDY = "give the guard the checkpointLocation of the query, and the number that foreachBatch was called with."
+_FIRST_OFFSET = 2
+"""Before the offsets, a line each, the log has its version and the batch's settings."""
+
+
+def check(checkpoint: str) -> None:
+    """Raise `UsageError` for the checkpoint of a query that keeps state, or of another than the one that calls."""
+    if _is_there(f"{checkpoint}/state"):
+        raise UsageError(
+            f"the query of checkpoint {checkpoint} keeps state, and would not see messages again that the guard says "
+            "are done. Use a sink that is idempotent by batch instead: format('sublet'), or a table with the batch's "
+            "number in its key."
+        )
+    running = _query_id()
+    if running is not None and running != json.loads(_lines(f"{checkpoint}/metadata")[0])["id"]:
+        raise UsageError(f"checkpoint {checkpoint} is not that of the query that calls the guard: {_REMEDY}")
+
+
+def offsets(checkpoint: str, batch_id: int) -> list[Any]:
+    """Of a batch, each source's as it is in the log; None for a source that has none. Raises `UsageError`."""
+    try:
+        lines = _lines(f"{checkpoint}/offsets/{batch_id}")
+    except FileNotFoundError:
+        raise UsageError(f"there is no batch {batch_id} in checkpoint {checkpoint}: {_REMEDY}") from None
+    return [_parsed(line) for line in lines[_FIRST_OFFSET:]]
+
+
+def _parsed(line: str) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(line)
+    return None
+
+
+def _query_id() -> str | None:
+    """Of the query in whose thread this runs; None where that cannot be said, as on Spark Connect."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
+
+
+def _local(place: str) -> Path | None:
+    """The path of what lies in this machine's files, by its URL or without one."""
+    parts = urlsplit(place)
+    if not parts.scheme:
+        return Path(place)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _is_there(place: str) -> bool:
+    path = _local(place)
+    if path is not None:
+        return path.exists()
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import SparkSession
+
+    try:
+        return bool(SparkSession.active().read.text(place).schema)
+    except AnalysisException:
+        return False
+
+
+def _lines(place: str) -> Sequence[str]:
+    """Raises `FileNotFoundError`."""
+    path = _local(place)
+    if path is not None and (path.exists() or urlsplit(place).scheme):
+        return path.read_text().splitlines()
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import SparkSession
+
+    try:
+        return [row.value for row in SparkSession.active().read.text(place).collect()]
+    except (AnalysisException, RuntimeError):  # no such path, or no Spark that could look elsewhere
+        raise FileNotFoundError(place) from None

@@ -1,0 +1,89 @@
+"""What a query's checkpoint says of sublet: the ranges of a micro-batch, as JSON.
+
+    {"group": 3, "session": "billing-1", "streams": {"17": {"from": 700, "grant": 12, "to": 710}},
+     "subscription": "$share/billing/orders/#"}
+
+A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows. Only what
+earlier batches have done and the group may not know yet is there besides, as "done", in the same form as "streams". In
+a group that is atomic a range has also "upto" and "least", its consumed frontier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sublet_borrower.planner.micro_batch import Planned
+from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.errors import InvalidSetting
+
+Offset = dict[str, Any]
+
+NOTHING: Offset = {}
+"""The offset of a query that has begun nothing."""
+
+
+def offset_of(
+    ranges: Iterable[Planned], done: Iterable[Planned] = (), *, group_id: int, session: str, subscription: str
+) -> Offset:
+    """Of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in order."""
+    before = {"done": parts} if (parts := _parts(done)) else {}
+    return {**before, "group": group_id, "session": session, "streams": _parts(ranges), "subscription": subscription}
+
+
+def is_ours(offset: Any) -> bool:
+    """Whether this source has written it, of a batch that has something."""
+    return isinstance(offset, dict) and offset.keys() - {"done"} == {"group", "session", "streams", "subscription"}
+
+
+def check_form(offset: Any) -> None:
+    """Raise `InvalidSetting` for what this source has written in a way that is not known here: a newer one, say."""
+    if isinstance(offset, dict) and {"session", "streams"} <= offset.keys() and not is_ours(offset):
+        raise InvalidSetting(
+            f"the checkpoint says {str(offset)[:200]}, in a form that this version of sublet does not know. Use the "
+            "version that the query uses."
+        )
+
+
+def check_owner(offset: Offset, session: str, subscription: str) -> None:
+    """Raise `InvalidSetting` if the checkpoint is that of another session, or of another subscription."""
+    if offset and (offset.get("session"), offset.get("subscription")) != (session, subscription):
+        raise InvalidSetting(
+            f"the checkpoint belongs to session {offset.get('session')!r} of {offset.get('subscription')}, and this is "
+            f"session {session!r} of {subscription}: what was in doubt there is kept for that one. Give the query its "
+            "sessionName and subscription again, or a new checkpointLocation: it goes on where its group is."
+        )
+
+
+def ranges_of(offset: Mapping[str, Any]) -> list[Planned]:
+    """The ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
+    return _listed(offset, "streams") if offset else []
+
+
+def done_before(offset: Mapping[str, Any]) -> list[Planned]:
+    """What earlier batches have done, of which the group may not know. Raises as `ranges_of` does."""
+    return _listed(offset, "done") if "done" in offset else []
+
+
+def _listed(offset: Mapping[str, Any], key: str) -> list[Planned]:
+    try:
+        return [_planned(int(stream_id), part) for stream_id, part in offset[key].items()]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InvalidSetting(
+            f"the checkpoint says {str(offset)[:200]}, which is not of sublet: it belongs to another query. Give this "
+            "one a checkpointLocation of its own."
+        ) from None
+
+
+def _parts(ranges: Iterable[Planned]) -> dict[str, Any]:
+    return {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
+
+
+def _part(planned: Planned) -> dict[str, Any]:
+    part: dict[str, Any] = {"from": planned.start, "grant": planned.grant_id, "to": planned.end}
+    return dict(sorted((part | (planned.consumed.to_json() if planned.consumed is not None else {})).items()))
+
+
+def _planned(stream_id: int, part: Mapping[str, Any]) -> Planned:
+    consumed = ConsumedFrontier.of_json(part) if "upto" in part else None
+    return Planned(stream_id, int(part["grant"]), int(part["from"]), int(part["to"]), consumed)

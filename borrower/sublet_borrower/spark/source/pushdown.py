@@ -1,0 +1,142 @@
+"""Filters that Spark pushes down: what of them is decided by what is read, and what is left to Spark. Without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import datasource as spark
+
+from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_storage.readers.offset_ranges import Extent
+
+NEVER_NULL = ("topic", "timestamp", "space", "stream", "offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What is true of all rows that a query wants. None: whatever it is; `start` and `end` are offsets."""
+
+    topics: frozenset[str] | None = None
+    prefix: str = ""
+    spaces: frozenset[str] | None = None
+    streams: frozenset[int] | None = None
+    start: int = 0
+    end: int = MAX_OFFSET
+    first: datetime | None = None
+    last: datetime | None = None
+
+    def narrowed(self, extents: Iterable[Extent]) -> Iterator[Extent]:
+        """What of these can have such rows."""
+        for extent in extents:
+            start, end = max(extent.start, self.start), min(extent.end, self.end)
+            if start < end and self._is_wanted(extent):
+                yield replace(extent, start=start, end=end)
+
+    def _is_wanted(self, extent: Extent) -> bool:
+        return (
+            (self.spaces is None or extent.space in self.spaces)
+            and (self.streams is None or extent.stream_id in self.streams)
+            and (self.topics is None or any(map(extent.filled.matches, self.topics)))
+        )
+
+
+ALL = Pushed()
+
+
+def sorted_out(filters: Iterable[spark.Filter]) -> tuple[Pushed, list[spark.Filter]]:
+    """What the filters say together, and those that Spark is to look at itself: what is not understood, and times,
+    which decide over whole blocks only."""
+    pushed, left = ALL, []
+    for each in filters:
+        taken = _taken(pushed, each)
+        pushed = taken or pushed
+        if taken is None or _column(each) == "timestamp":
+            left.append(each)
+    return pushed, left
+
+
+def _taken(pushed: Pushed, each: Any) -> Pushed | None:
+    """With this filter too; None if it is left to Spark."""
+    column = _column(each)
+    if isinstance(each, spark.IsNotNull):
+        return pushed if column in NEVER_NULL else None
+    if column == "topic" and isinstance(each, spark.StringStartsWith):
+        return _beginning(pushed, each.value) if _is_plain(each.value, str) else None
+    if (values := _values(each)) is not None and column in _ONE_OF:
+        field, kind = _ONE_OF[column]
+        return _one_of(pushed, field, values) if all(_is_plain(value, kind) for value in values) else None
+    if column in _COMPARED and (said := _COMPARED[column].get(type(each))) is not None:
+        return said(pushed, each.value) if _is_comparable(column, each.value) else None
+    return None
+
+
+def _column(each: Any) -> str:
+    """The name of the column; of a part of one, or of another filter's contrary, none of ours."""
+    return ".".join(getattr(each, "attribute", ()))
+
+
+def _values(each: Any) -> tuple[Any, ...] | None:
+    if isinstance(each, spark.EqualTo | spark.EqualNullSafe):
+        return (each.value,)
+    return tuple(each.value) if isinstance(each, spark.In) else None
+
+
+def _one_of(pushed: Pushed, field: str, values: Iterable[Any]) -> Pushed:
+    before, now = getattr(pushed, field), frozenset(values)
+    both: Any = {field: now if before is None else now & before}
+    return replace(pushed, **both)
+
+
+def _beginning(pushed: Pushed, prefix: str) -> Pushed | None:
+    """Two beginnings are one where one begins with the other."""
+    if prefix.startswith(pushed.prefix):
+        return replace(pushed, prefix=prefix)
+    return pushed if pushed.prefix.startswith(prefix) else None
+
+
+def _is_plain(value: object, kind: type) -> bool:
+    """Postgres has no text with a NUL, and no message has."""
+    return type(value) is kind and not (isinstance(value, str) and "\0" in value)
+
+
+def _is_comparable(column: str, value: object) -> bool:
+    """A time without a zone would be one of another clock."""
+    return type(value) is int if column == "offset" else isinstance(value, datetime) and value.tzinfo is not None
+
+
+def _from(pushed: Pushed, offset: int) -> Pushed:
+    return replace(pushed, start=max(pushed.start, offset))
+
+
+def _before(pushed: Pushed, offset: int) -> Pushed:
+    return replace(pushed, end=min(pushed.end, offset))
+
+
+def _since(pushed: Pushed, when: datetime) -> Pushed:
+    return replace(pushed, first=when if pushed.first is None else max(pushed.first, when))
+
+
+def _until(pushed: Pushed, when: datetime) -> Pushed:
+    return replace(pushed, last=when if pushed.last is None else min(pushed.last, when))
+
+
+_ONE_OF: dict[str, tuple[str, type]] = {"topic": ("topics", str), "space": ("spaces", str), "stream": ("streams", int)}
+_COMPARED: dict[str, dict[type, Callable[[Pushed, Any], Pushed]]] = {
+    "offset": {
+        spark.EqualTo: lambda pushed, value: _before(_from(pushed, value), value + 1),
+        spark.GreaterThanOrEqual: _from,
+        spark.GreaterThan: lambda pushed, value: _from(pushed, value + 1),
+        spark.LessThan: _before,
+        spark.LessThanOrEqual: lambda pushed, value: _before(pushed, value + 1),
+    },
+    "timestamp": {
+        spark.EqualTo: lambda pushed, value: _until(_since(pushed, value), value),
+        spark.GreaterThanOrEqual: _since,
+        spark.GreaterThan: _since,
+        spark.LessThan: _until,
+        spark.LessThanOrEqual: _until,
+    },
+}

@@ -1,0 +1,216 @@
+"""The streaming query's side in Spark's driver: what its next micro-batch has, and what became of the last one.
+
+Spark calls from one thread of a process of its own. What it calls when, measured:
+
+- the batch that `latestOffset(start)` speaks of is in the sink and in the checkpoint: that is the acknowledgement.
+  `commit` comes later, and after the last batch not at all;
+- the first call after a restart says how the last process ended. `partitions` of a range that this process has not
+  planned: in the middle of a batch, which is to be done again. `latestOffset`: between two;
+- when a query is stopped the process is told by SIGTERM, and `stop` is called only if somebody heeds that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from sublet_borrower.planner.micro_batch import Begun, Most, Planned
+from sublet_borrower.spark.common.columns import arrow_schema
+from sublet_borrower.spark.common.database import check_made
+from sublet_borrower.spark.common.options import StreamOptions
+from sublet_borrower.spark.source.offsets import NOTHING, Offset, check_owner, done_before, offset_of, ranges_of
+from sublet_borrower.spark.source.ranges import RangePartition, poison_in, read_task, tasks_of
+from sublet_protocol.domain.errors import LostRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from sublet_borrower.planner.micro_batch_planner import Planner
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.05
+"""How long a call waits for news where there is nothing to do: Spark asks again at once."""
+
+
+class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module's page. Spark makes it twice, and sends the second to the executors: so it is nothing but what the
+    query said, until its first call on the driver."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+        self._planner: Planner | None = None
+        self._begun: dict[Planned, Begun] = {}
+        self._recalled = False
+        self._resumed: Offset | None = None
+        self._finite = False
+
+    # --- what Spark calls on the driver -----------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
+        """Before the first batch: always the same, whoever asks and whenever."""
+        return dict(NOTHING)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 Spark's name
+        """What the query allows a micro-batch."""
+        messages, size = self._options.max_messages_per_trigger, self._options.max_bytes_per_trigger
+        if messages is not None:
+            return ReadMaxRows(messages)
+        return ReadAllAvailable() if size is None else ReadMaxBytes(size)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 Spark's name
+        """The query is to end when it has had what is there."""
+        self._finite = True
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 Spark's name
+        """What the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
+        planner, before = self._opened(), self._ranges(start)
+        if not self._recalled:
+            self._recall(done=[*done_before(start), *before])
+        planner.acknowledge(before)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        most_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
+        begun = planner.plan(Most(most, most_bytes), IDLE_S, finite=self._finite)
+        self._begun = {one.planned: one for one in begun}
+        if not begun:
+            return start
+        whose = {"session": planner.name, "subscription": planner.subscription}
+        return offset_of(self._begun, planner.unsaved(), group_id=planner.group_id, **whose)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
+        """For people, in the query's progress: how far the streams go that this query has, and how far behind it is."""
+        if self._planner is None:
+            return None
+        lags = self._planner.lags()
+        heads = {str(stream_id): head for stream_id, (_, head) in sorted(lags.items())}
+        return {"heads": heads, "lag": sum(head - position for position, head in lags.values())}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """The tasks of the micro-batch from one offset to the next."""
+        ranges = self._ranges(end)
+        if end != self._resumed and any(planned not in self._begun for planned in ranges):
+            self._resume([*self._ranges(start), *done_before(end)], ranges)
+            self._resumed = end
+        tasks = list(self._tasks([self._begun[planned] for planned in ranges if planned in self._begun]))
+        return tasks_of(tasks, self._options.min_partitions, self._options.max_partitions)
+
+    def commit(self, end: Offset) -> None:
+        """Comes one batch late, and for the last one not at all: `latestOffset` knows sooner."""
+
+    def stop(self) -> None:
+        """Leave the group. What is in doubt stays reserved for this query."""
+        planner, self._planner = self._planner, None
+        if planner is not None:
+            planner.close()
+
+    # --- what Spark calls on executors ------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of a task."""
+        return read_task(partition, arrow_schema(self._schema))
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Planner:
+        if self._planner is None:
+            from sublet_borrower.planner.micro_batch_planner import Planner
+
+            _heed_sigterm()
+            o = self._options
+            check_made(o.url, o.data_dir)
+            self._planner = Planner(
+                o.subscription,
+                o.url,
+                name=o.session_name,
+                hold_s=o.in_doubt_hold,
+                data_dir=o.data_dir,
+                nodes=o.nodes,
+                weight=o.weight,
+                start=o.starting_position,
+                whole_epochs=o.whole_epochs,
+                lent_within_s=o.available_now_wait,
+                settings=o.settings(),
+            )
+        return self._planner
+
+    def _ranges(self, offset: Offset) -> list[Planned]:
+        """What a batch had. Raises `InvalidSetting` if it was not this query's."""
+        ranges = ranges_of(offset)
+        check_owner(offset, self._options.session_name, self._opened().subscription)
+        return ranges
+
+    def _recall(self, done: Iterable[Planned], begun: Iterable[Planned] = ()) -> None:
+        self._recalled = True
+        self._opened().recall(done, begun)
+
+    def _resume(self, done: Sequence[Planned], begun: Sequence[Planned]) -> None:
+        """The batch was planned by an earlier process: find out what of it is to be done again."""
+        self._recall(done, begun)
+        again, lost = self._opened().resume(begun)
+        self._begun = {one.planned: one for one in again}
+        self._put_off(again)
+        if lost:
+            problem = LostRange(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
+            if self._options.on_lost_range == "fail":
+                raise problem
+            log.warning("%s They are left out of this batch, as onLostRange is drop.", problem)
+
+    def _put_off(self, again: Sequence[Begun]) -> None:
+        """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
+        process failed."""
+        found = poison_in(list(self._tasks(again)))
+        poison = {one.planned: found[one.planned.stream_id] for one in again if one.planned.stream_id in found}
+        self._opened().put_off(poison)
+        for planned, problem in poison.items():
+            del self._begun[planned]
+            log.warning(
+                "%s: %s The batch is done again without this stream: what lies before the block comes in a later one, "
+                "and then the group blocks the stream or skips the block. All other streams go on.",
+                self._options.subscription,
+                problem,
+            )
+
+    def _tasks(self, begun: Sequence[Begun]) -> Iterator[RangePartition]:
+        planner, o = self._opened(), self._options
+        spaces = planner.spaces(one.planned.stream_id for one in begun)
+        for one in begun:
+            yield RangePartition(
+                stream_id=one.planned.stream_id,
+                generation_id=one.generation_id,
+                start=one.position,
+                end=one.planned.end,
+                filter=one.filter,
+                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, as reading says
+                url=planner.url,
+                schema_name=os.environ.get("SUBLET_SCHEMA"),
+                driver=socket.gethostname(),
+                fail_on_data_loss=o.fail_on_data_loss,
+                step=one.step,
+            )
+
+
+def _heed_sigterm() -> None:
+    """Have the process end as Python programs do, so that Spark's runner calls `stop`; and heed it once only."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(0)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)

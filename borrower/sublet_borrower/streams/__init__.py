@@ -1,0 +1,1 @@
+"""What a session was granted, and how far it has come in each stream."""

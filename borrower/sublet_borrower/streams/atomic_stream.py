@@ -1,0 +1,220 @@
+"""A stream that was lent by an atomic group: it is read, given out and reported in whole epochs. No I/O.
+
+What comes next is planned from the marks of its blocks (`sublet_storage.readers.epoch_steps`), a step at a time: one or
+more pages of messages, with which epochs end. Progress moves when a step is done, never inside of it. A stream that is
+to be handed over is read to the end of the step that has begun; if it is `cut_short`, that step is left undone, and
+given out again by whoever gets the stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from sublet_borrower.machine.events import Progressed
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_storage.log.log import Page
+from sublet_storage.readers.epoch_steps import Marks, Run, Step, WholeEpochs
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Progress of a stream between two steps."""
+
+    position: int
+    consumed: ConsumedFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Messages of [first, end) that were read for a step."""
+
+    table: pa.Table
+    first: int
+    end: int
+    ticket: int
+
+
+@dataclass(slots=True)
+class _Made:
+    """A step that has begun. `tickets`: what was given out of it and is not done; `furthest`: up to where that was."""
+
+    place: Place
+    tickets: set[int] = field(default_factory=set)
+    complete: bool = False
+    furthest: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class WholeLent(Lent):
+    """See the module's page. `read` is the next offset to be read; while there is no step, up to where marks are known.
+
+    `told`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
+    whether the step ends with it.
+    """
+
+    plan: WholeEpochs = field(kw_only=True)
+    step: Step | None = None
+    told: bool = False
+    cut: bool = False
+    pieces: deque[Piece] = field(default_factory=deque)
+    _run: int = 0
+    _made: deque[_Made] = field(default_factory=deque)
+    _place: Place = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._place = Place(self.plan.position, self.plan.consumed)
+
+    @property
+    def acknowledged(self) -> int:
+        """Everything before this offset is done."""
+        return self._place.position
+
+    @property
+    def may_have_more(self) -> bool:
+        """Worth reading, or looking at, now."""
+        if self.over or self.unreadable or self.cut:
+            return False
+        if self.pieces or self.step is not None:
+            return True
+        return not self.stopping and (self.told or self.goes_on)
+
+    @property
+    def waits(self) -> bool:
+        """For epochs to be completed."""
+        return self.step is None and self.plan.is_waiting and not (self.over or self.stopping)
+
+    @property
+    def is_within_a_step(self) -> bool:
+        """Some of it is given out, and some is not."""
+        return not self.over and (self.step is not None or bool(self.pieces))
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing will be acknowledged any more."""
+        return self.given_up or not (self.outstanding or self.reading or (self.step is not None and not self.cut))
+
+    def look(self, marks: Marks) -> None:
+        """Take notice of what follows."""
+        self.plan.note(marks)
+        self.head, self.read, self.said, self.told = marks.head, self.plan.scanned, 0, False
+
+    def go_on(self, limit_bytes: int) -> bool:
+        """Make the next step, of about so many bytes, from what is known; False if there is none."""
+        if self.over or self.stopping or (step := self.plan.next_step(limit_bytes)) is None:
+            return False
+        self.plan.take(step)
+        self._made.append(_Made(Place(step.position, step.consumed)))
+        self.step, self._run = step, 0
+        self._begin_run()
+        return True
+
+    def take(self, start: int, end: int, head: int) -> bool:
+        """See `Lent.take`: what was read for the step."""
+        if self.over or self.cut or self.step is None or start != self.read or not start < end <= head:
+            return False
+        made, run = self._made[-1], self.step.runs[self._run]
+        end = min(end, run.end)
+        self.ticket += 1
+        self.outstanding[self.ticket] = start
+        made.tickets.add(self.ticket)
+        self.read, self.head = end, head
+        if end == run.end:
+            self._run += 1
+            self._begin_run()
+        self.reading = False
+        return True
+
+    def offer(self, page: Page, step: Step, run: Run, *, whole: bool = False) -> bool:
+        """Give out what is wanted of a page that was taken for the run; False if nothing more comes of it. `whole`: all
+        of a step together."""
+        sifted = [kept for batch in page.batches if (kept := step.sift(run, batch)).num_rows]
+        if not sifted:
+            return False
+        table, end = pa.Table.from_batches(sifted), min(page.position, run.end)
+        if whole and self.pieces:
+            before = self.pieces.pop()
+            table = pa.concat_tables((before.table, table))
+            self.pieces.append(Piece(table, min(before.first, page.start), max(before.end, end), before.ticket))
+            return False
+        self.pieces.append(Piece(table, page.start, end, self.ticket))
+        return True
+
+    @property
+    def run(self) -> tuple[Step, Run] | None:
+        """The step that is being read, and what is to be read next of it."""
+        return None if self.step is None else (self.step, self.step.runs[self._run])
+
+    def next_piece(self) -> tuple[Piece, Place | None] | None:
+        """What is to be given out now, and where the stream is once that is done, if a step ends with it."""
+        made = self._made[-1] if self._made else None
+        if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):
+            return None
+        piece = self.pieces.popleft()
+        made.furthest = max(made.furthest, piece.end)
+        return piece, made.place if made.complete and not self.pieces else None
+
+    def done(self, ticket: int) -> bool:
+        """The batch is done. False: it was before."""
+        if self.outstanding.pop(ticket, None) is None:
+            return False
+        for made in self._made:
+            made.tickets.discard(ticket)
+        self._settle()
+        return True
+
+    def done_upto(self, ticket: int, position: int) -> None:
+        """Progress does not move inside of a step."""
+
+    def place(self) -> tuple[Any, ...]:
+        """See `Lent.place`: with what is planned, and the step that has begun."""
+        made = [(one, one.complete, one.furthest) for one in self._made]
+        reading = (self.read, self.ticket, self.size, self.step, self._run, self.most_bytes, self._place)
+        return reading, made, tuple(self.pieces), self.plan.copy()
+
+    def go_back(self, place: tuple[Any, ...]) -> None:
+        """See `Lent.go_back`."""
+        reading, made, pieces, self.plan = place
+        self.read, self.ticket, self.size, self.step, self._run, self.most_bytes, self._place = reading
+        self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)
+        for one, complete, furthest in made:
+            one.complete, one.furthest = complete, furthest
+            one.tickets.intersection_update(range(self.ticket + 1))
+        for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
+            del self.outstanding[ticket]
+
+    def cut_short(self) -> None:
+        """Leave the step that has begun undone."""
+        self.cut = True
+        for piece in self.pieces:
+            self.outstanding.pop(piece.ticket, None)
+        self.pieces.clear()
+
+    def progress(self) -> Progressed:
+        """See `Lent.progress`."""
+        final, place = self.is_ending and self.is_settled, self._place
+        lag = None if self.head is None else max(self.head - place.position, 0)
+        until = max((made.furthest for made in self._made), default=0) if final else 0
+        said = Progressed(
+            self.stream_id, self.grant_id, place.position, final, self.size, lag, until, consumed=place.consumed
+        )
+        return self.with_trouble(said)
+
+    def _begin_run(self) -> None:
+        assert self.step is not None
+        if self._run < len(self.step.runs):
+            run = self.step.runs[self._run]
+            self.read, self.most_bytes = run.start, run.size
+            return
+        self._made[-1].complete = self.told = True
+        self.step, self.read = None, self.plan.scanned
+        self._settle()
+
+    def _settle(self) -> None:
+        """Progress moves on behind steps that are done, up to the first that is not."""
+        while self._made and self._made[0].complete and not self._made[0].tickets:
+            self._place = self._made.popleft().place

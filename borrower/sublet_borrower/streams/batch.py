@@ -1,0 +1,198 @@
+"""What a session gives its user: consecutive messages of one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sublet_borrower.streams.atomic_stream import Place, WholeLent
+from sublet_borrower.streams.granted_stream import Lent
+from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.errors import UsageError
+
+Transact = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
+"""The session's part in `Batch.transaction`."""
+
+
+class Batch:
+    """Messages of one stream at offsets in [first, end), those that match the filter.
+
+    `table`: Arrow, columns topic, key, value, headers, timestamp, epoch, stream, offset. `grant_id` is the fencing
+    token: it only grows per stream, and a larger one means that somebody else has the stream. It is also in the
+    metadata of the table's schema, as `sublet.grant_id` beside `sublet.stream`.
+    """
+
+    def __init__(
+        self,
+        table: pa.Table,
+        first: int,
+        end: int,
+        lent: Lent,
+        acknowledge: Callable[[Lent, int], None] | None,
+        progressed: Callable[[Lent, int, int], None] | None = None,
+        transact: Transact | None = None,
+        ticket: int | None = None,
+        place: Place | None = None,
+    ) -> None:
+        token = {"sublet.stream": str(lent.stream_id), "sublet.grant_id": str(lent.grant_id)}
+        self.table, self.first, self.end = table.replace_schema_metadata(token), first, end
+        self.stream_id, self.grant_id = lent.stream_id, lent.grant_id
+        self._lent, self._acknowledge, self._progressed = lent, acknowledge, progressed
+        self._transact = transact
+        self._whole, self._row = self, 0
+        self.ticket = first if ticket is None else ticket
+        self.place = place
+        self.began = self.committed = self.found = False
+        """Whether a transaction was begun for it, and whether one that bears its progress was committed: then it must
+        not be worked on again. `found`: which its user has not been told yet."""
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __repr__(self) -> str:
+        return f"Batch(stream {self.stream_id}, offsets [{self.first}, {self.end}), {len(self)} messages)"
+
+    @property
+    def positions(self) -> dict[int, tuple[int, int]]:
+        """{stream: (first offset, offset after the last)}."""
+        return {self.stream_id: (self.first, self.end)}
+
+    @property
+    def ends_epochs(self) -> bool:
+        """Of an atomic group: whether the epochs in it, and in the batches of its stream before it, end with this one.
+
+        Progress moves behind batches that do, and so may a transaction.
+        """
+        return self.place is not None
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether it is of a group that is atomic."""
+        return isinstance(self._lent, WholeLent)
+
+    @property
+    def position(self) -> int:
+        """Where its stream is once it is done."""
+        return self.end if self.place is None else self.place.position
+
+    @property
+    def consumed(self) -> ConsumedFrontier | None:
+        """Of an atomic group: what is consumed then in whole epochs."""
+        return None if self.place is None else self.place.consumed
+
+    @property
+    def lost(self) -> bool:
+        """True once the stream was taken away without our word: somebody else will see these messages again."""
+        return self._lent.lost
+
+    @property
+    def is_outstanding(self) -> bool:
+        """Whether it is still to be done, and ours to do."""
+        return not self._lent.over and self.ticket in self._lent.outstanding
+
+    def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A transaction on the messages' database in which the user's output and this batch's progress are committed
+        together: exactly once. An exception inside rolls it back, and the batch is still to be done.
+
+        Raises `GrantLost` where the stream is somebody else's by now: nothing was written, and its new holder has the
+        messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UnknownOutcome`: try it again, which
+        finds out. `UsageError` if batches of the stream that came before it, or rows of the batch before a part of it,
+        are not acknowledged, or its progress is committed already.
+        """
+        if self._transact is None:
+            raise UsageError(f"{self!r} belongs to no session that could commit its progress.")
+        return self._transact(self)
+
+    def ack(self, upto: int | None = None) -> None:
+        """All of it is done. Asking for the next batch does this too, unless the session has auto_ack off or a
+        transaction was begun for the batch and not committed.
+
+        The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
+        lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
+        Raises `UsageError` where a transaction for it, whose outcome was unknown, turns out not to have been committed,
+        and `UnknownOutcome` where that is not known yet.
+        """
+        if upto is not None and upto < self.end:
+            if self._progressed is not None and self._acknowledge is not None and upto > self.first:
+                self._progressed(self._lent, self.ticket, upto)
+            return
+        if self._acknowledge is not None:
+            self._acknowledge(self._lent, self.ticket)
+            self._acknowledge = None
+
+    def part(self, start: int, count: int) -> Batch:
+        """Rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction has."""
+        rows = self.table.slice(start, count)
+        first = end = self.first
+        if rows.num_rows:
+            offsets = rows.column("offset")
+            first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
+        part = Batch(rows, first, end, self._lent, None, transact=self._transact, ticket=self.ticket)
+        part._whole, part._row = self._whole, self._row + min(start, len(self))
+        return part
+
+    def begin(self, together: Iterable[Batch]) -> None:
+        """A transaction begins that is to bear its progress and that of those together with it. Raises `UsageError`."""
+        if self.committed:
+            raise UsageError(
+                f"{self!r}: its progress is committed already. One transaction does all of a batch's work."
+            )
+        if self._whole._acknowledge is None:
+            raise UsageError(f"{self!r} is acknowledged already: its progress may be durable without this transaction.")
+        of_stream = [one for one in together if one._lent is self._lent]
+        if self.is_atomic and not max(of_stream, key=lambda one: one.ticket).ends_epochs:
+            raise UsageError(
+                f"{self!r}: its epochs go on in the next batch of its stream, and progress moves only behind whole"
+                " epochs. Give all batches up to the one that ends_epochs to one session.transaction()."
+            )
+        with_it = {one._whole.ticket for one in of_stream}
+        outstanding = self._lent.outstanding.copy()
+        before = [ticket for ticket in outstanding if ticket < self._whole.ticket and ticket not in with_it]
+        if before:
+            raise UsageError(
+                f"{self!r}: the batch of its stream that begins at offset {outstanding[min(before)]} is still to be"
+                " done. Acknowledge that one first, or give both to one session.transaction()."
+            )
+        self._whole._check_rows(of_stream)
+        self.began = True
+
+    def _check_rows(self, of_stream: Iterable[Batch]) -> None:
+        """Of its rows these do the next that are to be done, without a gap, and all if a later batch is among them."""
+        parts = {one._row: one for one in of_stream if one._whole is self}
+        place, offsets = self._rows_done(), self.table.column("offset")
+        for row, part in sorted(parts.items()):
+            if row < place or not len(part):
+                last = offsets[place - 1].as_py() if place else None
+                why = "there is nothing in it" if last is None else f"messages up to offset {last} are done already"
+                raise UsageError(
+                    f"{part!r}: {why}. Give the transaction a part of what is left: batch.part({place}, ...)."
+                )
+            if row > place:
+                self._refuse_gap(part, offsets[place].as_py())
+            place += len(part)
+        if place < len(self) and (later := [one for one in of_stream if one.ticket > self.ticket]):
+            self._refuse_gap(later[0], offsets[place].as_py())
+
+    def _refuse_gap(self, part: Batch, offset: int) -> None:
+        raise UsageError(
+            f"{part!r}: offset {offset}, which comes before it, is still to be done, and would be passed over. Do the "
+            "parts of a batch in their order, or give them to one session.transaction()."
+        )
+
+    def _rows_done(self) -> int:
+        """How many of its rows are."""
+        done = self._lent.outstanding.get(self.ticket, self.first)
+        return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
+
+    def settle(self, *, found: bool = False) -> None:
+        """That transaction is committed. A part stands for what came before it too."""
+        self.committed, self.found = True, found
+        if self is self._whole:
+            self.ack()
+        else:
+            self._whole.ack(upto=self.end)

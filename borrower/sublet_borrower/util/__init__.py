@@ -1,0 +1,1 @@
+"""Helpers of a consumer's process: its event loop, threads, locks and clock."""

@@ -1,0 +1,49 @@
+"""One event loop for all network work of a process, on a thread of its own, for as long as the process lives.
+
+grpc hands out the events of all its event loops through whichever wakes first, and stumbles over a loop that has been
+closed. Agents come and go in a process; this loop stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+from sublet_borrower.util.owner_process import ADVICE
+from sublet_protocol.domain.errors import UsageError
+
+# grpc does not survive a fork, so its fork handlers can but warn, of every process that is started. It reads this once,
+# when it is first used.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_is_inherited = False
+
+
+def network_loop() -> asyncio.AbstractEventLoop:
+    """The loop, running. Whoever uses it must neither block nor stop it.
+
+    Raises `UsageError` in a process that was forked from one with such a loop: grpc would wait there for ever.
+    """
+    global _loop
+    if _is_inherited:
+        raise UsageError(
+            f"process {os.getpid()} was forked from one that has a session: grpc is of no use here. {ADVICE}"
+        )
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="sublet-network", daemon=True).start()
+        return _loop
+
+
+def _forget() -> None:
+    """A forked child has the loop but not its thread."""
+    global _loop, _lock, _is_inherited
+    _is_inherited = _is_inherited or _loop is not None
+    _lock, _loop = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,44 @@
+"""A session and the process that made it: a fork copies the memory, but not the threads, and shares every socket.
+
+What a child did with its parent's session would arrive in the midst of what the parent says. So a child may not use it,
+and cannot reach the parent's peers by accident either: its copies of connections to Postgres lead nowhere, see
+`sublet_storage.db.bounded_connection`. (Those of grpc say nothing there: the threads that would are the parent's.)
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+
+from sublet_protocol.domain.errors import UsageError
+
+ADVICE = (
+    "Make one in this process, which must not be forked from one that has had a session: start it with "
+    "multiprocessing's `spawn` method, or fork before the first session is made."
+)
+
+
+class Home:
+    """The process in which it was made."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is another process."""
+        return os.getpid() != self.pid
+
+    def check(self, what: str) -> None:
+        """Raise `UsageError` if this is another process."""
+        if self.is_elsewhere:
+            raise UsageError(
+                f"{what} was made in process {self.pid}, and this is process {os.getpid()}: a session does not survive "
+                f"a fork. {ADVICE}"
+            )
+
+
+def new_agent_id() -> str:
+    """A name for an agent's life in this process, telling people where it runs."""
+    return f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(6)}".replace(".", "-")

@@ -1,0 +1,83 @@
+"""`even`: streams spread by weight, with the fewest moves.
+
+Each borrower's share of the streams is proportional to its weight and rounded by largest remainder. Where
+remainders tie (equal weights: always) the spare streams go to the borrowers that already hold one more, so an
+unchanged membership moves nothing. Only what a borrower holds above its share is revoked; everything else stays
+where it is. Borrowers whose share is zero are standby.
+
+A free stream goes back to its last holder if that one is below its share: the shares are the same either way, so
+this costs no move and no fairness. The rest goes to whoever is then the most under-full.
+
+Near-linear in streams plus borrowers; every free stream is granted if there is any member.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Container, Mapping
+
+from sublet_leader.allocation.quotas import shares
+from sublet_leader.allocation.strategy import Plan, Situation
+
+
+class EvenStrategy:
+    """Even by the number of streams per weight."""
+
+    def plan(self, situation: Situation) -> Plan:
+        """The next grants and revokes."""
+        weights, last = situation.weights, situation.last
+        if not weights:
+            return Plan()
+        free, holdings = sorted(set(situation.free)), situation.holdings()
+        counts = {borrower: len(streams) for borrower, streams in holdings.items()}
+        # Streams on their way count into the shares: else a plan made meanwhile would revoke once more.
+        total = sum(counts.values()) + len(free) + len(set(situation.moving))
+        share = shares(total, weights, counts, Counter(last[s] for s in free if s in last))
+        return Plan(
+            grants=_grants(free, counts, share, weights, last),
+            revokes=_revokes(holdings, share, situation.revocable()),
+        )
+
+
+def _revokes(holdings: Mapping[str, list[int]], share: Mapping[str, int], revocable: Container[int]) -> tuple[int, ...]:
+    """The surplus above each share, as far as it may move: the highest (newest) streams first."""
+    revokes: list[int] = []
+    for borrower, streams in holdings.items():
+        surplus = len(streams) - share[borrower]
+        if surplus > 0:
+            revokes += heapq.nlargest(surplus, [s for s in streams if s in revocable])
+    return tuple(sorted(revokes))
+
+
+def _grants(
+    free: list[int],
+    counts: Mapping[str, int],
+    share: Mapping[str, int],
+    weights: Mapping[str, float],
+    last: Mapping[int, str],
+) -> tuple[tuple[int, str], ...]:
+    """Home, where there is room below the share; else to whoever is below its share and has the fewest per weight."""
+    if not free:
+        return ()
+    count = dict(counts)
+    grants = []
+    strays = []
+    for stream_id in free:
+        home = last.get(stream_id)
+        if home is not None and count.get(home, 0) < share.get(home, 0):
+            grants.append((stream_id, home))
+            count[home] += 1
+        else:
+            strays.append(stream_id)
+    queue = [(count[b] / weights[b], b) for b in share if count[b] < share[b]]
+    heapq.heapify(queue)
+    for stream_id in strays:
+        _, borrower = queue[0]
+        grants.append((stream_id, borrower))
+        count[borrower] += 1
+        if count[borrower] < share[borrower]:
+            heapq.heapreplace(queue, (count[borrower] / weights[borrower], borrower))
+        else:
+            heapq.heappop(queue)
+    return tuple(sorted(grants))

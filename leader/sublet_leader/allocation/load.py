@@ -1,0 +1,246 @@
+"""`load`: each member's load per weight even, with few moves and none of them back.
+
+**What a stream costs** is counted in thousandths of an average stream: its bytes per second, plus up to one more
+average stream while it is behind, plus a tenth for being there at all. Streams of which nothing is known count as the
+mean of the others; if nothing is known of any, all cost the same, and it is the number of streams that is evened. A
+member's **level** is what its streams cost, per weight; the **mean** is that of all streams over all weights.
+
+**Grants**: the heaviest free stream first, to the member that will then have the lowest level; home to its last
+holder while that leaves it at two thirds of the mean or below. Nobody holds nothing while there are streams for all:
+the last ones are kept for those that would. Nobody is granted more than twice its even share of the streams and one.
+
+**Revokes**: all in one budget of a tenth of the streams held, at least one, in which those still on their way are
+counted. First for the level, the heaviest streams first, where one is more than a quarter above the mean (it gives
+until it is at the mean) or one is more than a quarter below (the ones above the mean give to it). For the level a
+stream moves only if its new holder, with it, stays a fifth below the level that the giver had with it; and a giver is
+left alone if the streams that could go make up less than a tenth of what it has. Then, the lightest first, for those
+that hold nothing while another holds two, and from those above the bound by count. Nobody gives its last stream.
+
+**Why it ends**: a move for the level replaces two levels by two that are lower than the higher one. So the levels,
+sorted from the top, fall with each move in the order of the dictionary, and no sharing comes twice; measurements that
+are a tenth too high or too low do not change that, because one fifth is more than they can bridge. For the same reason
+a stream on its way is not given back to whom it was taken from, unless that one is now far below all others. This
+holds for the moves as they are planned; streams that come free one by one may be placed otherwise, by the same rule.
+That this ends as well is not proven but played (`tests/property/test_load_laws.py`).
+
+Near-linear in streams plus borrowers. Costs are integers, so that the order of the arguments never matters.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Mapping
+
+from sublet_leader.allocation.member_loads import Levels
+from sublet_leader.allocation.quotas import shares
+from sublet_leader.allocation.strategy import Load, Plan, Situation
+
+UNEVEN = 0.25
+"""How far above or below the mean a level must be before anything moves for it."""
+GAP = 0.8
+"""The new holder's level, with the stream, is at most so much of what the old one's was."""
+WORTH = 0.1
+"""The least part of a member's load that must be able to go."""
+HOME = 2 / 3
+"""Up to this part of the mean the last holder gets its streams back."""
+BUDGET = 10
+"""One stream in so many may be on its way."""
+
+_AVERAGE = 1000
+_PRESENCE = 100
+_FAR_BEHIND = 10_000
+"""Messages: a stream so far behind counts for half an average stream more."""
+_MOST_BYTES_PER_S = 1e15
+"""Beyond what anybody can consume: a figure above it is capped."""
+
+
+class LoadStrategy:
+    """Even by observed load per weight, damped."""
+
+    def plan(self, situation: Situation) -> Plan:
+        """The next grants and revokes."""
+        if not situation.weights:
+            return Plan()
+        holdings, free, moving = situation.holdings(), set(situation.free), set(situation.moving)
+        streams = [*free, *moving, *(stream_id for held in holdings.values() for stream_id in held)]
+        costs = _costs(streams, situation.load)
+        bounds = {b: 2 * share + 1 for b, share in shares(len(streams), situation.weights).items()}
+        sharing = _Sharing(situation, Levels(situation.weights, bounds, holdings, costs), costs)
+        # Streams on their way have no holder, but will have: so their places are taken, and only not granted.
+        places = sharing.place(free | moving)
+        relief = _Relief(sharing, holdings, max(1, (len(streams) - len(free)) // BUDGET) - len(moving))
+        return Plan(grants=tuple((s, places[s]) for s in sorted(free)), revokes=relief.revokes(situation))
+
+
+class _Sharing:
+    """The levels, and where streams would go."""
+
+    def __init__(self, situation: Situation, levels: Levels, costs: Mapping[int, int]) -> None:
+        self.levels, self.costs = levels, costs
+        self._situation = situation
+
+    def place(self, streams: Collection[int]) -> dict[int, str]:
+        """A member for each, the heaviest first; the levels rise accordingly."""
+        levels, homes = self.levels, self._homes(streams)
+        places = {}
+        waiting = len(streams)
+        for stream_id in heaviest_first(streams, self.costs):
+            cost, home = self.costs[stream_id], homes.get(stream_id)
+            if waiting <= levels.hungry:
+                borrower = self._add(self._hungry(home), cost)
+            elif home:
+                borrower = self._add(self._home_or_elsewhere(home, cost), cost)
+            else:
+                borrower = self._found(levels.give(cost))
+            places[stream_id] = borrower
+            waiting -= 1
+        return places
+
+    def _homes(self, streams: Collection[int]) -> dict[int, str]:
+        """The members that had them last, or are losing them now."""
+        last, held, weights = self._situation.last, self._situation.held, self._situation.weights
+        if not last and not held:
+            return {}
+        return {s: home for s in streams if (home := last.get(s) or held.get(s)) in weights and home}
+
+    def _add(self, borrower: str, cost: int) -> str:
+        self.levels.add(borrower, cost)
+        return borrower
+
+    def _found(self, borrower: str | None) -> str:
+        assert borrower is not None, "the bounds add up to more than there are streams"
+        return borrower
+
+    def _hungry(self, home: str | None) -> str:
+        return home if home and not self.levels.count[home] else self._found(self.levels.hungriest())
+
+    def _home_or_elsewhere(self, home: str, cost: int) -> str:
+        """Home while that is well below the mean, or far below all others; else where it fits best."""
+        levels = self.levels
+        if levels.surplus(home) < 0 and levels.level(home, cost) <= HOME * levels.mean:
+            return home
+        best = self._found(levels.roomiest(cost))
+        other = levels.roomiest(cost, avoid=home) if best == home else None
+        if other is not None and levels.level(home, cost) > GAP * levels.level(other, cost):
+            return other
+        return best
+
+
+class _Relief:
+    """Which streams to take back, and where they would go then."""
+
+    def __init__(self, sharing: _Sharing, holdings: Mapping[str, list[int]], budget: int) -> None:
+        self._levels, self._costs = sharing.levels, sharing.costs
+        self._holdings, self._budget = holdings, budget
+        self._taken: set[int] = set()
+
+    def revokes(self, situation: Situation) -> tuple[int, ...]:
+        """As many as the budget allows, the most urgent first."""
+        if self._budget > 0:
+            revocable = situation.revocable()
+            movable = {b: [s for s in streams if s in revocable] for b, streams in self._holdings.items()}
+            self._level(movable)
+            self._feed(movable)
+            self._thin(movable)
+        return tuple(sorted(self._taken))
+
+    def _move(self, stream_id: int, giver: str, taker: str) -> None:
+        cost = self._costs[stream_id]
+        self._levels.remove(giver, cost)
+        self._levels.add(taker, cost)
+        self._taken.add(stream_id)
+        self._budget -= 1
+
+    def _lightest_last(self, streams: list[int]) -> list[int]:
+        return heaviest_first([s for s in streams if s not in self._taken], self._costs)
+
+    def _level(self, movable: Mapping[str, list[int]]) -> None:
+        """From the full to the roomy, as long as that is a clear gain."""
+        levels = self._levels
+        low = {b for b in movable if levels.level(b) < (1 - UNEVEN) * levels.mean}
+        brink = (1 if low else 1 + UNEVEN) * levels.mean
+        # Those that are merely above the mean give to the low only, and not to whoever has a little less than they.
+        full = {b for b in movable if levels.level(b) > (1 + UNEVEN) * levels.mean}
+        candidates = [
+            (-self._costs[s], -s, giver)
+            for giver, streams in movable.items()
+            if levels.level(giver) > brink and self._worth_it(giver)
+            for s in streams
+        ]
+        for minus_cost, minus_id, giver in sorted(candidates):
+            if self._budget <= 0:
+                return
+            level = levels.level(giver)
+            if levels.count[giver] > 1 and level > levels.mean:
+                taker = levels.roomiest(-minus_cost, avoid=giver)
+                if (
+                    taker is not None
+                    and (giver in full or taker in low)
+                    and levels.level(taker, -minus_cost) <= GAP * level
+                ):
+                    self._move(-minus_id, giver, taker)
+
+    def _worth_it(self, giver: str) -> bool:
+        """Whether what could go, be it later, is a fair part of what it has."""
+        levels = self._levels
+        taker = levels.roomiest(1, avoid=giver)
+        if taker is None or levels.count[giver] < 2:
+            return False
+        most = GAP * levels.level(giver)
+        could_go = sum(
+            cost for cost in map(self._costs.__getitem__, self._holdings[giver]) if levels.level(taker, cost) <= most
+        )
+        return could_go >= WORTH * levels.load[giver]
+
+    def _feed(self, movable: Mapping[str, list[int]]) -> None:
+        """A stream for each that has none, while another has two: the lightest of the fullest."""
+        levels = self._levels
+        if not levels.hungry or sum(levels.count.values()) < len(levels.count):
+            return
+        givers = [(-levels.level(borrower), borrower) for borrower, count in levels.count.items() if count > 1]
+        heapq.heapify(givers)
+        left: dict[str, list[int]] = {}
+        while givers and self._budget > 0 and (taker := levels.hungriest()):
+            _, giver = heapq.heappop(givers)
+            if giver not in left:
+                left[giver] = self._lightest_last(movable[giver])
+            if left[giver] and levels.count[giver] > 1:
+                self._move(left[giver].pop(), giver, taker)
+                heapq.heappush(givers, (-levels.level(giver), giver))
+
+    def _thin(self, movable: Mapping[str, list[int]]) -> None:
+        """Nobody far above its share by count: the lightest go, to where they fit best."""
+        for giver in sorted(movable):
+            if self._levels.surplus(giver) > 0:
+                left = self._lightest_last(movable[giver])
+                while left and self._budget > 0 and self._levels.surplus(giver) > 0:
+                    taker = self._levels.roomiest(self._costs[left[-1]], avoid=giver)
+                    if taker is None:
+                        return
+                    self._move(left.pop(), giver, taker)
+
+
+def heaviest_first(streams: Collection[int], costs: Mapping[int, int]) -> list[int]:
+    """Those of equal cost by their ids."""
+    ordered = sorted(streams)
+    ordered.sort(key=costs.__getitem__, reverse=True)
+    return ordered
+
+
+def _costs(streams: Collection[int], load: Mapping[int, Load]) -> dict[int, int]:
+    """In thousandths of an average stream; each at least what its presence costs."""
+    rates = {s: min(each.bytes_per_s, _MOST_BYTES_PER_S) for s in streams if (each := _usable(load.get(s)))}
+    if not rates:
+        return dict.fromkeys(streams, _AVERAGE)
+    scale = _AVERAGE / ((math.fsum(rates.values()) / len(rates)) or 1.0)
+    costs = {
+        s: round(rate * scale + _PRESENCE + (_AVERAGE * lag / (lag + _FAR_BEHIND) if (lag := load[s].lag) > 0 else 0))
+        for s, rate in rates.items()
+    }
+    unknown = round(sum(costs.values()) / len(costs))
+    return costs if len(costs) == len(streams) else {s: costs.get(s, unknown) for s in streams}
+
+
+def _usable(load: Load | None) -> Load | None:
+    return load if load and math.isfinite(load.bytes_per_s) and load.bytes_per_s >= 0 else None

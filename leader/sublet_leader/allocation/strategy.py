@@ -1,0 +1,121 @@
+"""What a strategy is asked, what it answers, and what it must not answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sublet_protocol.domain.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a stream asks of whoever holds it, as observed lately; it should be smoothed over some seconds.
+
+    `bytes_per_s`: consumed by its holder. `lag`: messages behind the head, below 0 where unknown.
+    """
+
+    bytes_per_s: float
+    lag: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. `grants`: (stream, borrower) by stream; `revokes`: streams to take back, ascending."""
+
+    grants: tuple[tuple[int, str], ...] = ()
+    revokes: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        """True where there is anything to do."""
+        return bool(self.grants or self.revokes)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One group, now. Making one raises `UsageError` where its parts contradict each other.
+
+    `held`: stream -> its borrower; streams of borrowers without a weight (leaving, not yet back) are left out of
+    account. `free`: streams that may be granted now. `weights`: the members, each above 0. `movable`: what may be
+    revoked now (None: everything held). `moving`: streams already being revoked: no longer their holder's, not free
+    yet; they may still be listed in `held`. `last`: free stream -> the member that is the best place for it, because
+    it or its process had it last. `load`: stream -> what is known of its load; it may lack streams.
+    """
+
+    held: Mapping[int, str]
+    free: Collection[int]
+    weights: Mapping[str, float]
+    movable: Collection[int] | None = None
+    moving: Collection[int] = ()
+    last: Mapping[int, str] = field(default_factory=dict)
+    load: Mapping[int, Load] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        free = set(self.free)
+        if twice := free & self.held.keys():
+            raise UsageError(
+                f"stream {min(twice)} is both held by {self.held[min(twice)]!r} and free; it is one of the two."
+            )
+        if twice := free.intersection(self.moving):
+            raise UsageError(f"stream {min(twice)} is both free and being revoked; it is free once that has ended.")
+        for borrower, weight in self.weights.items():
+            if not (math.isfinite(weight) and weight > 0):
+                raise UsageError(
+                    f"borrower {borrower!r} has weight {weight}: a weight is a finite number above 0. "
+                    "Leave out borrowers that should hold nothing."
+                )
+
+    def holdings(self) -> dict[str, list[int]]:
+        """Member -> the streams it holds and is not already losing. Every member is listed."""
+        holdings: dict[str, list[int]] = {borrower: [] for borrower in self.weights}
+        moving = set(self.moving)
+        for stream_id, borrower in self.held.items():
+            if borrower in holdings and stream_id not in moving:
+                holdings[borrower].append(stream_id)
+        return holdings
+
+    def revocable(self) -> Container[int]:
+        """Says at once of a held stream whether it may be revoked now."""
+        return self.held.keys() if self.movable is None else frozenset(self.movable)
+
+
+class Strategy(Protocol):
+    """Says who should hold what. Pure and deterministic: the same situation, in whatever order, gives the same plan."""
+
+    def plan(self, situation: Situation) -> Plan:
+        """The next grants and revokes."""
+        ...
+
+
+def checked(plan: Plan, situation: Situation) -> Plan:
+    """The plan itself, if it can be carried out; raises `UsageError` that names what is wrong with it.
+
+    It may leave streams free and surpluses where they are, but only grant what is free, to a member, once, and only
+    revoke what is held, may move and is not already moving, once.
+    """
+    if not isinstance(plan, Plan):
+        raise UsageError(f"a strategy answered {plan!r}: it must answer a Plan.")
+    free, moving, revocable = set(situation.free), set(situation.moving), situation.revocable()
+    _refuse_repeats("granted", (stream_id for stream_id, _ in plan.grants))
+    _refuse_repeats("revoked", plan.revokes)
+    for stream_id, borrower in plan.grants:
+        if stream_id not in free:
+            raise UsageError(f"a plan grants stream {stream_id}, which is not free: only free streams can be granted.")
+        if borrower not in situation.weights:
+            raise UsageError(f"a plan grants stream {stream_id} to {borrower!r}, who is no member of the group.")
+    for stream_id in plan.revokes:
+        if stream_id not in situation.held or stream_id in moving:
+            raise UsageError(f"a plan revokes stream {stream_id}, which is not held, or is being revoked already.")
+        if stream_id not in revocable:
+            raise UsageError(f"a plan revokes stream {stream_id}, which may not move yet; `movable` says which may.")
+    return plan
+
+
+def _refuse_repeats(what: str, streams: Iterable[int]) -> None:
+    seen: set[int] = set()
+    for stream_id in streams:
+        if stream_id in seen:
+            raise UsageError(f"stream {stream_id} is {what} twice in one plan: once is enough.")
+        seen.add(stream_id)

@@ -1,0 +1,50 @@
+"""One node's claims on leaderships: which it leads, and until when it may believe so.
+
+`Election.decide(event, now) -> Outcome`; `now` and all other times are seconds of the node's monotonic clock. The shell
+makes the attempts that an outcome names and answers every one of them with an event, if only to say that it failed.
+
+A claim or renewal is worth `lease_s` to the database from when it got it, which is some time after the attempt
+*started*: so the trust window is attempt started + lease - margin, however long the answer took. The database's clock
+is never compared with the node's. Ask `trusted` before answering anything as a leader; nothing needs to have ticked.
+
+Losing a leadership is not an error: a notice says so, and as long as it is wanted the node claims it again.
+"""
+
+from sublet_leader.election.events import (
+    ClaimAnswered,
+    Event,
+    Led,
+    LedElsewhere,
+    Lost,
+    Notice,
+    Outcome,
+    ReleaseAnswered,
+    RenewAnswered,
+    Tick,
+    Unwant,
+    UnwantAll,
+    Want,
+)
+from sublet_leader.election.machine import Election
+from sublet_leader.election.table import TABLE, Action, Kind, Status
+
+__all__ = [
+    "TABLE",
+    "Action",
+    "ClaimAnswered",
+    "Election",
+    "Event",
+    "Kind",
+    "Led",
+    "LedElsewhere",
+    "Lost",
+    "Notice",
+    "Outcome",
+    "ReleaseAnswered",
+    "RenewAnswered",
+    "Status",
+    "Tick",
+    "Unwant",
+    "UnwantAll",
+    "Want",
+]

@@ -1,0 +1,110 @@
+"""What happens to a node's claims and what it wants done: frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sublet_storage.groups.model.records import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """This node should lead, if nobody else does. Said again while waiting, it brings the next claim forward."""
+
+    leadership_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unwant:
+    """This node should not lead: release what it has and stop trying."""
+
+    leadership_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnwantAll:
+    """The node is drained or shut down: everything it leads in one release."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswered:
+    """The row as the claim left it, or None where the claim failed or its outcome is unknown.
+
+    `attempt_started`: taken before the statement was sent. `jitter_s`: a small random delay for the next attempt.
+    """
+
+    leadership_id: int
+    attempt_started: float
+    claim: Claim | None
+    jitter_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RenewAnswered:
+    """Which of the batch were renewed, or None where the renewal failed or its outcome is unknown."""
+
+    attempt_started: float
+    renewed: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAnswered:
+    """The terms of one release batch are over; or, not `done`, the release failed or its outcome is unknown."""
+
+    terms: Mapping[int, int]
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Want | Unwant | UnwantAll | ClaimAnswered | RenewAnswered | ReleaseAnswered | Tick
+
+
+# --- outcomes -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """This node leads under `term`: load the rows and begin."""
+
+    leadership_id: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedElsewhere:
+    """That node leads; this one asks again at `retry_at`, or sooner if it is wanted again."""
+
+    leadership_id: int
+    address: str
+    node: str
+    retry_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """This node does not lead any more, without having been asked to stop: step down."""
+
+    leadership_id: int
+
+
+Notice = Led | LedElsewhere | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What to attempt now, and what became true.
+
+    `claims`: leadership ids, one claim each. `renew` and `release`: {leadership id: term}, one statement each, nothing
+    to do where empty. `wake_at`: come back with a `Tick` no later than this; None: nothing to wait for.
+    """
+
+    claims: tuple[int, ...] = ()
+    renew: Mapping[int, int] = field(default_factory=dict)
+    release: Mapping[int, int] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
+    wake_at: float | None = None

@@ -1,0 +1,251 @@
+"""The claims of one node incarnation, decided."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from sublet_leader.election.events import (
+    ClaimAnswered,
+    Event,
+    Led,
+    LedElsewhere,
+    Lost,
+    Notice,
+    Outcome,
+    ReleaseAnswered,
+    RenewAnswered,
+    Tick,
+    Unwant,
+    UnwantAll,
+    Want,
+)
+from sublet_leader.election.table import TABLE, Kind, Status
+from sublet_leader.settings import LeaderSettings
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What the node remembers of one leadership. `term` is meaningful while led, releasing and returning."""
+
+    leadership_id: int
+    status: Status = Status.ABSENT
+    term: int = 0
+    attempted_at: float = -math.inf  # when the last claim was decided
+    trusted_until: float = -math.inf
+    wake_at: float = math.inf  # led: the end of trust; else: when to try again
+
+
+class Election:
+    """The claims of one node incarnation. Give it every answer, and a `Tick` at `wake_at`."""
+
+    def __init__(self, settings: LeaderSettings, incarnation: str) -> None:
+        self._settings = settings
+        self._incarnation = incarnation
+        self._entries: dict[int, _Entry] = {}
+        self._led: dict[int, int] = {}
+        self._timers: list[tuple[float, int]] = []  # a heap; an entry's newest wake_at is the one that counts
+        self._renewing: dict[int, int] | None = None  # the batch in flight
+        self._renew_at = math.inf
+        self._claims: list[int] = []
+        self._release_now: dict[int, int] = {}
+        self._notices: list[Notice] = []
+
+    def trusted(self, leadership_id: int, now: float) -> int | None:
+        """The term under which this node may act as the leader at this moment; None: it may not."""
+        term = self._led.get(leadership_id)
+        return term if term is not None and now < self._entries[leadership_id].trusted_until else None
+
+    def led(self) -> dict[int, int]:
+        """{leadership: term} of all that this node leads, to be trusted or not."""
+        return dict(self._led)
+
+    def busy(self) -> bool:
+        """True while anything is led, wanted or under way."""
+        return bool(self._entries)
+
+    def status(self, leadership_id: int) -> Status:
+        """Where this leadership stands, for the admin's eyes."""
+        entry = self._entries.get(leadership_id)
+        return entry.status if entry else Status.ABSENT
+
+    def statuses(self) -> tuple[Status, ...]:
+        """Where each leadership stands that it has to do with; to be asked on any thread."""
+        return tuple(entry.status for entry in tuple(self._entries.values()))
+
+    def decide(self, event: Event, now: float) -> Outcome:
+        """What to do about the event, and then about what has become due: an answer may come just in time."""
+        self._dispatch(event, now)
+        self._run_timers(now)
+        renew = self._renew(now)
+        claims, release, notices = tuple(self._claims), self._release_now, tuple(self._notices)
+        self._claims, self._release_now, self._notices = [], {}, []
+        return Outcome(claims, renew, release, notices, self._wake_at())
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, event: Event, now: float) -> None:
+        match event:
+            case Want(leadership_id):
+                self._happen(self._entries.setdefault(leadership_id, _Entry(leadership_id)), Kind.WANT, now)
+            case Unwant(leadership_id):
+                self._unwant((leadership_id,), now)
+            case UnwantAll():
+                self._unwant(tuple(self._entries), now)
+            case ClaimAnswered():
+                self._claim_answered(event, now)
+            case RenewAnswered():
+                self._renew_answered(event, now)
+            case ReleaseAnswered():
+                self._release_answered(event, now)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _unwant(self, leadership_ids: Iterable[int], now: float) -> None:
+        for leadership_id in leadership_ids:
+            if entry := self._entries.get(leadership_id):
+                self._happen(entry, Kind.UNWANT, now)
+
+    def _claim_answered(self, event: ClaimAnswered, now: float) -> None:
+        entry, claim = self._entries.get(event.leadership_id), event.claim
+        if entry is None or entry.status not in (Status.CLAIMING, Status.ABANDONING):
+            return
+        if claim is None:
+            self._happen(entry, Kind.CLAIM_FAILED, now, event)
+        elif claim.node.incarnation != self._incarnation:
+            self._happen(entry, Kind.BEATEN, now, event)
+        else:
+            # An earlier claim of ours may have outlived its answer: then less than a whole lease is left.
+            lease_s = min(self._settings.lease_s, claim.remaining_s)
+            entry.term = claim.term
+            entry.trusted_until = event.attempt_started + lease_s - self._settings.margin_s
+            self._happen(entry, Kind.WON if now < entry.trusted_until else Kind.WON_LATE, now, event)
+
+    def _renew_answered(self, event: RenewAnswered, now: float) -> None:
+        if self._renewing is None:
+            return
+        attempted, self._renewing = self._renewing, None
+        if event.renewed is None:
+            self._renew_no_later_than(now + self._settings.retry_s)
+            return
+        self._renew_no_later_than(event.attempt_started + self._settings.renew_s)
+        trusted_until = event.attempt_started + self._settings.lease_s - self._settings.margin_s
+        for entry in self._at_term(attempted, Status.LED):
+            if entry.leadership_id in event.renewed:
+                entry.trusted_until = max(entry.trusted_until, trusted_until)
+                self._happen(entry, Kind.RENEWED, now)
+            else:
+                self._happen(entry, Kind.REFUSED, now)
+
+    def _release_answered(self, event: ReleaseAnswered, now: float) -> None:
+        for entry in self._at_term(event.terms, Status.RELEASING, Status.RETURNING):
+            self._happen(entry, Kind.RELEASED if event.done else Kind.RELEASE_FAILED, now)
+
+    def _at_term(self, terms: Mapping[int, int], *waiting: Status) -> list[_Entry]:
+        """The entries that wait for this answer: one about an earlier term says nothing about a later."""
+        entries = ((self._entries.get(leadership_id), term) for leadership_id, term in terms.items())
+        return [e for e, term in entries if e is not None and e.term == term and e.status in waiting]
+
+    def _happen(self, entry: _Entry, kind: Kind, now: float, answer: ClaimAnswered | None = None) -> None:
+        """One step of the table: the next status, then the action. A pair that it does not have is our own mistake."""
+        row = TABLE[entry.status]
+        if kind not in row:
+            raise AssertionError(f"the table says that this cannot happen to {entry}: {kind.value} at {now:.3f}")
+        status, action = row[kind]
+        was_led, entry.status = entry.status is Status.LED, status
+        if status is Status.LED:
+            self._led[entry.leadership_id] = entry.term
+        elif was_led:
+            del self._led[entry.leadership_id]
+        act: Callable[[_Entry, float, ClaimAnswered | None], None] = getattr(self, action.value)
+        act(entry, now, answer)
+
+    # --- actions of the table ---------------------------------------------------------------------------------------
+
+    def _ignore(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        pass
+
+    def _claim(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        entry.attempted_at = now
+        self._sleep(entry, math.inf)
+        self._claims.append(entry.leadership_id)
+
+    def _reconsider(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        self._sleep(entry, min(entry.wake_at, entry.attempted_at + self._settings.retry_s))
+
+    def _lead(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        self._sleep(entry, entry.trusted_until)
+        start = entry.trusted_until + self._settings.margin_s - self._settings.lease_s
+        self._renew_no_later_than(start + self._settings.renew_s)
+        self._notices.append(Led(entry.leadership_id, entry.term))
+
+    def _wait(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        assert answer is not None
+        assert answer.claim is not None
+        claim = answer.claim
+        retry_at = max(now + claim.remaining_s + answer.jitter_s, entry.attempted_at + self._settings.retry_s)
+        self._sleep(entry, retry_at)
+        self._notices.append(LedElsewhere(entry.leadership_id, claim.node.address, claim.node.name, retry_at))
+
+    def _retry(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        self._sleep(entry, now + self._settings.retry_s + (answer.jitter_s if answer else 0.0))
+
+    def _extend(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        self._sleep(entry, entry.trusted_until)
+
+    def _lose(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        self._notices.append(Lost(entry.leadership_id))
+        self._release(entry, now, answer)
+
+    def _release(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        self._sleep(entry, math.inf)
+        self._release_now[entry.leadership_id] = entry.term
+
+    def _forget(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+        self._sleep(entry, math.inf)
+        del self._entries[entry.leadership_id]
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _sleep(self, entry: _Entry, until: float) -> None:
+        changed, entry.wake_at = entry.wake_at != until, until
+        if changed and until < math.inf:
+            heapq.heappush(self._timers, (until, entry.leadership_id))
+
+    def _run_timers(self, now: float) -> None:
+        while (timer := self._next_timer()) is not None and timer.wake_at <= now:
+            heapq.heappop(self._timers)
+            self._happen(timer, Kind.LAPSED if timer.status is Status.LED else Kind.DUE, now)
+
+    def _next_timer(self) -> _Entry | None:
+        """The entry whose time comes first; drops timers that were set anew since."""
+        while self._timers:
+            at, leadership_id = self._timers[0]
+            entry = self._entries.get(leadership_id)
+            if entry is not None and entry.wake_at == at:
+                return entry
+            heapq.heappop(self._timers)
+        return None
+
+    def _renew_no_later_than(self, at: float) -> None:
+        self._renew_at = min(self._renew_at, at)
+
+    def _renew(self, now: float) -> Mapping[int, int]:
+        """The next renewal batch if it is due: everything led, one batch in flight at a time."""
+        if self._renewing is not None or now < self._renew_at:
+            return {}
+        self._renew_at = math.inf
+        self._renewing = dict(self._led) or None
+        return dict(self._led)
+
+    def _wake_at(self) -> float | None:
+        timer = self._next_timer()
+        times = [timer.wake_at] if timer else []
+        if self._renewing is None and self._renew_at < math.inf:
+            times.append(self._renew_at)
+        return min(times, default=None)

@@ -1,0 +1,39 @@
+"""How much a node takes on at a time; what comes beyond that is told to come again."""
+
+from __future__ import annotations
+
+import threading
+
+from sublet_protocol.domain.errors import Unavailable
+
+
+class Busy(Unavailable):
+    """The node has as much to do as it takes on."""
+
+    def __init__(self, what: str, retry_after_ms: int) -> None:
+        self.retry_after_ms = retry_after_ms
+        super().__init__(f"the node is busy: {what}. Try again in {retry_after_ms} ms, or another node.")
+
+
+class Gate:
+    """At most so many requests and bytes are inside. Any thread may call anything."""
+
+    def __init__(self, what: str, requests: int, size: int, retry_after_ms: int) -> None:
+        self._what, self._requests, self._size, self._retry_after_ms = what, requests, size, retry_after_ms
+        self._lock = threading.Lock()
+        self.inside = self.bytes_inside = 0
+
+    def enter(self, size: int = 0) -> None:
+        """Raises `Busy` where there is no room; whoever got in calls `leave` once."""
+        with self._lock:
+            if self.inside >= self._requests or self.bytes_inside + size > self._size:
+                room = f"{self.inside} {self._what} of {self.bytes_inside} bytes are under way"
+                raise Busy(f"{room}, and the limits are {self._requests} and {self._size}", self._retry_after_ms)
+            self.inside += 1
+            self.bytes_inside += size
+
+    def leave(self, size: int = 0) -> None:
+        """The request is over."""
+        with self._lock:
+            self.inside -= 1
+            self.bytes_inside -= size

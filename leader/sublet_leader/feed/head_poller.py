@@ -1,0 +1,163 @@
+"""One look at the ends of all streams that anybody on the node follows, for all who do.
+
+The looks are frequent while something comes, and seldom while nothing does. Whoever knows of news by another way tells
+`note_heads`: then nobody waits for the next look. Who has but heard of it says `hurry`, and the next look comes soon.
+Nothing depends on either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from sublet_protocol.domain.errors import SubletError
+from sublet_storage.log.log import Head
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.005
+LONGEST_PAUSE_S = 0.1
+GROWTH = 1.5
+"""Between two looks while nothing comes."""
+
+TROUBLED_PAUSE_S = 1.0
+"""After a look that failed."""
+
+Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, Head]]]]
+"""Answers on which timeline the database is, if that is known, and where the streams end."""
+
+
+class Follower:
+    """One who waits for news of some streams. It keeps the newest of each, and no more."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._news: dict[int, Head] = {}
+        self._rung = asyncio.Event()
+        self.watched: frozenset[int] = frozenset()
+
+    def watch(self, stream_ids: Iterable[int]) -> None:
+        """Of these streams, and no others any more."""
+        self._watch.enlist(self, frozenset(stream_ids))
+
+    def tell(self, heads: Mapping[int, Head]) -> None:
+        """News."""
+        self._news.update(heads)
+        self._rung.set()
+
+    async def news(self, timeout_s: float) -> dict[int, Head]:
+        """Wait for news, at most so long; nothing if there is none."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
+        self._rung.clear()
+        news, self._news = self._news, {}
+        return news
+
+
+class Watch:
+    """Looks while anybody follows. Made and used on one event loop; `note_heads` may be called from any thread.
+
+    `timeline`: of the database, when it looked last, if that is known.
+    """
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._loop = asyncio.get_running_loop()
+        self._followers: dict[int, set[Follower]] = {}
+        self._heads: dict[int, Head] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._hurried = asyncio.Event()
+        self._fresh = False
+        self.timeline: str | None = None
+        self.looks = 0
+
+    def follower(self) -> Follower:
+        """One more."""
+        return Follower(self)
+
+    def enlist(self, follower: Follower, stream_ids: frozenset[int]) -> None:
+        """See `Follower.watch`. What is known of these streams is told at once."""
+        for stream_id in follower.watched - stream_ids:
+            self._followers[stream_id].discard(follower)
+            if not self._followers[stream_id]:
+                del self._followers[stream_id]
+                self._heads.pop(stream_id, None)
+        for stream_id in stream_ids - follower.watched:
+            self._followers.setdefault(stream_id, set()).add(follower)
+        known = {id: self._heads[id] for id in stream_ids - follower.watched if id in self._heads}
+        follower.watched = stream_ids
+        if known:
+            follower.tell(known)
+        self._fresh = True
+        if self._followers and self._task is None:
+            self._task = self._loop.create_task(self._run())
+
+    def note_heads(self, heads: Mapping[int, int]) -> None:
+        """Streams are known to end there by now; from any thread. What is older than what is known changes nothing."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._note, dict(heads))
+
+    def hurry(self, stream_id: int) -> None:
+        """The stream is said to have grown. On the loop."""
+        if stream_id in self._followers:
+            self._hurried.set()
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _note(self, heads: Mapping[int, int]) -> None:
+        for stream_id, head in heads.items():
+            known = self._heads.get(stream_id)
+            self._tell({stream_id: Head(head, known is not None and known.closed, False)})
+
+    async def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while self._followers:
+            self._fresh, began = False, self._loop.time()
+            found = await self._try_to_look(list(self._followers))
+            changed = self._tell(found or {})
+            pause_s = FIRST_PAUSE_S if changed or self._fresh else min(pause_s * GROWTH, LONGEST_PAUSE_S)
+            took_s = self._loop.time() - began
+            await self._rest(TROUBLED_PAUSE_S if found is None else 4 * took_s, pause_s)
+        self._task = None
+
+    async def _rest(self, least_s: float, pause_s: float) -> None:
+        """Until the next look, which comes sooner if somebody hurries, but not too soon for the database."""
+        await asyncio.sleep(least_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s - least_s):
+                await self._hurried.wait()
+        self._hurried.clear()
+
+    async def _try_to_look(self, stream_ids: list[int]) -> dict[int, Head] | None:
+        self.looks += 1
+        try:
+            self.timeline, found = await self._look(stream_ids)
+            return found
+        except SubletError as error:
+            log.warning("followers wait: looking for the ends of their streams failed. %s", error)
+        except Exception:
+            log.exception("followers wait: looking for the ends of their streams failed in our own code")
+        return None
+
+    def _tell(self, heads: Mapping[int, Head]) -> bool:
+        """Tell whoever follows these streams what is newer than what is known; whether anything was."""
+        by_follower: dict[Follower, dict[int, Head]] = {}
+        for stream_id, head in heads.items():
+            if stream_id in self._followers and _is_news(head, self._heads.get(stream_id)):
+                self._heads[stream_id] = head
+                for follower in self._followers[stream_id]:
+                    by_follower.setdefault(follower, {})[stream_id] = head
+        for follower, news in by_follower.items():
+            follower.tell(news)
+        return bool(by_follower)
+
+
+def _is_news(head: Head, known: Head | None) -> bool:
+    return known is None or (head != known and head.head >= known.head)

@@ -1,0 +1,68 @@
+"""What happens to a group's leader and what it wants done: frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_storage.groups.model.records import Entry, GroupResult, HistoryRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A borrower's message, from the agent that sent it."""
+
+    agent: str
+    message: ToLeader
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The answer to entries of this group that were written in one transaction."""
+
+    result: GroupResult
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten:
+    """The transaction certainly did not happen: these entries are still to be written."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeWanted:
+    """An operator, a drain or a reset takes these streams back, whatever their holders do, by the deadline."""
+
+    stream_ids: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsChanged:
+    """Somebody says that streams were opened or closed, epochs completed, or orders given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Heard | Committed | NotWritten | RevokeWanted | StreamsChanged | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`entries` and `renew` are to be committed under the term; `sends` are (agent, message) and may go at once.
+
+    `stop`: why this leader is over ("idle", "deposed"); the node forgets it, and releases the claim if it still has it.
+    `stories`: what people should read. `happened`: what no commit will tell those who watch: members come and go.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    renew: bool = False
+    sends: tuple[tuple[str, ToBorrower], ...] = ()
+    wake_at: float | None = None
+    stop: str | None = None
+    stories: tuple[str, ...] = ()
+    happened: tuple[HistoryRecord, ...] = ()

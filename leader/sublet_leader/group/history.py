@@ -1,0 +1,39 @@
+"""What happens in a group, for its history and for those who watch it.
+
+Most of it are lines of history as a commit has written them. Members come and go in their leader's memory, and so does
+a leader: those lines are in no table, and bear the time of the node's clock when they are sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet_storage.groups.model.records import HistoryRecord
+
+JOIN, LEAVE, EVICT, FENCE = "join", "leave", "evict", "fence"
+"""What becomes of members."""
+STEP_DOWN = "step_down"
+"""A leader is over; the next one's first word is a takeover."""
+
+
+def unrecorded(
+    group_id: int,
+    term: int,
+    event: str,
+    reason: str,
+    borrower_id: str | None = None,
+    agent: str | None = None,
+    session: str | None = None,
+) -> HistoryRecord:
+    """A line that is in no table, and so without a time."""
+    return HistoryRecord(
+        0, group_id, 0, event, reason, 0, borrower_id, agent, 0, term, forced=False, until=None, session=session
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """A line about the group of that subscription, true by now."""
+
+    subscription: str
+    line: HistoryRecord

@@ -1,0 +1,41 @@
+"""How much flows through a stream, from what its holders report: for allocation by load."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sublet_leader.allocation import Load
+
+HALF_LIFE_S = 30.0
+"""After so long an observation counts half: long enough that a pause in a batch is no change of load."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """One stream's flow; it outlives grants, so that a stream that has moved is not a stranger."""
+
+    _grant_id: int = 0
+    _size: int = 0
+    _at: float = 0.0
+    _rate: float | None = None
+    _lag: int = -1
+
+    def note(self, grant_id: int, size: int, lag: int | None, now: float) -> None:
+        """The holder under that grant has consumed `size` bytes in all by now, and saw `lag` messages before it."""
+        if lag is not None:
+            self._lag = lag
+        if grant_id != self._grant_id or size < self._size:
+            self._grant_id, self._size, self._at = grant_id, size, now
+            return
+        elapsed_s = now - self._at
+        if elapsed_s <= 0:
+            return
+        rate = (size - self._size) / elapsed_s
+        fade = math.exp2(-elapsed_s / HALF_LIFE_S)
+        self._rate = rate if self._rate is None else fade * self._rate + (1 - fade) * rate
+        self._size, self._at = size, now
+
+    def load(self) -> Load | None:
+        """What is known; None before two reports under one grant."""
+        return None if self._rate is None else Load(self._rate, self._lag)

@@ -1,0 +1,82 @@
+"""Probes and metrics: whether the node is alive and ready, and its figures, rendered once a second at most."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from sublet_leader.http.responses import Request, Response, as_json
+from sublet_leader.observe.health import CHECKS, Check, Health
+from sublet_protocol.domain.errors import NotFound
+
+
+class Probes:
+    """`look` judges the node at this moment; `node` is its name."""
+
+    def __init__(self, node: str, look: Callable[[], Health]) -> None:
+        self._node, self._look = node, look
+
+    def live(self, request: Request) -> Response:
+        """200 as long as the process can do its work; all else that is wrong is told, and is no reason to restart."""
+        health = self._look()
+        return as_json(self._told(health), 200 if health.alive else 503)
+
+    def ready(self, request: Request) -> Response:
+        """200 if this node can serve; a group without a leader is told, and is not this node's failure."""
+        health = self._look()
+        return as_json(self._told(health), 200 if health.ready else 503)
+
+    def one(self, request: Request) -> Response:
+        """200 if that one check is well. Raises `NotFound`."""
+        name = request.path.rpartition("/")[2]
+        if name not in CHECKS:
+            raise NotFound(f"there is no check {name[:40]!r}: there are {', '.join(CHECKS)}.")
+        check = self._look().named(name)
+        return as_json({"node": self._node, **_told(check)}, 200 if check.well else 503)
+
+    def _told(self, health: Health) -> dict[str, object]:
+        worst = health.worst
+        return {
+            "node": self._node,
+            "state": worst.state,
+            "why": worst.why,
+            "alive": health.alive,
+            "ready": health.ready,
+            "checks": [_told(check) for check in health.checks],
+        }
+
+
+def _told(check: Check) -> dict[str, object]:
+    return asdict(check)
+
+
+FRESH_S = 1.0
+
+
+class MetricsPage:
+    """Thread-safe: whoever comes while it is being made waits for that."""
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry, self._clock = registry, clock
+        self._turn = threading.Lock()
+        self._made: dict[str, tuple[float, bytes]] = {}
+
+    def __call__(self, request: Request) -> Response:
+        """In the format that was asked for: Prometheus' text, or OpenMetrics."""
+        try:
+            encode, content_type = choose_encoder(request.accept)
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
+        with self._turn:
+            now = self._clock()
+            # Who asks names the version: what is kept must not grow with every other one.
+            self._made = {kind: made for kind, made in self._made.items() if now - made[0] < FRESH_S}
+            if content_type not in self._made:
+                text = encode(self._registry)
+                self._made[content_type] = self._clock(), text
+            return Response(200, self._made[content_type][1], content_type)

@@ -1,0 +1,1 @@
+"""What a node does for the database beside leading: its registration, housekeeping, the outbox."""

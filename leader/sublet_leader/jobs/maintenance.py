@@ -1,0 +1,242 @@
+"""Housekeeping of the whole database by whichever node leads the reserved leadership row, under its term."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import LostLeadership, SubletError
+from sublet_storage.db.connect import connect
+from sublet_storage.db.store_connection import Guard
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.model import history
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.log import epochs
+from sublet_storage.notify import snapshot
+from sublet_storage.notify.changes import Change
+from sublet_storage.notify.publisher import shared
+from sublet_storage.objects import registry
+from sublet_storage.producer import staging
+from sublet_storage.spaces import catalogue, compaction, past_generations, retention, spaces, tiering
+from sublet_storage.spaces.routing import Space
+from sublet_storage.util.log_throttle import Quiet, again, cause
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+"""Between two passes."""
+
+Tell = Callable[[Sequence[Change]], None]
+
+TOLD = 5
+"""So many failed steps of a pass are told one by one."""
+
+AGAIN_S = 600.0
+"""After which a step that fails in each pass is told of again, where its cause is the same."""
+
+A_PASS = "a maintenance pass"
+
+
+Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[[], None]]]]
+"""A pass, step by step, each with its name; any may fail without the next."""
+
+
+class Housekeeper:
+    """Two threads, as a place of payloads that hangs must hold up nothing in Postgres. `term` answers under which term
+    this node leads the maintenance at this moment, None if it does not.
+
+    `history_s`: how long the history of lendings is kept. `grace_s`: how long objects that no block names any more.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        term: Callable[[], int | None],
+        history_s: float,
+        every_s: float = EVERY_S,
+        grace_s: float = registry.GRACE_S,
+    ) -> None:
+        house = partial(
+            _steps,
+            history_s=history_s,
+            tell=shared(url).tell,
+            collapse=past_generations.Collapse(),
+            producers=retention.IdleProducers(),
+        )
+        payloads = partial(_payload_steps, grace_s=grace_s)
+        self._keepers = [
+            _Keeper(url, term, every_s, "sublet-maintenance", house),
+            _Keeper(url, term, every_s, "sublet-payloads", payloads),
+        ]
+
+    def start(self) -> None:
+        """Begin to look after the database."""
+        for keeper in self._keepers:
+            keeper.start()
+
+    def stop(self) -> None:
+        """End after the steps that are under way."""
+        for keeper in self._keepers:
+            keeper.stop()
+
+
+class _Keeper:
+    """A thread that makes its pass again and again."""
+
+    def __init__(self, url: str, term: Callable[[], int | None], every_s: float, name: str, steps: Steps) -> None:
+        self._url, self._term, self._every_s, self._name, self._steps = url, term, every_s, name, steps
+        self._quiet = Quiet(AGAIN_S)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _keep(self) -> None:
+        name = self._name.replace("-", " ")
+        while not self._stop.wait(self._every_s):
+            term = self._term()
+            if term is None:
+                continue
+            try:
+                with connect(self._url, application_name=name, lock_timeout_s=2.0) as connection:
+                    self._keep_house(connection, term)
+                self._succeeded([A_PASS])
+            except LostLeadership as over:
+                log.info("maintenance goes on at another node: %s", over)
+            except (SubletError, psycopg.Error) as error:
+                if (unsaid := self._quiet.ask(A_PASS, cause(error))) is not None:
+                    log.warning("%s was cut short, the next goes on: %s%s", A_PASS, error, again(unsaid))
+
+    def _keep_house(self, connection: psycopg.Connection[Any], term: int) -> None:
+        def guard(inside: psycopg.Connection[Any]) -> None:
+            leadership.guard(inside, MAINTENANCE, term)
+
+        failed: list[str] = []
+        done: list[str] = []
+        for what, step in self._steps(connection, guard):
+            if self._stop.is_set():
+                break
+            try:
+                step()
+            except LostLeadership:
+                raise
+            except Exception as error:  # what ails one space or stream must not hold up the others
+                if connection.closed:
+                    raise
+                if (unsaid := self._quiet.ask(what, cause(error))) is not None:
+                    failed.append(f"{what}: {str(error).strip() or type(error).__name__}{again(unsaid)}")
+            else:
+                done.append(what)
+        self._succeeded(done)
+        if failed:
+            more = ["and so on"] if len(failed) > TOLD else []
+            log.warning(
+                "%d maintenance steps failed, and are tried again: %s", len(failed), "; ".join(failed[:TOLD] + more)
+            )
+
+    def _succeeded(self, steps: Sequence[str]) -> None:
+        if over := [what for what in steps if self._quiet.over(what)]:
+            log.info("what had failed goes well again: %s", "; ".join(over))
+
+
+def _steps(
+    connection: psycopg.Connection[Any],
+    guard: Guard,
+    history_s: float,
+    tell: Tell,
+    collapse: past_generations.Collapse,
+    producers: retention.IdleProducers,
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What is to be done in Postgres."""
+    due: list[str] = []
+    yield "the search for spaces to roll over", lambda: due.extend(spaces.overdue(connection))
+    for name in due:
+        yield f"rollover of space {name}", partial(_roll_over, connection, guard, name, tell)
+    yield "retention", partial(_retain, connection, guard)
+    yield "deleting of rows of past generations", partial(_collapse, connection, guard, collapse)
+    fragmented: list[int] = []
+    yield "the search for fragmented streams", lambda: fragmented.extend(compaction.newly_fragmented(connection, guard))
+    for stream_id in fragmented:
+        yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
+    yield "closing of dead publishers' epochs", partial(_expire_epochs, connection, guard)
+    yield "forgetting of idle producers", partial(_forget_producers, connection, guard, producers)
+    yield "forgetting of staged blocks", partial(_forget_staged, connection)
+    yield "forgetting of old history", partial(_forget_history, connection, history_s)
+
+
+def _payload_steps(
+    connection: psycopg.Connection[Any], guard: Guard, grace_s: float
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What is to be done at the places of payloads."""
+    outside: list[Space] = []
+    yield "the search for spaces with payloads elsewhere", lambda: outside.extend(_with_a_place(connection))
+    for space in outside:
+        yield f"moving of payloads of space {space.name}", partial(_tier, connection, guard, space)
+    yield "deleting of objects that no block names", partial(_sweep, connection, guard, grace_s)
+
+
+def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, tell: Tell) -> None:
+    if spaces.rollover_due(connection, guard, name):
+        log.info("space %s has rolled over", name)
+        tell(snapshot.spaces(connection))
+
+
+def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
+    if dropped := retention.retain(connection, guard):
+        log.info("generations %s are past their retention", dropped)
+
+
+def _collapse(connection: psycopg.Connection[Any], guard: Guard, collapse: past_generations.Collapse) -> None:
+    if deleted := collapse(connection, guard):
+        log.info("generations %s are past: their rows are deleted", deleted)
+
+
+def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
+    saved = compaction.compact_stream(connection, stream_id, guard=guard)
+    log.info("stream %d: compaction saved %d blocks", stream_id, saved)
+
+
+def _with_a_place(connection: psycopg.Connection[Any]) -> list[Space]:
+    """Of a space that was dropped nothing more is moved: nobody could bring it back."""
+    return [space for space in catalogue.list_spaces(connection) if space.payloads is not None]
+
+
+def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> None:
+    moved = tiering.tier_space(connection, space, guard)
+    if moved.blocks:
+        log.info("space %s: payloads of %d blocks, %d bytes, are moved out", space.name, moved.blocks, moved.size)
+
+
+def _sweep(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) -> None:
+    if deleted := registry.sweep(connection, guard, grace_s=grace_s):
+        log.info("%d objects that no block names are deleted", deleted)
+
+
+def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
+    for space_id, producer_id in epochs.expire(connection, guard):
+        log.warning(
+            "producer %s was not heard of for its lease: its epochs in space %d are closed", producer_id, space_id
+        )
+
+
+def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:
+    if forgotten := history.forget_history(connection, history_s):
+        log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
+
+
+def _forget_producers(connection: psycopg.Connection[Any], guard: Guard, producers: retention.IdleProducers) -> None:
+    producers(connection, guard)
+
+
+def _forget_staged(connection: psycopg.Connection[Any]) -> None:
+    if forgotten := staging.forget_staged(connection):
+        log.info("%d blocks that were staged for a write were never published, and are forgotten", forgotten)

@@ -1,0 +1,134 @@
+"""Keeps a node listed in the database, where borrowers look for it, and strikes off those that have stopped. What an
+operator wants of the node is read on the way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from sublet_leader.observe.health_signals import Vitals
+from sublet_protocol.domain.errors import NodeNameTaken, SubletError
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_storage import nodes
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor.checks import unled
+from sublet_storage.groups.admin import node_desired_state
+from sublet_storage.groups.admin.node_desired_state import NodeOrders
+from sublet_storage.nodes import NodeRef
+from sublet_storage.notify import snapshot
+from sublet_storage.notify.publisher import shared
+
+log = logging.getLogger(__name__)
+
+
+LOOK_S = 1.0
+"""So often at least a node looks for orders."""
+
+
+class Listing:
+    """One node's line in the directory. `lease_s`: how long borrowers go on seeing a node that died. `notify`: where
+    publishers' notifications reach it. `ordered` is told, on a thread of its own, what is wanted of the node, and
+    `broken` what ended that thread before its time."""
+
+    def __init__(
+        self,
+        url: str,
+        ref: NodeRef,
+        lease_s: float,
+        notify: str | None = None,
+        ordered: Callable[[NodeOrders], None] = lambda orders: None,
+        http_address: str | None = None,
+        vitals: Vitals | None = None,
+        broken: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._url, self._ref, self._lease_s, self._notify, self._ordered = url, ref, lease_s, notify, ordered
+        self._http_address, self._broken = http_address, broken
+        self._silence_s = max(lease_s / 3, LOOK_S)
+        self._vitals = Vitals(time.monotonic) if vitals is None else vitals
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def begin(self, announce: Callable[[str], None]) -> None:
+        """Take the name, waiting once for the lease of a former life of it to run out; then keep it.
+
+        Raises `NodeNameTaken` if the other has renewed meanwhile: it is alive.
+        """
+        with self._opened() as connection:
+            try:
+                self._register(connection)
+            except NodeNameTaken as taken:
+                announce(f"{taken} Waiting for its lease to end.")
+                time.sleep(taken.remaining_s + 0.1)
+                self._register(connection)
+            shared(self._url).tell(snapshot.nodes(connection))
+        self._thread.start()
+
+    def end(self) -> None:
+        """Strike this node off."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(self._lease_s)
+        try:
+            with self._opened() as connection:
+                ours = [each for each in snapshot.nodes(connection) if each.key == self._ref.name]
+                nodes.remove(connection, self._ref)
+            shared(self._url).tell([replace(each, deleted=True, data=None) for each in ours])
+        except (SubletError, psycopg.Error) as error:
+            log.warning("could not strike this node off the directory; its lease will: %s", error)
+
+    def _register(self, connection: psycopg.Connection[Any]) -> None:
+        http = self._http_address
+        nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION, http_address=http, notify=self._notify)
+
+    def _keep(self) -> None:
+        try:
+            self._renew_in_time()
+        except Exception as error:  # noqa: BLE001 a node that nobody finds is none
+            self._broken(error)
+
+    def _renew_in_time(self) -> None:
+        vitals, renew_at = self._vitals, time.monotonic() + self._lease_s / 3
+        while not self._stop.wait(min(LOOK_S, self._lease_s / 3)):
+            vitals.directory.begin(vitals.clock())
+            problem: Exception | None = None
+            try:
+                connection = self._connected()
+                if time.monotonic() >= renew_at:
+                    renew_at = time.monotonic() + self._lease_s / 3
+                    self._renew(connection)
+                orders = node_desired_state.read(connection, self._ref)
+                vitals.draining = orders.draining
+                self._ordered(orders)
+            except (SubletError, psycopg.Error) as error:
+                problem = error
+                log.warning("this node's line in the directory could not be renewed: %s", error)
+                self._connection = None
+            vitals.directory.end(vitals.clock(), problem)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._opened()
+        return self._connection
+
+    def _opened(self) -> psycopg.Connection[Any]:
+        return connect(self._url, application_name="sublet node", silence_s=self._silence_s)
+
+    def _renew(self, connection: psycopg.Connection[Any]) -> None:
+        try:
+            if not nodes.renew(connection, self._ref, self._lease_s):
+                self._register(connection)
+        except NodeNameTaken as taken:
+            self._vitals.name_taken = str(taken)
+            raise
+        self._vitals.name_taken = None
+        nodes.collect(connection)
+        self._vitals.unled = unled(connection).total

@@ -1,0 +1,105 @@
+"""The relay: what is published by SQL comes from the outbox into the log, by whichever node leads the maintenance."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import LostLeadership, SubletError
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.notify.publisher import shared
+from sublet_storage.producer.outbox import Moved, Outbox
+from sublet_storage.util.log_throttle import Quiet, again
+
+log = logging.getLogger(__name__)
+
+BUSY_S = 0.02
+"""From one look to the next after something was found."""
+
+IDLE_S = 0.2
+"""The longest time between two looks; also between an error and the next try."""
+
+LOCK_TIMEOUT_S = 0.3
+STATEMENT_TIMEOUT_S = 10.0
+STALLED_S = 2.0
+"""A relay that freezes between two statements of a move keeps publishers from its streams for no longer than this."""
+
+TOLD = 5
+"""So many refused messages of one move are told one by one."""
+
+
+class Relay:
+    """A thread. `term` answers under which term this node leads the maintenance at this moment, None if it does not."""
+
+    def __init__(self, url: str, term: Callable[[], int | None]) -> None:
+        self._url, self._term = url, term
+        self._stop = threading.Event()
+        self._quiet = Quiet()
+        self._thread = threading.Thread(target=self._keep, name="sublet-relay", daemon=True)
+
+    def start(self) -> None:
+        """Begin to move what waits."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the move that is under way."""
+        self._stop.set()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(IDLE_S):
+            term = self._term()
+            if term is None:
+                continue
+            try:
+                with _connection(self._url) as connection:
+                    self._relay(connection, term)
+            except LostLeadership as over:
+                log.info("the relay goes on at another node: %s", over)
+            except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
+                self._tell(error)
+
+    def _relay(self, connection: psycopg.Connection[Any], term: int) -> None:
+        """Look and move for as long as this term is ours."""
+        outbox = Outbox(connection, lambda inside: leadership.guard(inside, MAINTENANCE, term))
+        pause_s = BUSY_S
+        while self._term() == term:
+            moved = outbox.move()
+            shared(self._url).tell_heads(moved.heads)
+            _tell_refused(moved)
+            pause_s = BUSY_S if moved.messages or moved.refused else min(2 * pause_s, IDLE_S)
+            if self._stop.wait(0 if moved.more else pause_s):
+                return
+
+    def _tell(self, error: Exception) -> None:
+        """What nobody foresaw brings its traceback."""
+        if (before := self._quiet.ask(type(error).__name__)) is not None:
+            story = None if isinstance(error, SubletError | psycopg.Error) else error
+            told = " ".join(str(error).split())
+            text = "messages published by SQL wait, and are tried again%s: %s"
+            log.warning(text, again(before), told, exc_info=story)
+
+
+def _connection(url: str) -> psycopg.Connection[Any]:
+    return connect(
+        url,
+        application_name="sublet relay",
+        lock_timeout_s=LOCK_TIMEOUT_S,
+        statement_timeout_s=STATEMENT_TIMEOUT_S,
+        idle_in_transaction_timeout_s=STALLED_S,
+        transaction_timeout_s=STATEMENT_TIMEOUT_S,
+        silence_s=2 * STATEMENT_TIMEOUT_S,
+    )
+
+
+def _tell_refused(moved: Moved) -> None:
+    for number, (outbox_id, why) in enumerate(moved.refused.items()):
+        if number == TOLD:
+            log.warning("and %d more: see `reason` in outbox_refused", len(moved.refused) - TOLD)
+            return
+        log.warning("message %d of the outbox cannot be published and is now in outbox_refused: %s", outbox_id, why)

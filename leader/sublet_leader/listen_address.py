@@ -1,0 +1,80 @@
+"""Where a node listens, and who may hear it there."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from sublet_protocol.domain.address import split_address
+from sublet_protocol.domain.errors import InvalidSetting
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """A host and a port; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, *, insecure: bool) -> Listen:
+        """`HOST:PORT`, `[::1]:PORT`. Beyond loopback only with `insecure`, since nothing is encrypted or asked for.
+
+        Raises `InvalidSetting` naming the address, the rule and the remedy.
+        """
+        found = split_address(text)
+        if found is None:
+            raise InvalidSetting(
+                f"address {text!r}: give HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411, with a port up to 65535."
+            )
+        host, port = found
+        if not insecure and not is_loopback(host):
+            raise InvalidSetting(
+                f"address {text!r} can be reached from other machines, and this node neither encrypts nor asks who "
+                "calls. Listen on 127.0.0.1, or pass --insecure on a network where everybody may consume and disturb."
+            )
+        return cls(host, port)
+
+    def is_free(self) -> bool:
+        """Whether the system would let somebody listen there now.
+
+        gRPC finds that out as well, but tells it on stderr in words of its own.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return False
+        return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """True only if every address of the name is: a name can mean several."""
+    return all(address.is_loopback for address in _addresses(host))
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it means all addresses of this machine, such as 0.0.0.0: nobody can be sent there."""
+    return any(address.is_unspecified for address in _addresses(host))
+
+
+def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise InvalidSetting(f"host {host!r} cannot be resolved ({error}). Give an address of this machine.") from None
+    return [ipaddress.ip_address(str(info[4][0]).split("%")[0]) for info in found]
+
+
+def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: what has just ended is no hindrance
+            probe.bind(address)
+    except OSError:
+        return False
+    return True

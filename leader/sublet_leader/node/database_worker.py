@@ -1,0 +1,103 @@
+"""The thread that carries a node's requests to the database: in order, with renewals at the front."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sublet_leader.node.events import NodeEvent, RenewLeaderships, Request
+from sublet_leader.node.requests import execute, failed
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.errors import SubletError, UnknownOutcome
+from sublet_storage.groups.coordinator.store import GroupStore
+from sublet_storage.nodes import NodeRef
+from sublet_storage.util.log_throttle import Quiet, again
+
+log = logging.getLogger(__name__)
+
+JITTER_S = 0.3
+"""Greatest delay added before a lost election is tried again."""
+
+
+class Observer(Protocol):
+    """Is told on the worker's thread what goes out and what came of it, and how many seconds that took."""
+
+    def begin(self, request: Request) -> None:
+        """It goes out."""
+
+    def end(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
+        """It was answered, or failed."""
+
+
+class DatabaseWorker:
+    """`submit` from the node's loop; `answer` is called on the worker's thread with what came of each request, and
+    `broken` with what ends it before its time."""
+
+    def __init__(
+        self,
+        store: GroupStore,
+        ref: NodeRef,
+        settings: LeaderSettings,
+        answer: Callable[[NodeEvent], None],
+        observers: Sequence[Observer] = (),
+        broken: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._store, self._ref, self._settings, self._answer = store, ref, settings, answer
+        self._observers, self._broken = observers, broken
+        self._queue: queue.PriorityQueue[tuple[int, int, Request | None]] = queue.PriorityQueue()
+        self._order = itertools.count()
+        self._quiet = Quiet()
+        self._thread = threading.Thread(target=self._work, name="sublet-database", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. A renewal goes before everything that waits: leases must not run out behind a long queue."""
+        self._queue.put((0 if isinstance(request, RenewLeaderships) else 1, next(self._order), request))
+
+    def stop(self, timeout_s: float) -> None:
+        """Finish what is queued, then end."""
+        self._queue.put((2, next(self._order), None))
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        try:
+            while (request := self._queue.get()[2]) is not None:
+                self._answer(self._observed(request))
+        except Exception as error:  # noqa: BLE001 a node whose worker is gone is none
+            self._broken(error)
+
+    def _observed(self, request: Request) -> NodeEvent:
+        for observer in self._observers:
+            observer.begin(request)
+        began = time.monotonic()
+        answer, problem = self._execute(request)
+        took_s = time.monotonic() - began
+        for observer in self._observers:
+            observer.end(request, answer, problem, took_s)
+        return answer
+
+    def _execute(self, request: Request) -> tuple[NodeEvent, Exception | None]:
+        jitter_s = random.uniform(0, JITTER_S)
+        try:
+            return execute(request, self._store, self._ref, self._settings.lease_s, jitter_s), None
+        except SubletError as error:
+            self._tell(request, error)
+            return failed(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s), error
+        except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
+            self._tell(request, error, logging.ERROR)
+            return failed(request, unknown=True, jitter_s=jitter_s), error
+
+    def _tell(self, request: Request, error: Exception, level: int = logging.WARNING) -> None:
+        """Each kind of failure of each kind of request once in a while: a database that is away fails them all."""
+        if (before := self._quiet.ask((type(request), type(error)))) is not None:
+            story = error if level > logging.WARNING else None
+            log.log(level, "%s failed%s: %s", type(request).__name__, again(before), error, exc_info=story)

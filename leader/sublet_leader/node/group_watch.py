@@ -1,0 +1,147 @@
+"""What a node tells those who watch groups: what happens, as JSON, and who leads, to whoever asks. Pure.
+
+Most of it are lines of history as a commit has written them. Members come and go in their leader's memory, and so does
+a leader: those lines are in no table, and bear the time of the node's clock when they are told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sublet_leader.group.history import Happened
+from sublet_leader.group.members import Member
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.messages.events import LEADER, GroupEvent
+from sublet_protocol.pubsub.model import Channel
+from sublet_storage.groups.model.records import Claim, Group
+from sublet_storage.groups.model.transitions import MICROSECONDS
+
+MOST_MEMBERS = 1_000
+"""Told of a group; of more, these."""
+MAX_ASKED = 1_000
+"""Subscriptions that may be looked up at a time; who asks for more asks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Who leads, for one who asked: no `group` of that subscription, or no `claim` on it that is alive. `members`: all
+    that are connected, if it is led here."""
+
+    subscriber_id: str
+    subscription: str
+    group: Group | None
+    claim: Claim | None
+    members: tuple[Member, ...] | None = None
+
+
+class Inquiries:
+    """Who waits to hear who leads what; each subscription is looked up once for all who asked meanwhile."""
+
+    def __init__(self) -> None:
+        self._askers: dict[Subscription, dict[str, None]] = {}
+
+    def ask(self, subscription: Subscription, subscriber_id: str | None) -> bool:
+        """True where it is to be looked up now. None: the node itself asks."""
+        first = subscription not in self._askers
+        if first and len(self._askers) >= MAX_ASKED:
+            return False
+        askers = self._askers.setdefault(subscription, {})
+        if subscriber_id is not None:
+            askers[subscriber_id] = None
+        return first
+
+    def answered(
+        self, subscription: Subscription, group: Group | None, claim: Claim | None, members: Iterable[Member] | None
+    ) -> list[Whereabouts]:
+        """What to tell everyone who asked."""
+        alive = claim if claim is not None and claim.remaining_s > 0 else None
+        known = None if alive is None or members is None else tuple(members)
+        askers = self._askers.pop(subscription, {})
+        return [Whereabouts(asker, str(subscription), group, alive, known) for asker in askers]
+
+    def unanswered(self, subscription: Subscription) -> None:
+        """The database did not answer: whoever still wants to know asks again."""
+        self._askers.pop(subscription, None)
+
+
+class Watched:
+    """Publishes for the node of that name what is watched, and spares itself the rest. `now_us`: microseconds since
+    1970 by the node's clock."""
+
+    def __init__(self, node: str, publish: Callable[[str, str, object], object], now_us: Callable[[], int]) -> None:
+        self._node, self._publish, self._now_us = node, publish, now_us
+        self._keys: set[str | None] = set()
+
+    def interest(self, key: str | None, wanted: bool) -> None:
+        """Somebody watches that group (None: all of them) from now on, or nobody does any more."""
+        (self._keys.add if wanted else self._keys.discard)(key)
+
+    def tell(self, happened: Iterable[Happened]) -> None:
+        """To all who watch, in this order."""
+        if not self._keys:
+            return
+        for each in happened:
+            if each.subscription in self._keys or None in self._keys:
+                told = as_event(each, self._node, each.line.at_us or self._now_us())
+                self._publish(Channel.GROUP, each.subscription, told)
+
+    def answer(self, whereabouts: Whereabouts) -> GroupEvent:
+        """The answer to a question."""
+        group, claim = whereabouts.group, whereabouts.claim
+        told: dict[str, Any] = {
+            "at": str(Start.at(self._now_us())),
+            "event": LEADER,
+            "group_id": group.group_id if group else None,
+            "subscription": whereabouts.subscription,
+            "node": claim.node.name if claim else None,
+            "term": claim.term if claim else None,
+            "address": claim.node.address if claim else None,
+            "answered_by": self._node,
+        }
+        if whereabouts.members is not None:
+            found = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MOST_MEMBERS]
+            told["members"] = [member.told for member in found]
+        return GroupEvent(json.dumps(told).encode())
+
+
+def as_event(happened: Happened, node: str, at_us: int) -> GroupEvent:
+    """The line as JSON, without what does not apply to it (docs/groups.md)."""
+    line = happened.line
+    told: dict[str, Any] = {
+        "at": str(Start.at(at_us)),
+        "event": line.event,
+        "group_id": line.group_id,
+        "subscription": happened.subscription,
+        "node": node,
+        "term": line.term,
+        "stream_id": line.stream_id or None,
+        "grant_id": line.grant_id or None,
+        "position": line.position if line.stream_id else None,
+        "until": line.until,
+        "forced": line.forced if line.stream_id else None,
+        "reason": line.reason,
+        "borrower": line.borrower_id,
+        "agent": line.agent,
+        "session": line.session,
+    }
+    return GroupEvent(json.dumps({name: value for name, value in told.items() if value is not None}).encode())
+
+
+def question(event: GroupEvent) -> Subscription:
+    """The subscription that an agent asks about, `{"watch": SUBSCRIPTION}`. Raises `UsageError`."""
+    try:
+        asked = json.loads(event.payload)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"an agent's event must be JSON: {error}") from None
+    if not isinstance(asked, dict) or not isinstance(asked.get("watch"), str):
+        raise UsageError('a node takes no events from agents but {"watch": SUBSCRIPTION}: the others are its own.')
+    return Subscription.stored(asked["watch"])  # it may be a group of old, with control characters
+
+
+def microseconds(seconds: float) -> int:
+    """A time of the system's clock as the store counts it."""
+    return round(seconds * MICROSECONDS)

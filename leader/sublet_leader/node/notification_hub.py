@@ -1,0 +1,136 @@
+"""What a node hears of changes in the database, once for all its agents, and passes on: heads of streams to who follows
+them, new streams to its leaders.
+
+Nothing here is believed: news makes agents and leaders look earlier than they would have looked anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from sublet_protocol.messages.events import StreamHead
+from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.pubsub.publisher import SessionPublisher
+from sublet_storage.notify import snapshot
+from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, Change, NotifySettings
+from sublet_storage.notify.drivers.base import Driver
+from sublet_storage.notify.subscriber import Ears
+
+LARGEST = 2**63 - 1
+"""Of a stream id and of a head: larger ones nobody has."""
+
+
+class Hub:
+    """Made and used on the node's loop; listens from the beginning to `close`. Raises what the driver raises.
+
+    On the loop it calls `streams_changed(False)` when some were opened or closed, `streams_changed(True)` when nothing
+    but epochs were completed, `ordered(group_id)` when a group's orders have changed, and `grown(stream_id)`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        driver: Driver,
+        publisher: SessionPublisher,
+        streams_changed: Callable[[bool], None],
+        ordered: Callable[[int], None],
+        grown: Callable[[int], None],
+        settings: NotifySettings | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._publisher, self._streams_changed = publisher, streams_changed
+        self._ordered, self._grown = ordered, grown
+        self._lock = threading.Lock()
+        self._followed: set[int] = set()
+        self._news: deque[Change] = deque()
+        self._ears = Ears(url, driver, snapshot.reading(self._wanted), self._heard, settings=settings)
+
+    @property
+    def endpoint(self) -> str:
+        """What publishers must know to reach this node."""
+        return self._ears.endpoint
+
+    @property
+    def ears(self) -> Ears:
+        """What is known, and how it became known."""
+        return self._ears
+
+    @property
+    def following(self) -> int:
+        """How many streams somebody follows."""
+        return len(self._followed)
+
+    def followed(self, key: str, wanted: bool) -> None:
+        """Somebody follows that stream now and is told what is known of it, or nobody does any more. A catch-up reads
+        those alone that are followed, and only their heads are kept for who subscribes later."""
+        stream_id = _stream_id(key)
+        if stream_id is None:
+            return
+        with self._lock:
+            (self._followed.add if wanted else self._followed.discard)(stream_id)
+        if not wanted:
+            self._publisher.retract(Channel.STREAM, key)
+        elif (known := self._ears.get(STREAM, key)) is not None:
+            self._tell(known)
+        else:
+            self._ears.ask(STREAM)
+
+    def heads(self) -> dict[int, int]:
+        """{stream: head} of those that are followed, as far as they are known."""
+        known = {key: self._ears.get(STREAM, key) for key in map(str, self._wanted())}
+        return {int(key): change.version // 2 for key, change in known.items() if change is not None}
+
+    def close(self) -> None:
+        """Listen no more; blocks for a moment."""
+        self._ears.close()
+
+    def _wanted(self) -> frozenset[int]:
+        with self._lock:
+            return frozenset(self._followed)
+
+    def _heard(self, change: Change) -> None:
+        """On the thread of the ears. The loop is woken once for all that has come until it is there."""
+        self._news.append(change)
+        if len(self._news) == 1:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for news any more
+                self._loop.call_soon_threadsafe(self._pass_on)
+
+    def _pass_on(self) -> None:
+        changed: set[str] = set()
+        while self._news:
+            change = self._news.popleft()
+            if change.kind == STREAM:
+                self._tell(change)
+            elif change.kind == GROUP and (group_id := _ordered(change)) is not None:
+                self._ordered(group_id)
+            changed.add(change.kind)
+        if changed & {SPACE, EPOCHS}:
+            self._streams_changed(SPACE not in changed)
+
+    def _tell(self, change: Change) -> None:
+        """A head is in the version itself; what else a publisher says of it is not looked at."""
+        stream_id = _stream_id(change.key)
+        head, closed = divmod(change.version, 2)
+        if stream_id is None or change.deleted or not 0 <= head <= LARGEST:
+            return
+        self._grown(stream_id)
+        if stream_id in self._followed:
+            told = StreamHead(stream_id, head, bool(closed))
+            self._publisher.publish(Channel.STREAM, change.key, told, min(change.version, LARGEST))
+
+
+def _ordered(change: Change) -> int | None:
+    """The group whose orders have changed, if any have: what it says is not looked at."""
+    data = change.data or {}
+    group_id, revision = data.get("group_id"), data.get("revision")
+    return group_id if isinstance(group_id, int) and isinstance(revision, int) and revision > 0 else None
+
+
+def _stream_id(key: str) -> int | None:
+    """None for a key that is no stream's: anybody may say anything."""
+    number = int(key) if key.isdecimal() and len(key) <= len(str(LARGEST)) else -1
+    return number if 0 <= number <= LARGEST else None

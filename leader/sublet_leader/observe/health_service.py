@@ -1,0 +1,59 @@
+"""gRPC's standard health service, told from the same place as the HTTP probes; and the beat of the node's loop.
+
+The service "" is whether this node can serve, "live" whether there is no need to restart it; "loop", "database",
+"lease" and "leaders" are single checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from sublet_leader.observe.health import CHECKS, Health
+
+BEAT_S = 0.5
+LIVE = "live"
+
+_SAID = {
+    True: health_pb2.HealthCheckResponse.SERVING,
+    False: health_pb2.HealthCheckResponse.NOT_SERVING,
+}
+
+
+class HealthService:
+    """`turn` is called at each beat, and `look` right after it."""
+
+    def __init__(self, server: grpc.aio.Server, turn: Callable[[], None], look: Callable[[], Health]) -> None:
+        self._turn, self._look = turn, look
+        self._service = health.aio.HealthServicer()
+        self._told: dict[str, bool] = {}
+        self._task: asyncio.Task[None] | None = None
+        health_pb2_grpc.add_HealthServicer_to_server(self._service, server)
+
+    async def begin(self) -> None:
+        """Tell what is, and go on telling what changes."""
+        await self._beat()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def end(self) -> None:
+        """From now on nothing serves, whatever is looked at."""
+        if self._task is not None:
+            self._task.cancel()
+        await self._service.enter_graceful_shutdown()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await self._beat()
+
+    async def _beat(self) -> None:
+        self._turn()
+        found = self._look()
+        now = {"": found.ready, LIVE: found.alive, **{name: found.named(name).well for name in CHECKS}}
+        for name, well in now.items():
+            if self._told.get(name) != well:
+                await self._service.set(name, _SAID[well])
+        self._told = now

@@ -1,0 +1,87 @@
+"""How far behind each group was over the last minutes: a ring of samples in the node's memory, for the page's curves.
+
+One statement samples all groups, the seldomer the longer it takes. A sample is a flat array, with a column per group.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterable
+
+import psycopg
+
+from sublet_leader.observe.connection_pool import Reading
+from sublet_protocol.domain.errors import SubletError
+from sublet_storage.groups.status.lag_queries import all_lags
+
+log = logging.getLogger(__name__)
+
+SAMPLE_S = 10.0
+MOST_OF_TIME = 0.02
+"""Sampling takes no more than this part of the database's time for one connection."""
+_UNKNOWN = -1
+
+
+class Curves:
+    """Samples on a thread of its own from `start` to `close`; read on any thread."""
+
+    def __init__(self, reading: Reading, minutes: int, most_groups: int) -> None:
+        self._reading, self._most = reading, most_groups
+        self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_S), 1))
+        self._columns: dict[int, int] = {}
+        self._wanted = minutes > 0 and most_groups > 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="sublet-curves", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample, if anything is to be remembered."""
+        if self._wanted:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Sample no more."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def of(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
+        """When samples were taken, in seconds since 1970, and {group: its lag then, None where it is not known}."""
+        samples = tuple(self._samples)
+        return [round(at, 1) for at, _ in samples], {each: self._curve(each, samples) for each in group_ids}
+
+    def _curve(self, group_id: int, samples: tuple[tuple[float, array[int]], ...]) -> list[int | None]:
+        column = self._columns.get(group_id)
+        if column is None:
+            return [None] * len(samples)
+        found = [lags[column] if column < len(lags) else _UNKNOWN for _, lags in samples]
+        return [None if lag == _UNKNOWN else lag for lag in found]
+
+    def add(self, at: float, lags: dict[int, int | None]) -> None:
+        """One sample. Groups that are gone give their columns up."""
+        if len(self._columns) > len(lags) + 1000:
+            self._samples.clear()
+            self._columns.clear()
+        for group_id in lags:
+            if group_id not in self._columns and len(self._columns) < self._most:
+                self._columns[group_id] = len(self._columns)
+        row = array("q", [_UNKNOWN]) * len(self._columns)
+        for group_id, lag in lags.items():
+            if lag is not None and group_id in self._columns:
+                row[self._columns[group_id]] = lag
+        self._samples.append((at, row))
+
+    def _work(self) -> None:
+        wait_s = 0.5
+        while not self._stop.wait(wait_s):
+            began = time.monotonic()
+            try:
+                with self._reading.connection() as connection:
+                    lags = all_lags(connection)
+                self.add(time.time(), lags)
+            except (SubletError, psycopg.Error) as error:
+                log.debug("no sample of the groups' lag: %s", error)
+            wait_s = max(SAMPLE_S, (time.monotonic() - began) / MOST_OF_TIME)

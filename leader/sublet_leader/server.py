@@ -1,0 +1,302 @@
+"""The node as a process: an event loop around the pure `Node`.
+
+Everything that happens becomes an event on one loop. The outcome's requests go to the database worker, its sends into
+the mailboxes of the session, and a timer brings the machine back at `wake_at`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable
+
+import grpc.aio
+
+from sublet_leader.feed.service import FeedServer
+from sublet_leader.http.app import HttpPort
+from sublet_leader.http.settings import HttpOptions
+from sublet_leader.jobs.maintenance import Housekeeper
+from sublet_leader.jobs.node_registration import Listing
+from sublet_leader.jobs.outbox_relay import Relay
+from sublet_leader.listen_address import Listen
+from sublet_leader.node.database_worker import DatabaseWorker
+from sublet_leader.node.events import (
+    Asked,
+    Begin,
+    Heard,
+    NodeEvent,
+    NodeState,
+    Opened,
+    Ordered,
+    Shutdown,
+    StreamsChanged,
+    Tick,
+)
+from sublet_leader.node.group_watch import Watched, microseconds, question
+from sublet_leader.node.machine import Node
+from sublet_leader.node.notification_hub import Hub
+from sublet_leader.observe import history_log
+from sublet_leader.observe.health import judge
+from sublet_leader.observe.health_service import HealthService
+from sublet_leader.observe.health_signals import Vitals
+from sublet_leader.observe.node_view import Facts
+from sublet_leader.settings import LeaderSettings
+from sublet_leader.shutdown import ended
+from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
+from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.pubsub.publisher import PublisherSettings
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+from sublet_storage.groups.admin.node_desired_state import NodeOrders
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.nodes import NodeRef
+from sublet_storage.notify.changes import NotifySettings, group_change
+from sublet_storage.notify.drivers import registry
+from sublet_storage.notify.publisher import shared
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S = 5.0
+STRIKE_OFF_S = 8.0
+"""A directory that is only slow has all of the farewell: a node that stays in it is looked for."""
+"""How long a node that was asked to stop waits for what is being written."""
+
+
+def clock() -> float:
+    """Seconds that go on while the machine sleeps, so that a lease is over when the database thinks so too."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class NodeServer:
+    """One life of one node. `announce` is told in words what an operator wants to see. `http`: where it answers probes
+    and browsers; None: nowhere."""
+
+    def __init__(
+        self,
+        database_url: str,
+        name: str,
+        listen: Listen,
+        settings: LeaderSettings | None = None,
+        announce: Callable[[str], None] = log.info,
+        notify: str = "poll",
+        http: HttpOptions | None = None,
+    ) -> None:
+        self.settings = (settings or LeaderSettings()).check()
+        self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
+        self._driver = registry.make(notify, database_url, host=listen.host)
+        self._hub: Hub | None = None
+        self._incarnation = f"{name}-{secrets.token_hex(6)}"
+        self._vitals = Vitals(clock, self._incarnation)
+        self._http = None if http is None else HttpPort(http, database_url)
+        self._subscribers: dict[str, str] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = asyncio.Event()
+        self._broken: Exception | None = None
+        self.stopped_by: signal.Signals | None = None
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`. Raises what hinders it from starting."""
+        loop = asyncio.get_running_loop()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._publisher = new_publisher(self._incarnation, PublisherSettings(hold_s=self.settings.poll_hold_s))
+        self._sessions = SessionServer(
+            self._publisher, self._heard, on_expired=self._expired, on_interest=self._interest, clock=clock
+        )
+        self._watched = Watched(self._name, self._sessions.publish, lambda: microseconds(time.time()))
+        health = HealthService(server, self._vitals.turn, lambda: judge(self._vitals, self.settings))
+        self._feed = FeedServer(self._url, on_stored=shared(self._url).tell_heads)
+        ref = self._bind(server)
+        if self._http is not None:
+            self._http.start()
+        self._machine = Node(ref, self.settings)
+        if self._driver.capabilities.pushes:
+            news = NotifySettings.from_env()
+            self._hub = Hub(
+                self._url,
+                self._driver,
+                self._publisher,
+                lambda epochs: self._handle(StreamsChanged(epochs)),
+                lambda group_id: self._handle(StreamsChanged(group_id=group_id)),
+                self._feed.watch.hurry,
+                news,
+            )
+        endpoint = None if self._hub is None else self._hub.endpoint
+        http_address = None if self._http is None else self._http.advertised(self._listen)
+        ordered = self._orders_come(loop)
+        broken = self._from_thread(loop)
+        listing = Listing(self._url, ref, self.settings.lease_s, endpoint, ordered, http_address, self._vitals, broken)
+        await loop.run_in_executor(None, listing.begin, self._announce)
+        store = PostgresGroups(
+            self._url,
+            lock_timeout_s=self.settings.lock_timeout_s,
+            statement_timeout_s=self.settings.statement_timeout_s,
+            silence_s=self.settings.silence_s,
+        )
+        observers = (self._vitals,) if self._http is None else (self._vitals, self._http.counted)
+        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers, broken)
+        self._worker.start()
+        self._sessions.register(server)
+        self._feed.register(server)
+        await server.start()
+        housekeeper = Housekeeper(
+            self._url, self._leads_maintenance, self.settings.history_s, grace_s=self.settings.payload_grace_s
+        )
+        housekeeper.start()
+        relay = Relay(self._url, self._leads_maintenance)
+        relay.start()
+        self._handle(Begin())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        await health.begin()
+        if self._http is not None:
+            self._http.begin(Facts(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub))
+            self._announce(f"node {ref.name} answers at http://{self._http.address}/")
+        self._announce(f"node {ref.name} serves on {ref.address}")
+        try:
+            await self._stopped.wait()
+        finally:
+            await health.end()
+            housekeeper.stop()
+            relay.stop()
+            struck_off = asyncio.create_task(ended("striking this node off the directory", listing.end, STRIKE_OFF_S))
+            if self._hub is not None:
+                await ended("hearing news no more", self._hub.close)
+            self._worker.stop(self.settings.margin_s)
+            # Held polls carry the dismissals; what the mailboxes still hold is given a moment to leave.
+            await self._sessions.close()
+            await server.stop(grace=0.5)
+            await self._feed.close()
+            await struck_off
+            await ended("closing the leaders' connection", store.close)
+            if self._http is not None:
+                await ended("answering browsers no more", self._http.close)
+            self._announce(f"node {ref.name} has stopped")
+        if self._broken is not None:
+            raise NodeBroken(
+                f"node {ref.name} broke a rule of its own and has ended: {self._broken!r}. Its leases run out, and "
+                "other nodes lead on. Start it again, and please report what it has logged."
+            ) from self._broken
+
+    def stop(self) -> None:
+        """Hand over what is led, then end `run`; a second call changes nothing."""
+        self._vitals.stopping = True
+        self._handle(Shutdown(clock() + SHUTDOWN_S))
+
+    def state(self) -> NodeState:
+        """What there is and what has happened so far; on the node's loop, while it serves."""
+        agents, sessions = len(self._publisher.subscriber_ids), self._sessions
+        news, heads = ({}, {}) if self._hub is None else (self._hub.ears.counters(), self._hub.heads())
+        return NodeState(agents, sessions.held_polls, sessions.counters, sessions.leaks(), news, heads)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self.stopped_by = number
+        self.stop()
+
+    def _bind(self, server: grpc.aio.Server) -> NodeRef:
+        try:
+            port = server.add_insecure_port(str(self._listen)) if self._listen.is_free() else 0
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise InvalidSetting(
+                f"cannot listen on {self._listen}: the port is in use, or not this machine's. A second node has a name "
+                "and a port of its own: `sublet leader --name n2 --listen 127.0.0.1:7412`"
+            )
+        return NodeRef(self._name, self._incarnation, str(Listen(self._listen.host, port)))
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: NodeEvent) -> None:
+        """The one door: decide, then carry out. What fails here has left half a state, and ends the node."""
+        if self._broken is None:
+            try:
+                self._carry_out(event)
+            except Exception as error:  # noqa: BLE001 whatever it is, nobody knows what is true of this node now
+                self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """End without a word to anybody: leases that are not renewed run out."""
+        if self._broken is None:
+            log.critical("the node broke a rule of its own and ends; please report this", exc_info=error)
+            self._broken = error
+            self._vitals.stopping = True
+            self._stopped.set()
+
+    def _carry_out(self, event: NodeEvent) -> None:
+        outcome = self._machine.decide(event, clock())
+        for story in outcome.stories:
+            log.error("a leader broke a rule of its own and is over; please report this. %s", story)
+        for request in outcome.requests:
+            self._worker.submit(request)
+        for agent, message in outcome.sends:
+            self._send(agent, message)
+        self._watched.tell(outcome.happened)
+        if self._http is not None:
+            self._http.counted.happened(outcome.happened, len(outcome.stories))
+        history_log.write(outcome.happened)
+        for answer in outcome.answers:
+            told = self._watched.answer(answer)
+            self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, told)
+        if self._timer is not None:
+            self._timer.cancel()
+        if outcome.stopped:
+            self._stopped.set()
+        elif outcome.wake_at is not None and outcome.wake_at < float("inf"):
+            delay = max(outcome.wake_at - clock(), 0.001)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._handle, Tick())
+
+    def _from_thread(self, loop: asyncio.AbstractEventLoop) -> Callable[[Exception], None]:
+        def broken(error: Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
+                loop.call_soon_threadsafe(self._break, error)
+
+        return broken
+
+    def _from_worker(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
+        def answer(event: NodeEvent) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this answer any more
+                loop.call_soon_threadsafe(self._handle, event)
+            if isinstance(event, Opened) and event.group is not None:
+                shared(self._url).tell([group_change(str(event.group.subscription), event.group.group_id)])
+
+        return answer
+
+    def _orders_come(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeOrders], None]:
+        def come(orders: NodeOrders) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
+                loop.call_soon_threadsafe(self._handle, Ordered(orders.draining, orders.step_down))
+
+        return come
+
+    def _heard(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
+        if isinstance(message, GroupEvent):
+            self._handle(Asked(subscriber_id, question(message)))
+            return
+        agent = subscriber_id.rpartition(".")[0]
+        self._subscribers[agent] = subscriber_id
+        self._handle(Heard(agent, message))
+
+    def _send(self, agent: str, message: ToBorrower) -> None:
+        """Into the mailbox of the agent's present life; to one that is gone it is lost, and resent if it matters."""
+        subscriber_id = self._subscribers.get(agent)
+        if subscriber_id is not None:
+            self._sessions.send(subscriber_id, Channel.BORROWER, message.borrower_id, message)
+
+    def _expired(self, subscriber_ids: object) -> None:
+        gone = set(subscriber_ids)  # type: ignore[call-overload]
+        self._subscribers = {a: s for a, s in self._subscribers.items() if s not in gone}
+
+    def _interest(self, channel: str, key: str | None, wanted: bool) -> None:
+        if channel == Channel.GROUP:
+            self._watched.interest(key, wanted)
+        if self._hub is not None and channel == Channel.STREAM and key is not None:
+            self._hub.followed(key, wanted)
+
+    def _leads_maintenance(self) -> int | None:
+        return self._machine.election.trusted(MAINTENANCE, clock())

@@ -1,0 +1,232 @@
+"""Epochs and their frontiers (Strymon's): what may still come, and what has begun.
+
+An epoch is a tuple of integers in product order: one is at or before another if each of its numbers is. With one number
+that is the order of the integers, with more some epochs are neither before nor after each other. All epochs of one
+space have the same number of them.
+
+A *lower frontier* is the antichain of the least epochs that may still be published: an epoch is *completed* once none
+of them is at or before it. An *upper frontier* is the antichain of the greatest that have begun: whatever is not at or
+before one of these begins later.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+from sublet_protocol.domain.errors import InvalidEpoch
+
+Epoch = tuple[int, ...]
+
+MAX_NUMBERS = 8
+"""Of one epoch."""
+
+SMALLEST, LARGEST = -(2**63), 2**63 - 2
+"""Each of an epoch's numbers is a 64-bit integer, and none the largest: something must be left to come after it."""
+
+
+def check_epoch(value: object, numbers: int | None = None) -> Epoch:
+    """The epoch that a caller means with an int, or a sequence of ints. `numbers`: how many the space's epochs have.
+
+    Raises `InvalidEpoch`.
+    """
+    given: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
+    if not all(type(part) is int or _is_index(part) for part in given):
+        raise _refused(value, "an epoch is an integer, or a tuple of integers", "Give one")
+    parts = [operator.index(part) for part in given]
+    if not 1 <= len(parts) <= MAX_NUMBERS:
+        raise _refused(value, f"an epoch has 1 to {MAX_NUMBERS} numbers", "Leave some out, or put some together")
+    if not all(SMALLEST <= part <= LARGEST for part in parts):
+        raise _refused(value, f"each number of an epoch is a 64-bit integer, at most {LARGEST}", "Take others")
+    if numbers is not None and len(parts) != numbers:
+        rule = f"the epochs of this space have {numbers} number{'s' * (numbers != 1)}, and this one has {len(parts)}"
+        raise _refused(value, rule, "Use epochs of one kind in a space, or another space")
+    return tuple(parts)
+
+
+def _is_index(part: object) -> bool:
+    """Whether it is an integer of numpy's, say."""
+    return isinstance(part, SupportsIndex) and not isinstance(part, bool)
+
+
+def at_or_before(one: Epoch, other: Epoch) -> bool:
+    """Product order. Not the order in which Python sorts tuples."""
+    if len(one) == 1 == len(other):
+        return one[0] <= other[0]
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class LowerFrontier:
+    """What may still be published: anything at or after one of these. None of them is at or before another, and they
+    are sorted; empty: nothing, all is completed."""
+
+    least: tuple[Epoch, ...] = ()
+
+    @classmethod
+    def of(cls, epochs: Iterable[Epoch]) -> LowerFrontier:
+        """The frontier of all that may still be published at or after any of these."""
+        given = set(epochs)
+        if len(given) == 1:
+            return cls(tuple(given))
+        return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(o, e) for o in given))))
+
+    def may_come(self, epoch: Epoch) -> bool:
+        """Whether messages of the epoch may still be published."""
+        for least in self.least:  # noqa: SIM110 - a reader asks this of each block, and so it is quicker
+            if at_or_before(least, epoch):
+                return True
+        return False
+
+    def beyond(self, begun: UpperFrontier) -> LowerFrontier:
+        """What is left when all that has begun is completed: the least epochs that may come and have not begun."""
+        least = set(self.least)
+        for greatest in begun.greatest:
+            least = set(LowerFrontier.of(each for epoch in least for each in _beyond(epoch, greatest)).least)
+        return LowerFrontier.of(least)
+
+    def is_at_or_before(self, other: LowerFrontier) -> bool:
+        """Whether one could become the other in time: all that may still come there may still come here."""
+        return all(self.may_come(epoch) for epoch in other.least)
+
+    def meet(self, *others: LowerFrontier) -> LowerFrontier:
+        """Of several streams, or of several publishers: what may come from any of them."""
+        return LowerFrontier.of(epoch for each in (self, *others) for epoch in each.least)
+
+    def within(self, other: LowerFrontier) -> LowerFrontier:
+        """What may come according to both."""
+        if self == other:
+            return self
+        return LowerFrontier.of(tuple(map(max, one, two)) for one in self.least for two in other.least)
+
+
+@dataclass(frozen=True, slots=True)
+class UpperFrontier:
+    """What has begun: nothing but what is at or before one of these. None of them is at or before another, and they
+    are sorted; empty: nothing has begun, or all that had is completed."""
+
+    greatest: tuple[Epoch, ...] = ()
+
+    @classmethod
+    def of(cls, epochs: Iterable[Epoch]) -> UpperFrontier:
+        """The frontier of all these."""
+        given = set(epochs)
+        return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(e, o) for o in given))))
+
+    def covers(self, epoch: Epoch) -> bool:
+        """Whether messages of the epoch may have come already."""
+        return any(at_or_before(epoch, greatest) for greatest in self.greatest)
+
+    def join(self, *others: UpperFrontier) -> UpperFrontier:
+        """Of several streams: what has begun in any of them."""
+        return UpperFrontier.of(epoch for each in (self, *others) for epoch in each.greatest)
+
+    def without(self, completed: LowerFrontier) -> UpperFrontier:
+        """Less what filters nothing any more, as nothing at or before it may come.
+
+        An epoch in the lower frontier itself may come: it stays until the frontier is strictly past it.
+        """
+        return UpperFrontier(tuple(epoch for epoch in self.greatest if completed.may_come(epoch)))
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedFrontier:
+    """What of a stream is consumed in whole epochs, beside all that lies before its position.
+
+    Of the messages before offset `upto` those in an epoch that cannot come any more under `lower`, and those in no
+    epoch. `lower` is None where no epoch is consumed. Of one stream, one such frontier is at or after the other.
+    """
+
+    upto: int
+    lower: LowerFrontier | None = None
+
+    def wants(self, epoch: Epoch) -> bool:
+        """Whether messages of the epoch are still to be consumed."""
+        return self.lower is None or self.lower.may_come(epoch)
+
+    def later(self, other: ConsumedFrontier | None) -> ConsumedFrontier:
+        """Whichever of the two is further on. One whose epochs have another number of numbers is not looked at."""
+        if other is None or not is_alike(self.lower, other.lower):
+            return self
+        if self.lower is None or other.lower is None:
+            return ConsumedFrontier(max(self.upto, other.upto), self.lower or other.lower)
+        if self.upto != other.upto:
+            return max(self, other, key=lambda one: one.upto)
+        return self.moved(self.upto, other.lower)
+
+    def moved(self, upto: int, completed: LowerFrontier | None) -> ConsumedFrontier:
+        """All is consumed that lies before `upto` and is completed."""
+        if completed is None:
+            return ConsumedFrontier(upto, self.lower)
+        return ConsumedFrontier(upto, completed if self.lower is None else self.lower.within(completed))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {"upto": self.upto, "least": None if self.lower is None else self.lower.least}
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> ConsumedFrontier:
+        """As it was stored."""
+        return cls(stored["upto"], lower_of_json(stored["least"]))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFrontier:
+    """How far a group has come in one space: `consumed` by all of it, and what was completed (`lower`) at that time.
+
+    A space that is made anew under the name of one that was dropped has another id.
+    """
+
+    space: str
+    space_id: int
+    consumed: LowerFrontier
+    lower: LowerFrontier
+
+
+def shown(lower: LowerFrontier) -> str:
+    """A frontier for people: the epoch, or each of them."""
+    return " or ".join(map(shown_epoch, lower.least)) or "nothing"
+
+
+def shown_epoch(epoch: Epoch) -> str:
+    """An epoch for people: a number, or numbers in parentheses."""
+    return str(epoch[0]) if len(epoch) == 1 else str(epoch)
+
+
+def lower_of_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | None:
+    """A frontier as it is stored; None for none."""
+    return None if stored is None else LowerFrontier.of(tuple(epoch) for epoch in stored)
+
+
+@functools.lru_cache(maxsize=1024)
+def lower_of_text(stored: str | None) -> LowerFrontier | None:
+    """The same of JSON as text. A frontier is read far more often than it moves, so it is not parsed each time."""
+    return None if stored is None else lower_of_json(json.loads(stored))
+
+
+def upper_of_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:
+    """A frontier as it is stored; empty for none."""
+    return UpperFrontier.of(tuple(epoch) for epoch in stored or ())
+
+
+def is_alike(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
+    """Whether their epochs have as many numbers."""
+    return len({len(epoch) for each in (one, other) if each is not None for epoch in each.least}) <= 1
+
+
+def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
+    """The least epochs at or after the one and not at or before the other: in some number they lie above it."""
+    if not at_or_before(epoch, greatest):
+        return (epoch,)
+    return [
+        (*epoch[:place], bound + 1, *epoch[place + 1 :]) for place, bound in enumerate(greatest) if bound <= LARGEST
+    ]
+
+
+def _refused(value: object, rule: str, remedy: str) -> InvalidEpoch:
+    shown = repr(value)
+    return InvalidEpoch(f"epoch {shown if len(shown) <= 80 else shown[:77] + '...'}: {rule}. {remedy}.")

@@ -1,0 +1,56 @@
+"""What a consumer has planned to process, while nobody else can know whether it has.
+
+A Spark query that reads from sublet commits each micro-batch to its own sink and its own checkpoint. If it dies, the
+batch may be in the sink or not, and only the query itself can tell, by doing the batch again under the same number. So
+what it plans is written down before it begins, and is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sublet_protocol.domain.epochs import ConsumedFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """Messages [start, end) of a stream, planned under `grant_id`; open until progress has passed them.
+
+    `hold_s`: for so long after the grant has ended they are kept for their holder's session. `consumed`: of a group
+    that is atomic, what is consumed in whole epochs once they are done.
+    """
+
+    grant_id: int
+    start: int
+    end: int
+    hold_s: float
+    consumed: ConsumedFrontier | None = None
+
+    def is_open(self, position: int, consumed: ConsumedFrontier | None) -> bool:
+        """Whether progress has not come so far."""
+        if position < self.end:
+            return True
+        return self.consumed is not None and consumed is not None and consumed.later(self.consumed) != consumed
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {
+            "grant_id": self.grant_id,
+            "start": self.start,
+            "end": self.end,
+            "hold_s": self.hold_s,
+            "consumed": None if self.consumed is None else self.consumed.to_json(),
+        }
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> InDoubt:
+        """As it was stored."""
+        consumed = None if stored["consumed"] is None else ConsumedFrontier.of_json(stored["consumed"])
+        return cls(stored["grant_id"], stored["start"], stored["end"], stored["hold_s"], consumed)
+
+
+def still_open(doubt: InDoubt | None, position: int, consumed: ConsumedFrontier | None) -> InDoubt | None:
+    """What was planned, unless progress has passed it."""
+    return doubt if doubt is not None and doubt.is_open(position, consumed) else None

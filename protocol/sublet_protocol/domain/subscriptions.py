@@ -1,0 +1,207 @@
+"""What a group subscribes to and from where: subscriptions, starts and bookmarks, parsed and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, Literal
+
+from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, UsageError
+from sublet_protocol.domain.topics import MAX_TIMELINE, Filter, check_characters, text_error
+
+MAX_GROUP_CHARACTERS = 255
+"""Longest group name, in characters."""
+
+MAX_OFFSET = 2**63 - 1
+"""The largest offset that a stream could ever reach."""
+
+GroupKind = Literal["share", "queue"]
+StartPolicy = Literal["latest", "earliest", "time", "offset"]
+
+_KINDS: dict[str, GroupKind] = {"$share": "share", "$shared": "share", "$queue": "queue"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_OFFSET = "offset:"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a group is named by: its kind, its name and its filter. `str()` is the one canonical spelling."""
+
+    kind: GroupKind
+    group: str
+    filter: Filter
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS.values():
+            rule, remedy = (
+                "a group's kind is 'share' or 'queue'",
+                "Write $share/GROUP/FILTER or $queue/GROUP/FILTER",
+            )
+            raise text_error(InvalidSubscription, "kind", self.kind, rule, remedy)
+        _check_group(self.group)
+
+    @classmethod
+    def parse(cls, text: str) -> Subscription:
+        """Read `$share/GROUP/FILTER` (or `$shared/`) or `$queue/GROUP/FILTER`.
+
+        Raises `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
+        characters are refused here alone, so that a group that has some can still be read from where it is stored.
+        """
+        found = cls.stored(text)
+        _check_controls(InvalidSubscription, "group", found.group)
+        _check_controls(InvalidFilter, "filter", found.filter.text)
+        return found
+
+    @classmethod
+    def stored(cls, text: str) -> Subscription:
+        """Read one that is stored somewhere: `parse` without the rule about control characters."""
+        prefix, _, rest = text.partition("/")
+        group, slash, filter_text = rest.partition("/")
+        if prefix not in _KINDS or not slash:
+            rule = "a shared subscription is $share/GROUP/FILTER or $queue/GROUP/FILTER"
+            remedy = "Quote it in a shell: '$share/billing/orders/#'"
+            raise text_error(InvalidSubscription, "subscription", text, rule, remedy)
+        return cls(_KINDS[prefix], group, Filter(filter_text))
+
+    def __str__(self) -> str:
+        return f"${self.kind}/{self.group}/{self.filter.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a group begins in the streams that are there when it is created; later ones it reads whole.
+
+    `value` is microseconds since 1970 for `time`, an offset for `offset`, else 0. `str()` is the canonical spelling.
+    """
+
+    policy: StartPolicy
+    value: int = 0
+
+    LATEST: ClassVar[Start]
+    """With what comes."""
+    EARLIEST: ClassVar[Start]
+    """With all that is stored."""
+
+    @classmethod
+    def at(cls, timestamp_us: int) -> Start:
+        """With the first message stored at or after that time (the database's clock, microseconds since 1970)."""
+        try:
+            _EPOCH + timestamp_us * _MICROSECOND
+        except OverflowError:
+            rule = "a time is microseconds since 1970, in the years 1 to 9999"
+            raise text_error(UsageError, "start", str(timestamp_us), rule, "Correct it") from None
+        return cls("time", timestamp_us)
+
+    @classmethod
+    def offset(cls, offset: int) -> Start:
+        """With that offset in each open stream; with what comes where a stream is not so long."""
+        if not 0 <= offset <= MAX_OFFSET:
+            rule = f"an offset is a whole number from 0 to {MAX_OFFSET}"
+            raise text_error(UsageError, "start", f"{_OFFSET}{offset}", rule, "Correct it")
+        return cls("offset", offset)
+
+    @property
+    def time(self) -> datetime:
+        """When, for the policy `time`."""
+        return _EPOCH + self.value * _MICROSECOND
+
+    @classmethod
+    def parse(cls, text: str) -> Start:
+        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raises `UsageError`."""
+        if text in _BY_NAME:
+            return _BY_NAME[text]
+        digits = text.removeprefix(_OFFSET)
+        if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_OFFSET)):
+            return cls.offset(int(digits))
+        try:
+            when = datetime.fromisoformat(text)
+            if when.tzinfo is not None:
+                return cls.at((when - _EPOCH) // _MICROSECOND)
+            remedy = "Add the time zone: Z for UTC, or +01:00 say"
+        except (ValueError, OverflowError):
+            remedy = "Write one of them"
+        rule = "a group starts at latest, earliest, offset:N, or a time with its time zone such as 2026-11-21T10:00:00Z"
+        raise text_error(UsageError, "start", text, rule, remedy)
+
+    def __str__(self) -> str:
+        match self.policy:
+            case "time":
+                return self.time.isoformat().replace("+00:00", "Z")
+            case "offset":
+                return f"{_OFFSET}{self.value}"
+            case policy:
+                return policy
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """How far a reader has come: the next offset in each stream that it has not read to its end.
+
+    Of the streams up to `known` all others have been read; those after it will be read from their beginning.
+    `timeline`: of the database, on another one of which these offsets may be those of other messages; None: not known.
+    `str()` and `parse` keep it as text.
+    """
+
+    known: int = 0
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    timeline: str | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (self.known, *self.offsets, *self.offsets.values())
+        if any(type(number) is not int or not 0 <= number <= MAX_OFFSET for number in numbers):
+            rule = f"streams and offsets are whole numbers from 0 to {MAX_OFFSET}"
+            raise text_error(UsageError, "bookmark", str(self), rule, "Take it from a reader's `positions`")
+        if self.timeline is not None and not (
+            isinstance(self.timeline, str) and 0 < len(self.timeline) <= MAX_TIMELINE
+        ):
+            rule = f"a timeline is a text of 1 to {MAX_TIMELINE} characters"
+            raise text_error(UsageError, "bookmark", str(self), rule, "Take it from a reader's `positions`")
+
+    @classmethod
+    def of(cls, offsets: Mapping[int, int]) -> Bookmark:
+        """These streams from there on, and no others, not even their children."""
+        return cls(MAX_OFFSET, dict(offsets))
+
+    @classmethod
+    def parse(cls, text: str) -> Bookmark:
+        """Read what `str()` wrote. Raises `UsageError`."""
+        try:
+            read = json.loads(text)
+            offsets = {int(stream): offset for stream, offset in read["offsets"].items()}
+            return cls(read["known"], offsets, read.get("timeline"))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            rule = 'a bookmark is {"known": N, "offsets": {"STREAM": OFFSET, ...}, "timeline": "NAME"}'
+            raise text_error(UsageError, "bookmark", text, rule, "Take it from a reader's `positions`") from None
+
+    def __str__(self) -> str:
+        timeline = {} if self.timeline is None else {"timeline": self.timeline}
+        return json.dumps(
+            {"known": self.known, "offsets": {str(id): at for id, at in self.offsets.items()}, **timeline}
+        )
+
+
+Start.LATEST = Start("latest")
+Start.EARLIEST = Start("earliest")
+_BY_NAME = {str(start): start for start in (Start.LATEST, Start.EARLIEST)}
+
+
+def _check_controls(error: type[UsageError], what: str, text: str) -> None:
+    """Asked of what a subscription is made of, which people read. Topics may hold them, as MQTT allows."""
+    if any("\0" < character < " " or "\x7f" <= character <= "\x9f" for character in text):
+        rule = f"a subscription's {what} has no control characters"
+        raise text_error(error, what, text, rule, "Remove them; + and # match topics that have some")
+
+
+def _check_group(group: str) -> None:
+    remedy = "Choose a name such as billing: $share/billing/orders/#"
+    if not group:
+        raise text_error(InvalidSubscription, "group", group, "a group's name is not empty", remedy)
+    if any(character in group for character in "/+#"):
+        raise text_error(InvalidSubscription, "group", group, "a group's name has no /, + or #", remedy)
+    if len(group) > MAX_GROUP_CHARACTERS:
+        rule = f"a group's name has at most {MAX_GROUP_CHARACTERS} characters, this one has {len(group)}"
+        raise text_error(InvalidSubscription, "group", group, rule, remedy)
+    check_characters(InvalidSubscription, "group", group)

@@ -1,0 +1,156 @@
+"""Topics, filters, subscriptions and starts: the words that users write, checked once, where they come in.
+
+The rules are MQTT 5's (section 4.7), plus one of ours: `$` at the start of a topic or a filter is refused,
+because what begins with it (`$SYS/...`, `$share/...`) is never a message of a user. Empty levels (`a//b`,
+`/a`) are legal, and differ from levels left out. A value of these types that exists is valid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from sublet_protocol.domain.errors import InvalidFilter, InvalidTopic, UsageError
+
+MAX_TOPIC_BYTES = 65535
+"""MQTT's limit for a topic name or a topic filter, in bytes of UTF-8."""
+
+MAX_TIMELINE = 100
+"""Longest name of a database's timeline, in characters."""
+_REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$")
+_LITERAL, _ONE, _REST = range(3)
+
+
+def check_topic(text: str) -> str:
+    """Return `text` if it is a topic that a message may be published to; raise `InvalidTopic` if not."""
+    _check_text(InvalidTopic, "topic", text)
+    for wildcard in "+#":
+        if wildcard in text:
+            rule = f"a topic has no wildcards, and this one contains {wildcard!r}"
+            raise text_error(InvalidTopic, "topic", text, rule, "Publish to one exact topic")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """An MQTT topic filter: `+` stands for one level, a final `#` for its parent and all below."""
+
+    text: str
+    levels: tuple[str, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_text(InvalidFilter, "filter", self.text)
+        levels = tuple(self.text.split("/"))
+        _check_wildcards(self.text, levels)
+        object.__setattr__(self, "levels", levels)
+
+    @classmethod
+    def parse(cls, text: str) -> Filter:
+        """Read a filter; raise `InvalidFilter` where it breaks MQTT's rules."""
+        return cls(text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def matches(self, topic: str) -> bool:
+        """True if a message published to `topic` (a valid one) is meant."""
+        levels, mine = topic.split("/"), self.levels
+        if mine[-1] == "#":
+            mine = mine[:-1]
+            if len(levels) < len(mine):
+                return False
+        elif len(levels) != len(mine):
+            return False
+        return all(want in ("+", have) for want, have in zip(mine, levels, strict=False))
+
+    @property
+    def regex(self) -> str:
+        """The same test as an anchored RE2 pattern, which pyarrow and Python's `re.fullmatch` read alike."""
+        return _regex(self.levels)
+
+    def covers(self, other: Filter) -> bool:
+        """True if every topic that `other` matches is matched by this filter too."""
+        mine, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
+        for want, have in zip(mine, theirs, strict=False):
+            if want == "#":
+                return True
+            if have == "#" or want not in ("+", have):
+                return False
+        return len(mine) == len(theirs) or mine[len(theirs) :] == ("#",)
+
+    def intersects(self, other: Filter) -> bool:
+        """True if at least one topic is matched by both."""
+        mine, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
+        for one, two in zip(mine, theirs, strict=False):
+            if "#" in (one, two):
+                return True
+            if "+" not in (one, two) and one != two:
+                return False
+        longer, common = max(mine, theirs, key=len), min(len(mine), len(theirs))
+        return longer[common:] in ((), ("#",))
+
+    @property
+    def specificity(self) -> tuple[int, ...]:
+        """Sorts the more specific filter first: level by level from the left, literal, `+`, `#`.
+
+        Two different filters that match one and the same topic never have the same key.
+        """
+        return tuple({"+": _ONE, "#": _REST}.get(level, _LITERAL) for level in self.levels)
+
+
+def _check_text(error: type[UsageError], what: str, text: str) -> None:
+    """The rules that topics and filters share."""
+    if not text:
+        raise text_error(error, what, text, "it is empty, and needs a character", f"Give a {what} such as orders/eu")
+    check_characters(error, what, text)
+    if len(text) * 4 > MAX_TOPIC_BYTES and (size := len(text.encode())) > MAX_TOPIC_BYTES:
+        rule = f"it is {size} bytes of UTF-8 and the limit is {MAX_TOPIC_BYTES}"
+        raise text_error(error, what, text, rule, "Shorten it, and put the rest into the message's key or headers")
+    if text[0] == "$":
+        rule = f"what begins with $ is reserved, and cannot be a {what}"
+        raise text_error(error, what, text, rule, "Leave out the leading $")
+
+
+def check_characters(error: type[UsageError], what: str, text: str) -> None:
+    """Raise `error` where the text cannot be stored: for NUL, or a lone surrogate."""
+    if "\0" in text:
+        raise text_error(error, what, text, "the character NUL is not allowed", "Remove it")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        rule = "it holds a lone surrogate, which is not UTF-8"
+        raise text_error(error, what, text, rule, "Decode the bytes with their true encoding first") from None
+
+
+def _check_wildcards(text: str, levels: tuple[str, ...]) -> None:
+    if "#" in text and ("#" in text[:-1] or levels[-1] != "#"):
+        rule = "# stands alone in the last level"
+        raise text_error(InvalidFilter, "filter", text, rule, "Write prefix/# for all that is under a prefix")
+    if "+" in text and any("+" in level and level != "+" for level in levels):
+        rule = "+ stands alone in its level"
+        raise text_error(InvalidFilter, "filter", text, rule, "Write a/+/c, and filter further in your own code")
+
+
+def text_error(error: type[UsageError], what: str, text: str, rule: str, remedy: str) -> UsageError:
+    """Return the error, with the text (its beginning if it is long), the rule that it breaks, and the remedy."""
+    shown = repr(text) if len(text) <= 80 else repr(text[:80]) + f"... ({len(text)} characters)"
+    return error(f"{what} {shown}: {rule}. {remedy}.")
+
+
+def _spelled_out(levels: tuple[str, ...]) -> tuple[str, ...]:
+    """No topic is empty, so that `#` means `+/#`, and `/#`, whose parent would be the empty topic, means `/+/#`."""
+    return (*levels[:-1], "+", "#") if levels in (("#",), ("", "#")) else levels
+
+
+@lru_cache(maxsize=4096)
+def _regex(levels: tuple[str, ...]) -> str:
+    if levels == ("#",):
+        return "(?s)^.*$"
+    rest = "(?:/.*)?" if levels[-1] == "#" else ""
+    named = levels[:-1] if rest else levels
+    return "(?s)^" + "/".join("[^/]*" if level == "+" else _escaped(level) for level in named) + rest + "$"
+
+
+def _escaped(level: str) -> str:
+    """Only what RE2 calls special: it refuses some of the escapes that `re.escape` writes."""
+    return "".join("\\" + c if c in _REGEX_SPECIAL else c for c in level)

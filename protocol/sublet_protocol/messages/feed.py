@@ -1,0 +1,241 @@
+"""What clients without access to the database say to a node, in wire form and back; and how much of it there may be.
+
+Decoding trusts nothing, on either side: what is missing, out of range, too long or too many is an error for its sender,
+and nobody else. Messages travel as Arrow, which this module does not look into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sublet_protocol.domain.errors import ProtocolMismatch
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark, Start
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.messages import MAX_ID, PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+
+MAX_BATCH_BYTES = 4 << 20
+"""Largest batch of a `Publish`, as Arrow."""
+
+MAX_BATCH_MESSAGES = 10_000
+"""Most messages in one."""
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""Largest message in one: topic, key, value and headers together."""
+
+MAX_STREAMS = 100_000
+"""Most streams in a bookmark."""
+
+HELLO_S = 2.0
+"""A node says something at least so often in a `History` or a `Follow`."""
+
+RETRY_AFTER = "sublet-retry-after-ms"
+"""Beside RESOURCE_EXHAUSTED: the node has too much to do, and when to come again. Without it, trying again is vain."""
+
+ERROR = "sublet-error"
+"""Beside a refusal: the name of the error in `sublet_protocol.domain.errors`. Trying again is vain, but for
+`PayloadUnavailable`, and so is another node: it is of what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A batch. `number` grows by one under one incarnation of a producer; `messages` is an Arrow IPC record batch."""
+
+    producer: str
+    incarnation: int
+    number: int
+    messages: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The messages of a batch that went to one stream: number `rows[i]` lies at `first_offset + i`."""
+
+    stream_id: int
+    first_offset: int
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The batch is durable. `repeated`: it was already. `parts` None: where it lies is forgotten."""
+
+    parts: tuple[Part, ...] | None
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """From where to read what matches. Every page of the answer bears `subscription`."""
+
+    filter: Filter
+    begin: Start | Bookmark
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A step of one stream, from `start` up to before `position`; or a bookmark; or neither, which is a sign of life.
+
+    `messages` is an Arrow IPC stream, None where nothing matches. `gone`: retention has taken what was at `start`, and
+    `oldest` is what is left (None: nothing).
+    """
+
+    subscription: str
+    bookmark: Bookmark | None = None
+    stream_id: int = 0
+    start: int = 0
+    position: int = 0
+    messages: bytes | None = None
+    gone: bool = False
+    oldest: int | None = None
+
+
+# --- publish --------------------------------------------------------------------------------------------------------
+
+
+def encode_publish(batch: Publish) -> Any:
+    """A `PublishRequest`."""
+    return pb.PublishRequest(
+        protocol_version=PROTOCOL_VERSION,
+        producer=batch.producer,
+        incarnation=batch.incarnation,
+        number=batch.number,
+        messages=batch.messages,
+    )
+
+
+def decode_publish(wire: Any) -> Publish:
+    """A batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
+    check_version(wire.protocol_version)
+    if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
+        raise MalformedMessage(
+            f"messages of {len(wire.messages)} bytes: a batch has 1 to {MAX_BATCH_BYTES}. Send several, or none."
+        )
+    number = check_number("number", wire.number, least=1)
+    return Publish(_id("producer", wire.producer), check_number("incarnation", wire.incarnation), number, wire.messages)
+
+
+def encode_published(answer: Published, count: int) -> Any:
+    """A `PublishReply` for a batch of so many messages."""
+    parts = [
+        pb.PublishedPart(
+            stream_id=part.stream_id,
+            first_offset=part.first_offset,
+            count=len(part.rows),
+            rows=() if len(part.rows) == count else part.rows,
+        )
+        for part in answer.parts or ()
+    ]
+    return pb.PublishReply(repeated=answer.repeated, parts=parts)
+
+
+def decode_published(wire: Any, count: int) -> Published:
+    """What became of a batch of so many messages. Raises `MalformedMessage` unless each has one place."""
+    if wire.repeated and not wire.parts:
+        return Published(None, True)
+    parts = tuple(_read_part(part) for part in wire.parts)
+    if sorted(row for part in parts for row in part.rows) != list(range(count)):
+        raise MalformedMessage(f"an answer with parts of {[len(part.rows) for part in parts]} for {count} messages")
+    return Published(parts, wire.repeated)
+
+
+def _read_part(wire: Any) -> Part:
+    if wire.count > MAX_BATCH_MESSAGES or len(wire.rows) not in (0, wire.count):
+        raise MalformedMessage(f"a part of {wire.count} messages with {len(wire.rows)} rows")
+    rows: Sequence[int] = tuple(wire.rows) if wire.rows else range(wire.count)
+    return Part(
+        check_number("stream_id", wire.stream_id, least=1), check_number("first_offset", wire.first_offset), rows
+    )
+
+
+# --- read -----------------------------------------------------------------------------------------------------------
+
+
+def encode_read(read: Read, kind: Any) -> Any:
+    """A `HistoryRequest` or a `FollowRequest`: `kind`."""
+    begin = {"start": str(read.begin)} if isinstance(read.begin, Start) else {"bookmark": _bookmark(read.begin)}
+    return kind(protocol_version=PROTOCOL_VERSION, filter=read.filter.text, subscription=read.subscription, **begin)
+
+
+def decode_read(wire: Any) -> Read:
+    """What to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
+    check_version(wire.protocol_version)
+    match wire.WhichOneof("from"):
+        case "start":
+            begin: Start | Bookmark = Start.parse(wire.start)
+        case "bookmark":
+            begin = _read_bookmark(wire.bookmark)
+        case _:
+            raise MalformedMessage("from: it is missing. Give a start (latest, say) or a bookmark.")
+    return Read(Filter(wire.filter), begin, _id("subscription", wire.subscription))
+
+
+def encode_page(page: Page) -> Any:
+    """A `FeedPage`."""
+    return pb.FeedPage(
+        subscription=page.subscription,
+        bookmark=None if page.bookmark is None else _bookmark(page.bookmark),
+        stream_id=page.stream_id,
+        start=page.start,
+        position=page.position,
+        messages=page.messages or b"",
+        gone=pb.FeedGone(oldest=page.oldest) if page.gone else None,
+    )
+
+
+def decode_page(wire: Any) -> Page:
+    """A page. Raises `MalformedMessage`."""
+    start, position = check_number("start", wire.start), check_number("position", wire.position)
+    if position < start:
+        raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")
+    return Page(
+        subscription=_id("subscription", wire.subscription),
+        bookmark=_read_bookmark(wire.bookmark) if wire.HasField("bookmark") else None,
+        stream_id=check_number("stream_id", wire.stream_id),
+        start=start,
+        position=position,
+        messages=wire.messages or None,
+        gone=wire.HasField("gone"),
+        oldest=check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None,
+    )
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+def _bookmark(bookmark: Bookmark) -> Any:
+    positions = [pb.FeedPosition(stream_id=stream, offset=offset) for stream, offset in bookmark.offsets.items()]
+    return pb.FeedBookmark(known=bookmark.known, positions=positions, timeline=bookmark.timeline)
+
+
+def _read_bookmark(wire: Any) -> Bookmark:
+    if len(wire.positions) > MAX_STREAMS:
+        raise MalformedMessage(f"a bookmark of {len(wire.positions)} streams, and the limit is {MAX_STREAMS}")
+    timeline = wire.timeline if wire.HasField("timeline") else None
+    return Bookmark(wire.known, {each.stream_id: each.offset for each in wire.positions}, timeline)
+
+
+def check_version(version: int) -> None:
+    """Raise `ProtocolMismatch` for a client of another version."""
+    if version != PROTOCOL_VERSION:
+        raise ProtocolMismatch(
+            f"protocol version {version}: this node speaks {PROTOCOL_VERSION}, the client {version}. Bring both to the "
+            "same release of sublet."
+        )
+
+
+def _id(name: str, text: str) -> str:
+    if not 0 < len(text) <= MAX_ID or "\0" in text:
+        raise MalformedMessage(f"{name} {text[:40]!r}: 1 to {MAX_ID} characters, without NUL")
+    return text
+
+
+def check_number(name: str, value: int, least: int = 0) -> int:
+    """The number; raises `MalformedMessage` for one out of range."""
+    if not least <= value <= MAX_OFFSET:
+        raise MalformedMessage(f"{name} {value}: a whole number from {least} to {MAX_OFFSET}")
+    return value

@@ -1,0 +1,151 @@
+"""What a member of a group without access to the database asks a node for, in wire form and back: pages of streams that
+it was lent, where streams end, and the epoch of a session with a name.
+
+As in `sublet_protocol.messages.feed`, decoding trusts nothing on either side, and messages travel as Arrow, which is
+not looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sublet_protocol.domain.topics import Filter
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed import MAX_STREAMS, check_number, check_version
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of a stream is to be read: what matches from `position` on, about `limit_bytes` of it at most."""
+
+    stream_id: int
+    position: int
+    filter: Filter
+    generation_id: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What matches from `start` up to before `position`, of a stream that ends at `head`.
+
+    `messages` is an Arrow IPC stream, None where nothing matches.
+    """
+
+    start: int
+    position: int
+    head: int
+    closed: bool
+    messages: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Retention has taken what was wanted; `oldest` is what is left of the stream, None: nothing."""
+
+    oldest: int | None
+
+
+# --- a page ---------------------------------------------------------------------------------------------------------
+
+
+def encode_wanted(wanted: Wanted) -> Any:
+    """A `ReadRequest`."""
+    return pb.ReadRequest(
+        protocol_version=PROTOCOL_VERSION,
+        stream_id=wanted.stream_id,
+        position=wanted.position,
+        filter=wanted.filter.text,
+        generation_id=wanted.generation_id,
+        limit_bytes=wanted.limit_bytes,
+    )
+
+
+def decode_wanted(wire: Any) -> Wanted:
+    """What to read. Raises `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
+    check_version(wire.protocol_version)
+    return Wanted(
+        check_number("stream_id", wire.stream_id, least=1),
+        check_number("position", wire.position),
+        Filter(wire.filter),
+        check_number("generation_id", wire.generation_id, least=1),
+        check_number("limit_bytes", wire.limit_bytes, least=1),
+    )
+
+
+def encode_found(found: Found | Missing) -> Any:
+    """A `ReadReply`."""
+    if isinstance(found, Missing):
+        return pb.ReadReply(gone=pb.FeedGone(oldest=found.oldest))
+    return pb.ReadReply(
+        start=found.start,
+        position=found.position,
+        head=found.head,
+        closed=found.closed,
+        messages=found.messages or b"",
+    )
+
+
+def decode_found(wire: Any) -> Found | Missing:
+    """A page, or that there is none. Raises `MalformedMessage`."""
+    if wire.HasField("gone"):
+        return Missing(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
+    start, position, head = (check_number(name, getattr(wire, name)) for name in ("start", "position", "head"))
+    if not start <= position <= head:
+        raise MalformedMessage(f"a page from {start} to {position} of a stream that ends at {head}")
+    return Found(start, position, head, wire.closed, wire.messages or None)
+
+
+# --- heads, and epochs ----------------------------------------------------------------------------------------------
+
+
+def encode_heads_wanted(stream_ids: Iterable[int]) -> Any:
+    """A `HeadsRequest`."""
+    return pb.HeadsRequest(protocol_version=PROTOCOL_VERSION, stream_ids=stream_ids)
+
+
+def decode_heads_wanted(wire: Any) -> Sequence[int]:
+    """Streams, perhaps none. Raises `MalformedMessage`, `ProtocolMismatch`."""
+    check_version(wire.protocol_version)
+    if len(wire.stream_ids) > MAX_STREAMS:
+        raise MalformedMessage(f"the heads of {len(wire.stream_ids)} streams, and the limit is {MAX_STREAMS}")
+    return [check_number("stream_id", stream_id, least=1) for stream_id in wire.stream_ids]
+
+
+def encode_heads(heads: Mapping[int, tuple[int, bool]]) -> Any:
+    """A `HeadsReply`, of {stream: (head, closed)}."""
+    return pb.HeadsReply(
+        heads=[pb.StreamHead(stream_id=id, head=head, closed=closed) for id, (head, closed) in heads.items()]
+    )
+
+
+def decode_heads(wire: Any) -> dict[int, tuple[int, bool]]:
+    """{stream: (head, closed)}. Raises `MalformedMessage`."""
+    return {
+        check_number("stream_id", each.stream_id, least=1): (check_number("head", each.head), each.closed)
+        for each in wire.heads
+    }
+
+
+def encode_epoch_wanted() -> Any:
+    """A `SessionEpochRequest`."""
+    return pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION)
+
+
+def decode_epoch_wanted(wire: Any) -> None:
+    """Nothing but the version. Raises `ProtocolMismatch`."""
+    check_version(wire.protocol_version)
+
+
+def encode_epoch(epoch: int) -> Any:
+    """A `SessionEpochReply`."""
+    return pb.SessionEpochReply(epoch=epoch)
+
+
+def decode_epoch(wire: Any) -> int:
+    """The epoch; 0, which no session has, is none. Raises `MalformedMessage`."""
+    return check_number("epoch", wire.epoch, least=1)

@@ -1,0 +1,254 @@
+"""What borrowers and leaders say to each other: frozen values, no behaviour.
+
+Every message bears the borrower's id and, once known, the leader's term; stream messages bear the stream and the grant
+id. Whoever receives one under an identity of the past ignores it, or answers with the message that says so. The names
+are those of the durable shared subscription design this protocol follows (`docs/protocol.md`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
+from sublet_protocol.domain.in_doubt import InDoubt
+
+PROTOCOL_VERSION = 4
+"""Carried by every poll and command batch; a peer of another version is refused with both numbers."""
+
+MAX_ID = 512
+"""Longest id, name or address, in characters."""
+
+
+class EndReason(StrEnum):
+    """Why a borrower is over. After a final reason its agent does not make another."""
+
+    RETRY = "retry"  # something was inconsistent: start again under a new id
+    DELETED = "deleted"  # the group does not exist any more
+    FENCED = "fenced"  # a newer session of the same name took over
+    DENIED = "denied"  # the leader will never accept this subscription
+    DONE = "done"  # the disconnect is durable
+
+    @property
+    def final(self) -> bool:
+        """True where the agent must not recreate the borrower."""
+        return self is not EndReason.RETRY
+
+
+class RevokedReason(StrEnum):
+    """Why a stream is taken off a borrower for good."""
+
+    SAVED = "saved"  # its final progress is durable
+    FINISHED = "finished"  # the stream is closed and wholly consumed
+    LOST = "lost"  # the grant is over without the borrower's word
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A stream that a borrower held when its leader was lost: what it asks the next leader to confirm."""
+
+    stream_id: int
+    grant_id: int
+    position: int
+    consumed: ConsumedFrontier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProgress:
+    """The next offset to deliver of one stream. `final`: the last word under this grant.
+
+    `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
+    has not looked yet. `until`: with the last word, what lies in [position, until) was given out and is given up, and
+    may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`:
+    what is planned; it may be begun when `ProgressSaved` says that it is written down. `trouble`: why what follows
+    cannot be read for now, for people; empty: it can be, as far as is known. `poison`: with the last word, what follows
+    cannot be decoded, up to before that offset, and `trouble` says why; 0: nothing of the kind.
+    """
+
+    stream_id: int
+    grant_id: int
+    position: int
+    final: bool = False
+    size: int = 0
+    lag: int | None = None
+    until: int = 0
+    consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+    trouble: str = ""
+    poison: int = 0
+
+
+MAX_TROUBLE = 2000
+"""Longest `trouble`, in characters."""
+
+MAX_WEIGHT = 1e6
+"""Greatest weight of a borrower."""
+
+
+# --- to the leader --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderWanted:
+    """Ask any node for the group's leader; repeated until one answers.
+
+    `group_id` is None on the very first connect; afterwards an id that no longer exists is answered `deleted`.
+    `weight` is how much this consumer can take, relative to others. `leaving`: hand over what `reclaim` names, want
+    nothing new. `predecessor` is the invalidated borrower this one replaces: what `reclaim` does not name it never had.
+    `start` applies only if this very message creates the group. `session_epoch` comes with a `session` name: of two
+    processes under one name the one with the higher epoch stays. `number` counts the borrowers of its agent: what a
+    later one has reclaimed is not an earlier one's any more, however late that one's message comes.
+    """
+
+    borrower_id: str
+    agent: str
+    subscription: str
+    group_id: int | None = None
+    weight: float = 1.0
+    session: str | None = None
+    leaving: bool = False
+    reclaim: tuple[Held, ...] = ()
+    start: str = "latest"
+    predecessor: str | None = None
+    session_epoch: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """One command for all of an agent's borrowers on a node; `sent_at` comes back in the answer."""
+
+    borrower_ids: tuple[str, ...]
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateProgress:
+    """Progress of many streams; the first one under a grant is also the receipt of the grant."""
+
+    borrower_id: str
+    term: int
+    streams: tuple[StreamProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeFinished:
+    """The borrower has dropped the stream, or never held it under this grant."""
+
+    borrower_id: str
+    term: int
+    stream_id: int
+    grant_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable. `why`: where
+    it is not its session's own wish."""
+
+    borrower_id: str
+    term: int
+    streams: tuple[StreamProgress, ...]
+    why: str = ""
+
+
+ToLeader = LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect
+
+
+# --- to the borrower ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderConnectResponse:
+    """This node leads the group under `term`; or, with an `address`, that node does (and term is 0)."""
+
+    borrower_id: str
+    term: int
+    group_id: int
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PingResponse:
+    """The leader knows this borrower and was within its lease; `sent_at` is the ping's.
+
+    `good_for_s`: for so long after the ping was sent nobody else gets what the borrower has, leader or no leader.
+    `epochs`: how far an atomic group has come. When that moves on, the answer to the last ping is said again.
+    `without`: (stream, grant id) of what is taken from the borrower by force: of these the answer says nothing.
+    """
+
+    borrower_id: str
+    term: int
+    sent_at: float
+    good_for_s: float
+    epochs: tuple[GroupFrontier, ...] = ()
+    without: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Consume this stream from `position` under `grant_id`. `end_offset`: the stream is closed and ends there.
+
+    With `consumed` the group is atomic: the stream is consumed in whole epochs, from there. `in_doubt`: what an earlier
+    process of the same session planned and did not acknowledge.
+    """
+
+    borrower_id: str
+    term: int
+    stream_id: int
+    grant_id: int
+    position: int
+    generation_id: int
+    hash_from: int
+    hash_to: int
+    filter: str
+    end_offset: int | None = None
+    consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Stop consuming this stream and report its final progress."""
+
+    borrower_id: str
+    term: int
+    stream_id: int
+    grant_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """The grant is over and the leader knows all it will know: forget the stream."""
+
+    borrower_id: str
+    term: int
+    stream_id: int
+    grant_id: int
+    reason: RevokedReason
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSaved:
+    """This progress is durable, and so is what is in doubt."""
+
+    borrower_id: str
+    term: int
+    stream_id: int
+    grant_id: int
+    position: int
+    consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidate:
+    """This borrower is over; `detail` is for people."""
+
+    borrower_id: str
+    term: int
+    reason: EndReason
+    detail: str = ""
+
+
+ToBorrower = LeaderConnectResponse | PingResponse | Grant | Revoke | Revoked | ProgressSaved | Invalidate

@@ -1,0 +1,177 @@
+"""What waits for one subscriber: bounded, first in first out, kept until acknowledged.
+
+A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and forgotten. Only what
+waits can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be given again.
+
+When too much waits, the channel that takes the most room is the one that gives way: all its messages are dropped and a
+`Gap` says so. The other channels lose nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from sublet_protocol.pubsub.model import Delivery, Gap
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxLimits:
+    """Bounds of one subscriber's mailbox, and of one reply out of it; bytes are those of keys and bodies."""
+
+    messages: int = 10_000
+    bytes: int = 4 << 20
+    reply_messages: int = 1_000
+    reply_bytes: int = 1 << 20
+
+
+@dataclass(slots=True)
+class Letter:
+    """A message with its place still open. `once`: while it is unacknowledged, an equal one is not queued again."""
+
+    channel: str
+    key: str
+    body: object
+    size: int
+    is_state: bool = False
+    version: int = 0
+    once: bool = False
+
+    @property
+    def identity(self) -> tuple[str, str, object]:
+        return self.channel, self.key, self.body
+
+
+class Mailbox:
+    """The numbered messages of one subscriber id."""
+
+    __slots__ = (
+        "_arrivals",
+        "_dropped",
+        "_dropped_channels",
+        "_last_on",
+        "_limits",
+        "_once",
+        "_out",
+        "_out_bytes",
+        "_sequence",
+        "_waiting",
+        "_waiting_bytes",
+    )
+
+    def __init__(self, limits: MailboxLimits) -> None:
+        self._limits = limits
+        self._waiting: OrderedDict[Hashable, Letter] = OrderedDict()
+        self._waiting_bytes = 0
+        self._out: list[tuple[Delivery, Letter | None]] = []
+        self._out_bytes = 0
+        self._once: dict[tuple[str, str, object], None] = {}
+        self._last_on: dict[str, int] = {}
+        self._sequence = 0
+        self._arrivals = 0
+        self._dropped = 0
+        self._dropped_channels: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._out) + bool(self._dropped)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    @property
+    def sequence(self) -> int:
+        """The last number that was handed out."""
+        return self._sequence
+
+    def put(self, letter: Letter) -> None:
+        """Queue a message; if there is too much, the fullest channel's messages turn into a gap."""
+        if letter.once:
+            if letter.identity in self._once:
+                return
+            self._once[letter.identity] = None
+        place = self._place_of(letter)
+        if (older := self._waiting.get(place)) is not None:
+            self._waiting_bytes -= older.size
+        self._waiting[place] = letter
+        self._waiting_bytes += letter.size
+        while len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
+            self._make_room()
+
+    def acknowledge(self, sequence: int) -> bool:
+        """Forget all up to `sequence`; False if that was never handed out."""
+        while self._out and self._out[0][0].sequence <= sequence:
+            _, letter = self._out.pop(0)
+            if letter is not None:
+                self._out_bytes -= letter.size
+                self._once.pop(letter.identity, None)
+        return sequence <= self._sequence
+
+    def take(self) -> tuple[Delivery, ...]:
+        """All that is unacknowledged, and as much of what waits as fits into a reply."""
+        if self._dropped and self._has_room(0):
+            self._hand_out_gap()
+        while self._waiting and not self._dropped and self._has_room(next(iter(self._waiting.values())).size):
+            self._hand_out(self._waiting.popitem(last=False)[1])
+        return tuple(delivery for delivery, _ in self._out)
+
+    def leaks(self) -> Iterator[str]:
+        """What is kept beside the messages themselves and should have gone with them; nothing, if all is well."""
+        out = [letter for _, letter in self._out if letter is not None]
+        known = {letter.identity for letter in (*self._waiting.values(), *out) if letter.once}
+        yield from (f"{identity[:2]} is not queued again, though it is gone" for identity in self._once.keys() - known)
+        if self._waiting_bytes != (waiting := sum(letter.size for letter in self._waiting.values())):
+            yield f"{self._waiting_bytes} bytes are said to wait, and {waiting} do"
+        if self._out_bytes != (handed_out := sum(letter.size for letter in out)):
+            yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
+
+    def _place_of(self, letter: Letter) -> Hashable:
+        """A state takes the place of the older value that still waits; everything else goes to the end."""
+        if letter.is_state:
+            return letter.channel, letter.key
+        self._arrivals += 1
+        return self._arrivals
+
+    def _make_room(self) -> None:
+        """Drop what waits on the channel that takes the most of what is short."""
+        by_number = len(self._waiting) > self._limits.messages
+        room: dict[str, int] = {}
+        for letter in self._waiting.values():
+            room[letter.channel] = room.get(letter.channel, 0) + (1 if by_number else letter.size)
+        fullest = max(room, key=room.__getitem__)
+        places = [place for place, letter in self._waiting.items() if letter.channel == fullest]
+        self._drop(fullest, places)
+
+    def _drop(self, channel: str, places: list[Hashable]) -> None:
+        for place in places:
+            letter = self._waiting.pop(place)
+            self._waiting_bytes -= letter.size
+            if letter.once:
+                self._once.pop(letter.identity, None)
+        self._dropped += len(places)
+        self._dropped_channels[channel] = None
+
+    def _has_room(self, size: int) -> bool:
+        """The first message always fits, whatever its size."""
+        fits = len(self._out) < self._limits.reply_messages and self._out_bytes + size <= self._limits.reply_bytes
+        return fits or not self._out
+
+    def _hand_out(self, letter: Letter) -> None:
+        self._sequence += 1
+        predecessor = 0
+        if not letter.is_state:
+            predecessor = self._last_on.get(letter.channel, 0)
+            self._last_on[letter.channel] = self._sequence
+        delivery = Delivery(self._sequence, letter.channel, letter.key, letter.body, predecessor, letter.version)
+        self._out.append((delivery, letter))
+        self._out_bytes += letter.size
+        self._waiting_bytes -= letter.size
+
+    def _hand_out_gap(self) -> None:
+        """The gap is the predecessor of what follows it, so that nobody can overlook it."""
+        self._sequence += 1
+        channels = tuple(self._dropped_channels)
+        self._last_on.update((channel, self._sequence) for channel in channels)
+        self._out.append((Delivery(self._sequence, "", "", Gap(self._dropped, channels)), None))
+        self._dropped = 0
+        self._dropped_channels.clear()

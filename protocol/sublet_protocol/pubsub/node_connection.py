@@ -1,0 +1,344 @@
+"""The agent's side of the session on the network: one `NodeConnection` per node, on an asyncio loop.
+
+It drives a `SessionSubscriber`: carries out what the machine decides, in order, and brings back what came of it.
+Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`, and must not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, assert_never
+
+import grpc
+import grpc.aio
+
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.pubsub import wire
+from sublet_protocol.pubsub.callbacks import Callbacks, OnDelivery, OnLost, guarded
+from sublet_protocol.pubsub.counters import SubscriberCounters
+from sublet_protocol.pubsub.model import CHANNELS, Channels, Command, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_events import (
+    BatchFailed,
+    CancelBatch,
+    CancelPoll,
+    Deliver,
+    Event,
+    Instruction,
+    Listen,
+    Lost,
+    PeerRefused,
+    PollFailed,
+    Refusals,
+    SendBatch,
+    StartPoll,
+    Status,
+    StillLost,
+    Tick,
+)
+from sublet_protocol.v1 import sublet_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", wire.MAX_REPLY_BYTES),
+    ("grpc.max_send_message_length", wire.MAX_REQUEST_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+"""What a channel to a node is made with: quick to notice that the node is back."""
+
+ANSWER_WITHIN_S = 5.0
+"""How long a call may take beyond the time it is held."""
+
+_FINAL_CODES = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+OnRefused = Callable[[Command, str], None]
+
+
+SHOWN_CHARACTERS = 300
+"""Longer texts of a peer are cut where people read them."""
+
+
+def shortened(text: str) -> str:
+    """As much of it as a line of a log should have."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
+
+
+class NodeConnection:
+    """One agent's session with one node. Made and used on one event loop.
+
+    `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
+    be a `Gap`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by themselves;
+    `on_refused(command, text)` for what the node refused, which is in the log besides, ever more seldom the more it is.
+    `metadata` goes with every call (a token, say). `credentials` makes the channel a TLS channel. `channels` are those
+    that the node serves.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        agent: str,
+        on_message: OnDelivery,
+        on_lost: OnLost = lambda lost: None,
+        *,
+        on_refused: OnRefused = lambda command, text: None,
+        settings: SubscriberSettings | None = None,
+        answer_within_s: float = ANSWER_WITHIN_S,
+        credentials: Any = None,
+        metadata: Sequence[tuple[str, str]] = (),
+        channels: Channels = CHANNELS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.address = address
+        self._channels = channels
+        self._machine = SessionSubscriber(agent, settings, channels=channels, size_of=self._size_of)
+        self._callbacks = Callbacks(on_message, on_lost)
+        self._on_refused = on_refused
+        self._answer_within_s = answer_within_s
+        self._metadata = tuple(metadata)
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._channel = _open_channel(address, credentials)
+        self._stub = sublet_pb2_grpc.SessionStub(self._channel)
+        self._events: deque[Event] = deque()
+        self._busy = False
+        self._closed = False
+        self._batch: asyncio.Task[None] | None = None
+        self._poll: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._receipt = asyncio.Event()
+        self._losses = 0
+        self._refusals = 0
+
+    # --- for the agent ---
+
+    @property
+    def status(self) -> Status:
+        """What is true between this agent and the node."""
+        return self._machine.status
+
+    @property
+    def subscriber_id(self) -> str:
+        """The name under which the node knows us at present."""
+        return self._machine.subscriber_id
+
+    @property
+    def counters(self) -> SubscriberCounters:
+        """What happened so far."""
+        return self._machine.counters
+
+    def leaks(self) -> tuple[str, ...]:
+        """What is remembered though nothing wants it any more: nothing, if all is well."""
+        unwanted = [subject for subject in self._callbacks.subjects() if not self._machine.wants(*subject)]
+        running = [task for task in (self._batch, self._poll) if task is not None and not task.done()]
+        found = [f"callbacks of {subject}: it is not subscribed" for subject in unwanted]
+        if self._closed and (running or self._timer is not None):
+            found.append(f"closed, with {len(running)} calls under way and timer {self._timer}")
+        return (*self._machine.leaks(), *found)
+
+    def send(self, message: object) -> None:
+        """Queue a message to the node, and hold a poll for what it answers from now on (`listen`)."""
+        command = Send(message)
+        wire.encode_command(command, self._channels)
+        self._decide(Listen(True))
+        self._decide(command)
+
+    def listen(self, wanted: bool) -> None:
+        """Whether a poll is to be held while nothing is subscribed."""
+        self._decide(Listen(wanted))
+
+    def subscribe(
+        self,
+        channel: str,
+        key: str | None = None,
+        *,
+        on_message: OnDelivery | None = None,
+        on_lost: OnLost | None = None,
+    ) -> None:
+        """Subscribe to one key of a channel or to all (None), at any time; again, to replace the callbacks.
+
+        `on_message` has what comes of it instead of the connection's; a message to one who subscribed to its key and to
+        all goes to the key's. `on_lost` is called besides the connection's, once for each loss: also where the
+        connection is lost already, and where the node refuses this subscription (`lost.final`: it is over).
+        """
+        command = Subscribe(channel, key)
+        wire.encode_command(command, self._channels)
+        if self._closed or (self._busy and self.status is Status.REFUSED):
+            return  # a callback that subscribes again at a final loss would be called without end
+        self._callbacks.put((channel, key), on_message, on_lost)
+        self._decide(command)
+
+    def unsubscribe(self, channel: str, key: str | None = None) -> None:
+        """Undo a subscribe. What is under way by then goes to the connection's `on_message`."""
+        command = Unsubscribe(channel, key)
+        wire.encode_command(command, self._channels)
+        self._callbacks.drop((channel, key))
+        self._decide(command)
+
+    async def close(self, timeout_s: float = 5.0) -> bool:
+        """Wait until the node has all that was sent, then end; False if the time was over first."""
+        drained = await self._drained(timeout_s)
+        self._closed = True
+        tasks = [task for task in (self._batch, self._poll) if task is not None]
+        for task in tasks:
+            task.cancel()
+        self._wake_at(None)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._channel.close()
+        return drained
+
+    async def _drained(self, timeout_s: float) -> bool:
+        """Whether the node has said that it has everything. What a lost connection drops it never had."""
+        losses = self._losses
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._machine.unsent_messages:
+                    self._receipt.clear()
+                    await self._receipt.wait()
+        except TimeoutError:
+            return False
+        return losses == self._losses and self.status not in (Status.DOWN, Status.REFUSED)
+
+    # --- driving the machine ---
+
+    def _decide(self, event: Event) -> None:
+        """Take events one at a time, also those that callbacks cause while one is being taken."""
+        if self._closed:
+            return
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events and not self._closed:
+                outcome = self._machine.decide(self._events.popleft(), self._clock())
+                for instruction in outcome.sends:
+                    self._carry_out(instruction)
+                self._wake_at(outcome.wake_at)
+        finally:
+            self._busy = False
+        self._receipt.set()
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case SendBatch():
+                self._batch = self._replace(self._batch, self._call_commands(instruction))
+            case StartPoll():
+                self._poll = self._replace(self._poll, self._call_poll(instruction))
+            case CancelBatch():
+                _cancel(self._batch)
+            case CancelPoll():
+                _cancel(self._poll)
+            case Deliver(deliveries):
+                self._callbacks.deliver(deliveries)
+            case Refusals(refused):
+                for command, text in refused:
+                    self._refuse(command, text)
+            case Lost():
+                self._losses += 1
+                self._callbacks.lose(instruction)
+            case StillLost(lost):
+                self._callbacks.fail(lost)
+            case _:
+                assert_never(instruction)
+
+    def _refuse(self, command: Command, text: str) -> None:
+        self._log_refusal(command, text)
+        if isinstance(command, Subscribe) and not self._machine.wants(command.channel, command.key):
+            self._callbacks.refuse((command.channel, command.key), text)
+        guarded(self._on_refused, command, text)
+
+    def _log_refusal(self, command: Command, text: str) -> None:
+        """The first, the second, the fourth, the eighth ... of this connection."""
+        self._refusals += 1
+        if self._refusals & (self._refusals - 1) == 0:
+            kind = type(command.body if isinstance(command, Send) else command).__name__
+            log.warning("node %s refused a %s (no. %d): %s", self.address, kind, self._refusals, shortened(text))
+
+    def _size_of(self, command: Command) -> int:
+        return wire.command_size(command, self._channels)
+
+    def _replace(self, task: asyncio.Task[None] | None, call: Any) -> asyncio.Task[None]:
+        _cancel(task)
+        return self._loop.create_task(call)
+
+    def _wake_at(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at is None else self._loop.call_later(max(at - self._clock(), 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._decide(Tick())
+
+    # --- calls ---
+
+    async def _call_commands(self, batch: SendBatch) -> None:
+        def read(reply: Any) -> Event:
+            return wire.read_batch_reply(batch, reply, random.random())
+
+        def encode() -> Any:
+            return wire.batch_request(batch, self._channels)
+
+        timeout = self._answer_within_s
+        self._decide(await self._answer(self._stub.Commands, encode, batch.life, timeout, BatchFailed, read))
+
+    async def _call_poll(self, poll: StartPoll) -> None:
+        def read(reply: Any) -> Event:
+            return wire.read_poll_reply(poll, reply, random.random(), self._channels)
+
+        def encode() -> Any:
+            return wire.poll_request(poll)
+
+        timeout = poll.hold_s + self._answer_within_s
+        self._decide(await self._answer(self._stub.Poll, encode, poll.life, timeout, PollFailed, read))
+
+    async def _answer(
+        self,
+        method: Callable[..., Awaitable[Any]],
+        encode: Callable[[], Any],
+        life: int,
+        timeout: float,
+        failed: type[BatchFailed] | type[PollFailed],
+        read: Callable[[Any], Event],
+    ) -> Event:
+        """What came of a call, as an event."""
+        try:
+            return read(await method(encode(), timeout=timeout, metadata=self._metadata))
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _FINAL_CODES:
+                return PeerRefused(life, f"{self.address}: {error.code().name}: {error.details()}")
+            return failed(life, f"{self.address}: {error.code().name}: {error.details()}", random.random())
+        except MalformedMessage as error:
+            return failed(life, f"{self.address}: {error}", random.random())
+        except Exception as error:
+            log.exception("a call to %s failed in our own code", self.address)
+            return failed(life, f"{self.address}: {error!r}", random.random())
+
+
+def _open_channel(address: str, credentials: Any) -> Any:
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def _cancel(task: asyncio.Task[None] | None) -> None:
+    """The task that is taking its own answer to the machine has done its call already."""
+    if task is not None and task is not asyncio.current_task():
+        task.cancel()

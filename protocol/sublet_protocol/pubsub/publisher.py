@@ -1,0 +1,318 @@
+"""The node's half of the session: who subscribed to what, and what waits for whom. Pure; times are passed in.
+
+`receive` takes a batch of commands, `poll` asks for messages, `publish` and `send` bring them, `expire` forgets who has
+been silent. Whoever holds polls sets `on_ready`, which is called with a subscriber id when something waits for it.
+Whoever publishes may set `on_interest`, which is called with (channel, key or None for all, True or False) when the
+first subscriber of it has come, or the last has gone; `subscribed` answers the same question at any time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sublet_protocol.pubsub.counters import PublisherCounters
+from sublet_protocol.pubsub.mailbox import Letter, Mailbox, MailboxLimits
+from sublet_protocol.pubsub.model import (
+    CHANNELS,
+    ChannelKind,
+    CommandError,
+    Delivery,
+    Gap,
+    Malformed,
+    ReceivedCommand,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+from sublet_protocol.pubsub.publisher_replies import Hold, Messages, Received, Repeated, Subscribed, Unknown
+from sublet_protocol.pubsub.subscription_index import StateValues, SubscriptionIndex
+
+SILENT_HOLDS = 3
+"""A subscriber that has not been heard of for this many hold times is forgotten."""
+
+REMEMBERED_PAST = 10_000
+"""How many forgotten subscriber ids are kept, so that none of them can begin a second life."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSettings:
+    """Bounds of what subscribers may cost; `hold_s` is the longest that a poll is held."""
+
+    hold_s: float = 5.0
+    mailbox: MailboxLimits = field(default_factory=MailboxLimits)
+    subscribers: int = 10_000
+    subscriptions_each: int = 100_000
+
+
+@dataclass(slots=True)
+class _Subscriber:
+    """`subjects`: the keys, or None for all, by channel."""
+
+    mailbox: Mailbox
+    heard_at: float
+    batch: int = 0
+    errors: tuple[CommandError, ...] = ()
+    subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
+
+    def all_subjects(self) -> Iterator[tuple[str, str | None]]:
+        return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
+
+
+class SessionPublisher:
+    """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
+
+    `incarnation` names this life. `channels` says which channels are served. `size_of` gives a body's size in bytes.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        settings: PublisherSettings | None = None,
+        *,
+        channels: Mapping[str, ChannelKind] = CHANNELS,
+        size_of: Callable[[object], int] = lambda body: 256,
+    ) -> None:
+        self.incarnation = incarnation
+        self.settings = settings or PublisherSettings()
+        self.on_ready: Callable[[str], None] = lambda subscriber_id: None
+        self.on_interest: Callable[[str, str | None, bool], None] = lambda channel, key, wanted: None
+        self._channels = channels
+        self._size_of = size_of
+        self._counts: Counter[str] = Counter()
+        self._subscribers: dict[str, _Subscriber] = {}
+        self._expelled: list[str] = []
+        self._past: OrderedDict[str, None] = OrderedDict()
+        self._index = SubscriptionIndex()
+        self._states = StateValues()
+
+    # --- from subscribers ---
+
+    def receive(
+        self, subscriber_id: str, number: int, commands: Sequence[ReceivedCommand], now: float
+    ) -> Received | Repeated | Unknown:
+        """Execute batch `number` (1, 2, 3, ... per subscriber id), once."""
+        subscriber = self._find(subscriber_id, now, may_be_new=number == 1)
+        if isinstance(subscriber, Unknown):
+            return subscriber
+        if number == subscriber.batch:
+            subscriber.heard_at = now
+            self._counts["repeated_batches"] += 1
+            return Repeated(subscriber.errors)
+        if number != subscriber.batch + 1:
+            return self._expel(subscriber_id, f"batch {number} does not follow batch {subscriber.batch}")
+        subscriber.heard_at, subscriber.batch = now, number
+        return self._execute(subscriber_id, subscriber, commands)
+
+    def add_errors(self, subscriber_id: str, number: int, errors: Sequence[CommandError]) -> tuple[CommandError, ...]:
+        """Add what the owner found wrong with the messages of a batch; all its errors, by index."""
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is None or subscriber.batch != number:
+            return tuple(errors)
+        subscriber.errors = tuple(sorted((*subscriber.errors, *errors), key=lambda error: error.index))
+        self._counts["refused_commands"] += len(errors)
+        return subscriber.errors
+
+    def poll(
+        self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
+    ) -> Messages | Hold | Unknown:
+        """Forget what is acknowledged and hand out what waits, or hold."""
+        self._counts["polls"] += 1
+        if incarnation not in ("", self.incarnation):
+            return self._unknown(f"incarnation {incarnation} of this node is over")
+        subscriber = self._find(subscriber_id, now, may_be_new=not incarnation and not acknowledged)
+        if isinstance(subscriber, Unknown):
+            return subscriber
+        subscriber.heard_at = now
+        if not subscriber.mailbox.acknowledge(acknowledged):
+            return self._expel(subscriber_id, f"message {acknowledged} was acknowledged, and never sent")
+        if subscriber.mailbox:
+            return Messages(self._take(subscriber.mailbox))
+        return Hold(now + min(max(hold_s, 0.0), self.settings.hold_s))
+
+    def collect(self, subscriber_id: str, now: float) -> Messages | Unknown:
+        """The end of a held poll: what waits by now, which may be nothing."""
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is None:
+            return self._unknown("forgotten while its poll was held")
+        subscriber.heard_at = now
+        deliveries = self._take(subscriber.mailbox)
+        self._counts["empty_polls"] += not deliveries
+        return Messages(deliveries)
+
+    # --- from the owner ---
+
+    def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
+        """Queue `body` once for each subscriber of this key or of the whole channel; how many there are.
+
+        On a state channel a version not above the key's current one is old news, and is dropped.
+        """
+        is_state = self._channels[channel] is ChannelKind.STATE
+        if is_state and not self._states.put(channel, key, body, version):
+            return 0
+        size = self._size_of(body) + len(key)
+        readers = self._index.readers(channel, key)
+        for subscriber_id in readers:
+            self._put(subscriber_id, Letter(channel, key, body, size, is_state, version))
+        return len(readers)
+
+    def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
+        """Queue `body` for one subscriber, whatever it subscribed to; False if the node does not know it.
+
+        On a log channel, while an equal message is unacknowledged it is not queued again: resending is free.
+        """
+        if subscriber_id not in self._subscribers:
+            return False
+        is_state = self._channels[channel] is ChannelKind.STATE
+        size = self._size_of(body) + len(key)
+        self._put(subscriber_id, Letter(channel, key, body, size, is_state, once=not is_state))
+        return True
+
+    def retract(self, channel: str, key: str) -> None:
+        """Forget the current value of a state that is over; who subscribes later is not answered."""
+        self._states.drop(channel, key)
+
+    def expire(self, now: float) -> tuple[str, ...]:
+        """Forget every subscriber silent for three hold times; their ids, and of who was expelled since the last."""
+        since = now - SILENT_HOLDS * self.settings.hold_s
+        silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.heard_at <= since)
+        for subscriber_id in silent:
+            self._forget(subscriber_id, "expired")
+        expelled, self._expelled = tuple(self._expelled), []
+        return silent + expelled
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `expire` may find somebody; None while there is no subscriber."""
+        oldest = min((subscriber.heard_at for subscriber in self._subscribers.values()), default=None)
+        return None if oldest is None else oldest + SILENT_HOLDS * self.settings.hold_s
+
+    @property
+    def subscriber_ids(self) -> tuple[str, ...]:
+        """Everybody known, in order of arrival."""
+        return tuple(self._subscribers)
+
+    def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
+        """The (channel, key or None for all) that this subscriber asked for; none if it is not known."""
+        subscriber = self._subscribers.get(subscriber_id)
+        return () if subscriber is None else tuple(subscriber.all_subjects())
+
+    def subscribed(self, channel: str) -> Subscribed:
+        """What of a channel anybody subscribed to: only that is worth finding out."""
+        return Subscribed(frozenset(self._index.keys(channel)), self._index.has_all(channel))
+
+    def knows(self, subscriber_id: str) -> bool:
+        """Whether this subscriber id is alive."""
+        return subscriber_id in self._subscribers
+
+    @property
+    def counters(self) -> PublisherCounters:
+        """What happened so far."""
+        return PublisherCounters(**self._counts)
+
+    def leaks(self) -> tuple[str, ...]:
+        """What is remembered of subscriptions and messages that nobody has any more: nothing, if all is well.
+
+        The newest states are not leaks: they wait for who subscribes later, until they are retracted.
+        """
+        wanted = {(name, *one) for name, subscriber in self._subscribers.items() for one in subscriber.all_subjects()}
+        entered = set(self._index.entries())
+        found = [f"subscription {one}: nobody asked for it" for one in entered - wanted]
+        found += [f"subscription {one}: messages pass it by" for one in wanted - entered]
+        for name, subscriber in self._subscribers.items():
+            found += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.leaks()]
+        return tuple(found)
+
+    # --- inside ---
+
+    def _find(self, subscriber_id: str, now: float, *, may_be_new: bool) -> _Subscriber | Unknown:
+        if (subscriber := self._subscribers.get(subscriber_id)) is not None:
+            return subscriber
+        if subscriber_id in self._past or not may_be_new:
+            return self._unknown("its life is over: it was silent for too long, or broke the rules")
+        if len(self._subscribers) >= self.settings.subscribers:
+            return self._unknown(f"the node serves {self.settings.subscribers} subscribers already, which is its limit")
+        subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
+        self._subscribers[subscriber_id] = subscriber
+        self._counts["lives_begun"] += 1
+        return subscriber
+
+    def _unknown(self, why: str) -> Unknown:
+        self._counts["unknown_answers"] += 1
+        return Unknown(why)
+
+    def _expel(self, subscriber_id: str, why: str) -> Unknown:
+        self._forget(subscriber_id, "expelled")
+        self._expelled.append(subscriber_id)
+        return self._unknown(why)
+
+    def _forget(self, subscriber_id: str, counted_as: str) -> None:
+        subscriber = self._subscribers.pop(subscriber_id)
+        subjects = tuple(subscriber.all_subjects())
+        left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
+        self._past[subscriber_id] = None
+        if len(self._past) > REMEMBERED_PAST:
+            self._past.popitem(last=False)
+        self._counts[counted_as] += 1
+        self.on_ready(subscriber_id)
+        for channel, key in left:
+            self.on_interest(channel, key, False)
+
+    def _execute(self, subscriber_id: str, subscriber: _Subscriber, commands: Sequence[ReceivedCommand]) -> Received:
+        errors: list[CommandError] = []
+        messages: list[tuple[int, object]] = []
+        for index, command in enumerate(commands):
+            match command:
+                case Send(body):
+                    messages.append((index, body))
+                    refusal = None
+                case Malformed(text):
+                    refusal = text
+                case Subscribe(channel, key):
+                    refusal = self._subscribe(subscriber_id, subscriber, channel, key)
+                case Unsubscribe(channel, key):
+                    refusal = self._unsubscribe(subscriber_id, subscriber, channel, key)
+            if refusal is not None:
+                errors.append(CommandError(index, refusal))
+        subscriber.errors = tuple(errors)
+        self._counts.update(batches=1, commands=len(commands), refused_commands=len(errors))
+        return Received(tuple(messages), subscriber.errors)
+
+    def _subscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
+        if (kind := self._channels.get(channel)) is None:
+            return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
+        limit = self.settings.subscriptions_each
+        keys = subscriber.subjects.setdefault(channel, {})
+        if key not in keys and sum(len(one) for one in subscriber.subjects.values()) >= limit:
+            return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
+        keys[key] = None
+        is_first = self._index.add(subscriber_id, channel, key)
+        if kind is ChannelKind.STATE:
+            for state_key, body, version in self._states.current(channel, key):
+                size = self._size_of(body) + len(state_key)
+                self._put(subscriber_id, Letter(channel, state_key, body, size, is_state=True, version=version))
+        if is_first:
+            self.on_interest(channel, key, True)
+        return None
+
+    def _unsubscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
+        if channel not in self._channels:
+            return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
+        subscriber.subjects.get(channel, {}).pop(key, None)
+        if self._index.remove(subscriber_id, channel, key):
+            self.on_interest(channel, key, False)
+        return None
+
+    def _put(self, subscriber_id: str, letter: Letter) -> None:
+        self._subscribers[subscriber_id].mailbox.put(letter)
+        self.on_ready(subscriber_id)
+
+    def _take(self, mailbox: Mailbox) -> tuple[Delivery, ...]:
+        before = mailbox.sequence
+        deliveries = mailbox.take()
+        gaps = [one.body for one in deliveries if one.sequence > before and isinstance(one.body, Gap)]
+        fresh = mailbox.sequence - before
+        self._counts.update(deliveries=fresh, repeated_deliveries=len(deliveries) - fresh)
+        self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
+        return deliveries

@@ -1,0 +1,250 @@
+"""The node's side of the session on the network: `Session` of `sublet.proto`, around a `SessionPublisher`.
+
+It does the waiting that the machine does not: polls are held here, silent subscribers are swept out when their time has
+come. All of it runs on one event loop, and so do the callers of `publish` and `send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn
+
+import grpc
+
+from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.pubsub import wire
+from sublet_protocol.pubsub.counters import PublisherCounters
+from sublet_protocol.pubsub.model import CHANNELS, Channels, CommandError
+from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
+from sublet_protocol.pubsub.publisher_replies import Hold, Messages, Received, Repeated, Unknown
+from sublet_protocol.v1 import sublet_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", wire.MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", wire.MAX_REPLY_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+)
+"""What a `grpc.aio.server` that serves sessions is made with."""
+
+OnMessage = Callable[[str, Any], Awaitable[None] | None]
+OnExpired = Callable[[Sequence[str]], None]
+OnInterest = Callable[[str, str | None, bool], None]
+
+
+def new_publisher(
+    incarnation: str, settings: PublisherSettings | None = None, channels: Channels = CHANNELS
+) -> SessionPublisher:
+    """A publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
+    return SessionPublisher(incarnation, settings, channels=channels, size_of=wire.body_size)
+
+
+class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
+    """Serves sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order.
+
+    The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
+    the sender as that message's error. `on_expired` hears of subscriber ids that were forgotten: they were silent, or
+    broke a rule. `on_interest(channel, key or None for all, wanted)` hears when the first subscriber of it has come, or
+    the last has gone. `channels` are those of the publisher.
+    """
+
+    def __init__(
+        self,
+        publisher: SessionPublisher,
+        on_message: OnMessage,
+        *,
+        on_expired: OnExpired = lambda subscriber_ids: None,
+        on_interest: OnInterest = lambda channel, key, wanted: None,
+        channels: Channels = CHANNELS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.publisher = publisher
+        self._on_message = on_message
+        self._on_expired = on_expired
+        self._on_interest = on_interest
+        self._channels = channels
+        self._clock = clock
+        self._held: dict[str, asyncio.Future[bool]] = {}
+        self._turns: dict[str, asyncio.Task[Any]] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        publisher.on_ready = self._end_hold
+        publisher.on_interest = self._tell_interest
+
+    def register(self, server: Any) -> None:
+        """Add the service to a `grpc.aio.server` (made with `SERVER_OPTIONS`) and begin to sweep."""
+        sublet_pb2_grpc.add_SessionServicer_to_server(self, server)
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Let go of all held polls and stop sweeping. The gRPC server is its maker's to stop."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        for subscriber_id in tuple(self._held):
+            self._end_hold(subscriber_id)
+
+    def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
+        """See `SessionPublisher.publish`."""
+        return self.publisher.publish(channel, key, body, version)
+
+    def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
+        """See `SessionPublisher.send`."""
+        return self.publisher.send(subscriber_id, channel, key, body)
+
+    @property
+    def held_polls(self) -> int:
+        """How many polls are held at this instant."""
+        return len(self._held)
+
+    @property
+    def counters(self) -> PublisherCounters:
+        """What happened so far."""
+        return self.publisher.counters
+
+    def leaks(self) -> tuple[str, ...]:
+        """What is remembered though its subscriber is gone: nothing, if all is well and no call is under way."""
+        found = list(self.publisher.leaks())
+        for what, names in (("poll is held", self._held), ("batch is executed", self._turns)):
+            found += [f"{name}: its {what}, and it is forgotten" for name in names if not self.publisher.knows(name)]
+        return tuple(found)
+
+    # --- the service ---
+
+    async def Commands(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
+        """Execute a batch of commands, once."""
+        subscriber_id = await _checked(request, context)
+        if len(request.commands) > wire.MAX_COMMANDS:
+            text = f"{len(request.commands)} commands in a batch: the limit is {wire.MAX_COMMANDS}; send several"
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+        return await asyncio.shield(self._begin_in_turn(subscriber_id, request))
+
+    async def Poll(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
+        """Answer with what waits; with nothing waiting, hold the call until something does, or the hold is over."""
+        subscriber_id = await _checked(request, context)
+        self._end_hold(subscriber_id, superseded=True)
+        now, hold_s = self._clock(), request.hold_ms / 1000
+        answer = self.publisher.poll(subscriber_id, request.acknowledged, request.incarnation, now, hold_s)
+        if isinstance(answer, Hold):
+            if not await self._hold(subscriber_id, answer.until - now):
+                return wire.poll_reply(self.publisher.incarnation)
+            answer = self.publisher.collect(subscriber_id, self._clock())
+        match answer:
+            case Messages(deliveries):
+                return wire.poll_reply(self.publisher.incarnation, deliveries, channels=self._channels)
+            case Unknown(why):
+                log.info("subscriber %s is unknown: %s", subscriber_id, why)
+                return wire.poll_reply(self.publisher.incarnation, unknown=True)
+
+    # --- inside ---
+
+    def _begin_in_turn(self, subscriber_id: str, request: Any) -> asyncio.Task[Any]:
+        """To its end even if the agent gives up waiting: it will ask again, and a batch is begun only once."""
+        before = self._turns.get(subscriber_id)
+        turn = asyncio.get_running_loop().create_task(self._execute_after(before, subscriber_id, request))
+        self._turns[subscriber_id] = turn
+        turn.add_done_callback(functools.partial(self._end_turn, subscriber_id))
+        return turn
+
+    def _end_turn(self, subscriber_id: str, turn: asyncio.Task[Any]) -> None:
+        if self._turns.get(subscriber_id) is turn:
+            del self._turns[subscriber_id]
+
+    async def _execute_after(self, before: asyncio.Task[Any] | None, subscriber_id: str, request: Any) -> Any:
+        if before is not None:
+            await asyncio.wait([before])
+        return await self._execute(subscriber_id, request)
+
+    async def _execute(self, subscriber_id: str, request: Any) -> Any:
+        commands = [wire.decode_command(command, self._channels) for command in request.commands]
+        answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
+        match answer:
+            case Received(messages, errors):
+                found = [error for one in messages if (error := await self._hand_over(subscriber_id, *one))]
+                errors = self.publisher.add_errors(subscriber_id, request.number, found) if found else errors
+                return wire.batch_reply(self.publisher.incarnation, errors)
+            case Repeated(errors):
+                return wire.batch_reply(self.publisher.incarnation, errors)
+            case Unknown(why):
+                log.info("subscriber %s is unknown: %s", subscriber_id, why)
+                return wire.batch_reply(self.publisher.incarnation, unknown=True)
+
+    async def _hand_over(self, subscriber_id: str, index: int, message: object) -> CommandError | None:
+        """Whatever goes wrong with one message harms its sender only."""
+        try:
+            result = self._on_message(subscriber_id, message)
+            if inspect.isawaitable(result):
+                await result
+        except SubletError as error:
+            return CommandError(index, str(error))
+        except Exception:
+            log.exception("a message of %s could not be handled: %r", subscriber_id, message)
+            return CommandError(index, "the node failed at this message; its log says why")
+        return None
+
+    async def _hold(self, subscriber_id: str, seconds: float) -> bool:
+        """Wait until something is there or the time is over; False if a newer poll has taken this one's place."""
+        held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._held[subscriber_id] = held
+        try:
+            return await asyncio.wait_for(held, seconds)
+        except TimeoutError:
+            return True
+        finally:
+            if self._held.get(subscriber_id) is held:
+                del self._held[subscriber_id]
+
+    def _end_hold(self, subscriber_id: str, *, superseded: bool = False) -> None:
+        held = self._held.get(subscriber_id)
+        if held is not None and not held.done():
+            held.set_result(not superseded)
+
+    async def _sweep(self) -> None:
+        """Forget silent subscribers at their time. Whoever comes later has a later time, so no one is overlooked."""
+        longest = self.publisher.settings.hold_s
+        while True:
+            wake_at = self.publisher.wake_at
+            wait = longest if wake_at is None else min(wake_at - self._clock(), longest)
+            await asyncio.sleep(max(wait, 0.01))
+            silent = self.publisher.expire(self._clock())
+            if silent:
+                self._tell_expired(silent)
+
+    def _tell_expired(self, subscriber_ids: Sequence[str]) -> None:
+        try:
+            self._on_expired(subscriber_ids)
+        except Exception:
+            log.exception("the handler of expired subscribers raised")
+
+    def _tell_interest(self, channel: str, key: str | None, wanted: bool) -> None:
+        try:
+            self._on_interest(channel, key, wanted)
+        except Exception:
+            log.exception("the handler of interest raised")
+
+
+async def _checked(request: Any, context: Any) -> str:
+    """The subscriber id of a request that speaks our version and names itself."""
+    if request.protocol_version != PROTOCOL_VERSION:
+        text = (
+            f"protocol version {request.protocol_version}: this node speaks {PROTOCOL_VERSION}, "
+            f"the agent {request.protocol_version}. Bring both to the same release of sublet."
+        )
+        await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+    try:
+        return wire.check_subscriber_id(request.subscriber_id)
+    except MalformedMessage as error:
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+async def _abort(context: Any, code: grpc.StatusCode, text: str) -> NoReturn:
+    await context.abort(code, text)
+    raise AssertionError("abort raises")

@@ -1,0 +1,413 @@
+"""The agent's half of the session with one node. Pure: `decide(event, now) -> Outcome`.
+
+A *life* is the time under one subscriber id. It begins when something is wanted, and ends when nothing is wanted any
+more, or with doubt: two failed calls of a kind in a row, another incarnation, a node that does not know us. The next
+life begins with every subscription declared again. A batch is repeated under its number with the same content only
+within a life, so no command is ever executed twice.
+
+What many agents would do at the same instant is spread by the `jitter` that comes with each answer: retries, the return
+to a node that has begun anew, and the length of a hold (else all whom one message woke would poll in step for ever).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import assert_never
+
+from sublet_protocol.pubsub.counters import SubscriberCounters
+from sublet_protocol.pubsub.model import (
+    CHANNELS,
+    ChannelKind,
+    Command,
+    Delivery,
+    Gap,
+    Send,
+    Subject,
+    Subscribe,
+    Unsubscribe,
+)
+from sublet_protocol.pubsub.subscriber_events import (
+    BatchAnswered,
+    BatchFailed,
+    CancelBatch,
+    CancelPoll,
+    Deliver,
+    Event,
+    Instruction,
+    Listen,
+    Lost,
+    LostReason,
+    Outcome,
+    PeerRefused,
+    PollAnswered,
+    PollFailed,
+    Refusals,
+    SendBatch,
+    StartPoll,
+    Status,
+    StillLost,
+    Tick,
+)
+
+FAILURES_TO_LOSE = 2
+"""So many failed calls of a kind in a row end a life."""
+
+HOLD_SPREAD = 0.2
+"""Up to this part of its length a hold is shorter, by jitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberSettings:
+    """Times in seconds; bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
+
+    `spread_s`: over this time the agents of a node that has begun anew, or forgotten them, come back.
+    """
+
+    hold_s: float = 5.0
+    retry_s: float = 0.1
+    max_retry_s: float = 2.0
+    spread_s: float = 0.5
+    batch_commands: int = 1_000
+    batch_bytes: int = 1 << 20
+    queued_commands: int = 200_000
+
+
+@dataclass(slots=True)
+class _Call:
+    """One of the two calls that may be under way: a batch or a poll."""
+
+    busy: bool = False
+    failures: int = 0
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class _Life:
+    """What holds under one subscriber id only. `number`: of the last batch; `flight`: its commands if unanswered."""
+
+    id: int
+    number: int = 0
+    flight: tuple[Command, ...] = ()
+    acknowledged: int = 0
+    incarnation: str = ""
+    last_on: dict[str, int] = field(default_factory=dict)
+    batch: _Call = field(default_factory=_Call)
+    poll: _Call = field(default_factory=_Call)
+
+
+class SessionSubscriber:
+    """The state between one agent and one node. `agent` names this life of the agent's process, unlike any other."""
+
+    def __init__(
+        self,
+        agent: str,
+        settings: SubscriberSettings | None = None,
+        *,
+        channels: Mapping[str, ChannelKind] = CHANNELS,
+        size_of: Callable[[Command], int] = lambda command: 256,
+    ) -> None:
+        self.status = Status.IDLE
+        self._agent = agent
+        self._settings = settings or SubscriberSettings()
+        self._channels = channels
+        self._size_of = size_of
+        self._wanted: dict[Subject, None] = {}
+        self._untold: dict[Subject, None] = {}  # wanted since the loss was said
+        self._listening = False
+        self._queue: deque[Command] = deque()
+        self._setbacks = 0
+        self._jitter = 0.0
+        self._counts: Counter[str] = Counter()
+        self._lost: Counter[LostReason] = Counter()
+        self._refusal = ""
+        self._life = _Life(0)
+        self._out: list[Instruction] = []
+
+    def decide(self, event: Event, now: float) -> Outcome:
+        """Take in one event; times are seconds of a monotonic clock."""
+        self._out = []
+        if self.status is not Status.REFUSED:
+            self._take_in(event, now)
+            self._advance(now)
+        elif isinstance(event, Subscribe):
+            self._out.append(StillLost(Lost(LostReason.REFUSED, self._refusal, ((event.channel, event.key),))))
+        return Outcome(tuple(self._out), self._wake_at(now))
+
+    @property
+    def subscriber_id(self) -> str:
+        """The id of the present life."""
+        return f"{self._agent}.{self._life.id}"
+
+    @property
+    def unsent_messages(self) -> int:
+        """Messages without the node's receipt."""
+        return sum(isinstance(command, Send) for command in (*self._queue, *self._life.flight))
+
+    def wants(self, channel: str, key: str | None) -> bool:
+        """Whether this is subscribed to, now or as soon as the node is there."""
+        return (channel, key) in self._wanted
+
+    @property
+    def counters(self) -> SubscriberCounters:
+        """What happened so far."""
+        names = (field.name for field in fields(SubscriberCounters) if field.name != "lives_lost")
+        return SubscriberCounters(**{name: self._counts[name] for name in names}, lives_lost=dict(self._lost))
+
+    def leaks(self) -> tuple[str, ...]:
+        """What is remembered though nothing is wanted any more: nothing, if all is well."""
+        unwanted = self._untold.keys() - self._wanted
+        found = [f"{subject}: to be told of a loss, and not subscribed" for subject in unwanted]
+        if self.status in (Status.IDLE, Status.REFUSED):
+            kept = {"subscriptions": self._wanted, "commands": self._queue, "a batch": self._life.flight}
+            found += [f"{name}: kept while {self.status.value}" for name, things in kept.items() if things]
+        elif self._untold and self.status is not Status.DOWN:
+            found.append(f"{len(self._untold)} subscriptions: to be told of a loss that is over")
+        return tuple(found)
+
+    # --- events ---
+
+    def _take_in(self, event: Event, now: float) -> None:
+        match event:
+            case Subscribe(channel, key):
+                self._want((channel, key))
+                self._enqueue(event, now)
+            case Unsubscribe(channel, key):
+                self._want_no_more((channel, key))
+                self._enqueue(event, now)
+            case Send():
+                self._enqueue(event, now)
+            case Listen(wanted):
+                self._listening = wanted
+            case BatchAnswered() | BatchFailed() | PollAnswered() | PollFailed() | PeerRefused():
+                if event.life == self._life.id and self.status is not Status.IDLE:
+                    self._take_in_answer(event, now)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _take_in_answer(
+        self, event: BatchAnswered | BatchFailed | PollAnswered | PollFailed | PeerRefused, now: float
+    ) -> None:
+        if not isinstance(event, PeerRefused):
+            self._jitter = event.jitter
+        match event:
+            case BatchAnswered():
+                self._batch_answered(event, now)
+            case PollAnswered():
+                self._poll_answered(event, now)
+            case BatchFailed():
+                self._failed(self._life.batch, event, now)
+            case PollFailed():
+                self._failed(self._life.poll, event, now)
+            case PeerRefused(why=why):
+                self._lose(LostReason.REFUSED, why, now)
+            case _:
+                assert_never(event)
+
+    def _want(self, subject: Subject) -> None:
+        if self.status is Status.DOWN and subject not in self._wanted:
+            self._untold[subject] = None
+        self._wanted[subject] = None
+
+    def _want_no_more(self, subject: Subject) -> None:
+        self._wanted.pop(subject, None)
+        self._untold.pop(subject, None)
+
+    def _enqueue(self, command: Command, now: float) -> None:
+        self._queue.append(command)
+        if len(self._queue) > self._settings.queued_commands + len(self._wanted):
+            self._lose(LostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
+
+    def _batch_answered(self, event: BatchAnswered, now: float) -> None:
+        is_expected = self._life.batch.busy and event.number == self._life.number
+        if not is_expected or not self._trusts(event, self._life.batch, now):
+            return
+        flight, self._life.flight = self._life.flight, ()
+        refused = tuple((error.index, error.text) for error in event.errors if error.index < len(flight))
+        if refused:
+            self._counts["refused_commands"] += len(refused)
+            self._forget_refused(flight, {index for index, _ in refused})
+            self._out.append(Refusals(tuple((flight[index], text) for index, text in refused)))
+
+    def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
+        """A refused subscription is not declared again, unless it was asked for once more behind the refused one."""
+        commands = (*flight, *self._queue)
+        last = {(one.channel, one.key): place for place, one in enumerate(commands) if isinstance(one, Subscribe)}
+        for subject, place in last.items():
+            if place in refused:
+                self._want_no_more(subject)
+
+    def _poll_answered(self, event: PollAnswered, now: float) -> None:
+        if not self._life.poll.busy or not self._trusts(event, self._life.poll, now):
+            return
+        fresh = tuple(delivery for delivery in event.deliveries if delivery.sequence > self._life.acknowledged)
+        self._counts.update(empty_polls=not event.deliveries, repeated_deliveries=len(event.deliveries) - len(fresh))
+        if not all(self._follows(delivery) for delivery in fresh):
+            self._lose(LostReason.INCONSISTENT, "the node left out a message and did not say so", now)
+        elif fresh:
+            self._life.acknowledged = fresh[-1].sequence
+            self._counts.update(deliveries=len(fresh), gaps=sum(isinstance(one.body, Gap) for one in fresh))
+            self._out.append(Deliver(fresh))
+
+    def _trusts(self, event: BatchAnswered | PollAnswered, call: _Call, now: float) -> bool:
+        """Whether the answer is from the node's life that we know, which knows us."""
+        call.busy, call.failures = False, 0
+        if self._life.incarnation not in ("", event.incarnation):
+            detail = f"incarnation {event.incarnation} instead of {self._life.incarnation}"
+            self._lose(LostReason.RESTARTED, detail, now)
+            return False
+        if event.unknown:
+            self._lose(LostReason.FORGOTTEN, f"the node does not know {self.subscriber_id}", now)
+            return False
+        self._life.incarnation = event.incarnation
+        self._setbacks = 0
+        self._untold.clear()
+        self.status = Status.CONNECTED
+        return True
+
+    def _follows(self, delivery: Delivery) -> bool:
+        """Whether this is the direct successor on its channel of the last one seen."""
+        if isinstance(delivery.body, Gap):
+            self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
+            return True
+        if self._channels.get(delivery.channel) is not ChannelKind.LOG:
+            return True
+        predecessor = self._life.last_on.get(delivery.channel, 0)
+        self._life.last_on[delivery.channel] = delivery.sequence
+        return delivery.predecessor == predecessor
+
+    def _failed(self, call: _Call, event: BatchFailed | PollFailed, now: float) -> None:
+        if not call.busy:
+            return
+        call.busy = False
+        call.failures += 1
+        if self.status is Status.DOWN or call.failures >= FAILURES_TO_LOSE:
+            self._lose(LostReason.UNREACHABLE, event.why, now)
+        else:
+            call.not_before = now + self._delay()
+
+    def _delay(self) -> float:
+        longest = self._settings.retry_s * float(2 ** min(self._setbacks, 16))
+        return min(longest, self._settings.max_retry_s) * (1 + self._jitter)
+
+    # --- lives ---
+
+    def _lose(self, reason: LostReason, detail: str, now: float) -> None:
+        """End this life and say so, once to each subscription; the next one begins soon, or after a longer delay."""
+        self._give_up_calls()
+        self._lost[reason] += 1
+        self._tell_lost(reason, detail)
+        if reason is LostReason.REFUSED:
+            self._end(detail)
+            return
+        if self.status is Status.CONNECTED and reason is not LostReason.UNREACHABLE:
+            begins_at = now + self._settings.spread_s * self._jitter
+            self.status = Status.FRESH
+        else:
+            begins_at = now + self._delay()
+            self.status = Status.DOWN
+            self._setbacks += 1
+        self._queue = deque(Subscribe(channel, key) for channel, key in self._wanted)
+        self._begin_life(begins_at)
+
+    def _tell_lost(self, reason: LostReason, detail: str) -> None:
+        """Once; but that it is lost for good is news also to those who know that it is lost."""
+        if self.status is not Status.DOWN or reason is LostReason.REFUSED:
+            self._out.append(Lost(reason, detail, tuple(self._wanted)))
+        elif self._untold:
+            self._out.append(StillLost(Lost(reason, detail, tuple(self._untold))))
+        self._untold.clear()
+
+    def _end(self, refusal: str) -> None:
+        """Nothing will be tried any more, so nothing is kept."""
+        self.status = Status.REFUSED
+        self._refusal = refusal
+        self._wanted.clear()
+        self._queue.clear()
+        self._life = _Life(self._life.id)
+
+    def _give_up_calls(self) -> None:
+        if self._life.batch.busy:
+            self._out.append(CancelBatch())
+        if self._life.poll.busy:
+            self._out.append(CancelPoll())
+
+    def _begin_life(self, not_before: float) -> None:
+        self._life = _Life(self._life.id + 1)
+        self._counts["lives_begun"] += 1
+        self._life.batch.not_before = self._life.poll.not_before = not_before
+
+    # --- what to do next ---
+
+    def _advance(self, now: float) -> None:
+        if self.status is Status.REFUSED:
+            return
+        if not (self._wanted or self._listening or self._queue or self._life.flight):
+            self._rest()
+            return
+        if self.status is Status.IDLE:
+            self.status = Status.FRESH
+            self._begin_life(now)
+        self._advance_batch(now)
+        self._advance_poll(now)
+
+    def _rest(self) -> None:
+        """Nothing is wanted: end this life in peace, so that the node may forget it."""
+        self._give_up_calls()
+        self._life = _Life(self._life.id)
+        self.status = Status.IDLE
+
+    def _advance_batch(self, now: float) -> None:
+        if self._life.batch.busy or now < self._life.batch.not_before:
+            return
+        repeated = bool(self._life.flight)
+        if not self._life.flight and self._queue:
+            self._life.flight = self._next_commands()
+            self._life.number += 1
+        if self._life.flight:
+            self._count_batch(repeated)
+            self._life.batch.busy = True
+            self._out.append(SendBatch(self.subscriber_id, self._life.id, self._life.number, self._life.flight))
+
+    def _count_batch(self, repeated: bool) -> None:
+        if repeated:
+            self._counts["repeated_batches"] += 1
+        else:
+            self._counts.update(batches=1, commands=len(self._life.flight))
+
+    def _next_commands(self) -> tuple[Command, ...]:
+        """As many commands as one batch may hold, and at least one."""
+        commands, size = [self._queue.popleft()], 0
+        size = self._size_of(commands[0])
+        while self._queue and len(commands) < self._settings.batch_commands:
+            size += self._size_of(self._queue[0])
+            if size > self._settings.batch_bytes:
+                break
+            commands.append(self._queue.popleft())
+        return tuple(commands)
+
+    def _advance_poll(self, now: float) -> None:
+        wanted = bool(self._wanted) or self._listening
+        if self._life.poll.busy and not wanted:
+            self._life.poll.busy = False
+            self._out.append(CancelPoll())
+        if not wanted or self._life.poll.busy or now < self._life.poll.not_before:
+            return
+        self._life.poll.busy = True
+        in_doubt = self._life.poll.failures > 0 or self.status is Status.DOWN
+        hold_s = 0.0 if in_doubt else self._settings.hold_s * (1 - HOLD_SPREAD * self._jitter)
+        self._counts["polls"] += 1
+        poll = StartPoll(self.subscriber_id, self._life.id, self._life.acknowledged, self._life.incarnation, hold_s)
+        self._out.append(poll)
+
+    def _wake_at(self, now: float) -> float | None:
+        """The earliest time at which a call that is put off may be made."""
+        if self.status in (Status.IDLE, Status.REFUSED):
+            return None
+        wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.busy
+        wants_poll = bool(self._wanted or self._listening) and not self._life.poll.busy
+        times = [self._life.batch.not_before] * wants_batch + [self._life.poll.not_before] * wants_poll
+        return min((at for at in times if at > now), default=None)

@@ -1,0 +1,1 @@
+"""From nothing to a database that is ready: the given one or an embedded one, and its migrations."""

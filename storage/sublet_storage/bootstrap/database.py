@@ -1,0 +1,94 @@
+"""Which database to use: the one given, or a server of our own.
+
+A database that was given is somebody's: it is checked, never changed unasked. The embedded server is ours: it is
+started and brought to this program's version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
+from sublet_storage.db.connect import check_schema, connect, database_url, redact
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database that is there and of the right version. `data_dir` is that of the embedded server, else None."""
+
+    url: str
+    data_dir: Path | None = None
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it is our own server, which only processes of this machine can reach."""
+        return self.data_dir is not None
+
+    def __str__(self) -> str:
+        return redact(self.url)
+
+
+@contextmanager
+def open_database(
+    url: str | None = None, data_dir: Path | str | None = None, migrate_embedded: bool = True
+) -> Iterator[Database]:
+    """The database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL, else the default data directory's.
+
+    The embedded server runs at least as long as the context. Raises `SchemaMismatch`, `DatabaseUnreachable`,
+    `DataDirectoryUnusable`, and `InvalidSetting` for two databases at once.
+    """
+    if url and data_dir:
+        raise InvalidSetting(
+            f"both a database URL ({redact(url)}) and a data directory ({data_dir}) are given. Give one of them."
+        )
+    given = url if data_dir else database_url(url)
+    if given:
+        check(given)
+        yield Database(given)
+        return
+    from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
+
+    with EmbeddedPostgres(Path(data_dir) if data_dir else usable_data_dir()) as server:
+        if migrate_embedded:
+            _bring_up_to_date(server.url)
+        yield Database(server.url, server.data_dir)
+
+
+@contextmanager
+def connected(url: str | None, data_dir: Path | None, application_name: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to the database that `open_database` would open, checked itself if it was given."""
+    given = None if data_dir else database_url(url)
+    if given:
+        with connect(given, application_name=application_name) as connection:
+            check_schema(connection)
+            yield connection
+        return
+    with open_database(url, data_dir) as database, connect(database.url, application_name=application_name) as opened:
+        yield opened
+
+
+def check(url: str) -> None:
+    """Raise unless the database can be reached and has this program's schema."""
+    with connect(url) as conn:
+        check_schema(conn)
+
+
+def _bring_up_to_date(url: str) -> None:
+    """Migrate if need be; the libraries for it are loaded only then."""
+    try:
+        check(url)
+    except SchemaMismatch as mismatch:
+        try:
+            from sublet_storage.bootstrap.migrate import migrate
+        except ModuleNotFoundError as missing:
+            raise Unavailable(
+                f"{mismatch} That takes the package {missing.name}, which is not installed: "
+                "run `pip install 'sublet[leader]'`."
+            ) from None
+        migrate(url)

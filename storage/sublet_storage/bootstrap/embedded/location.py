@@ -1,0 +1,200 @@
+"""Where an embedded server lives and as whom it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pwd
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sublet_protocol.domain.errors import DataDirectoryUnusable
+
+DEFAULT_DATA_DIR = Path(".sublet")
+SYSTEM_DATA_DIR = Path("/var/lib/sublet")
+PORT = 5432
+SOCKET_PATH_LIMIT = 104
+"""Bytes of a Unix socket's address, final zero included, on the systems we run on (Linux allows 108)."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUser:
+    """The unprivileged account root starts the server as."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+    def subprocess_options(self) -> dict[str, Any]:
+        """What makes `subprocess` run a program as this user."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
+
+
+def default_data_dir() -> Path:
+    """SUBLET_DATA_DIR, else `.sublet` in the working directory."""
+    return Path(os.environ.get("SUBLET_DATA_DIR") or DEFAULT_DATA_DIR)
+
+
+def usable_data_dir() -> Path:
+    """The default data directory; where the server's user cannot get there, one of root's under /var/lib, announced.
+
+    Every process of root that means the same directory is led to the same other one. A directory named in
+    SUBLET_DATA_DIR is never exchanged.
+    """
+    wanted = default_data_dir().resolve()
+    if os.environ.get("SUBLET_DATA_DIR") or os.geteuid() != 0:
+        return wanted
+    try:
+        server_user(wanted)
+    except DataDirectoryUnusable as error:
+        other = SYSTEM_DATA_DIR / hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]
+        _log.warning("%s Using %s instead.", error, other)
+        return other
+    return wanted
+
+
+def has_cluster(data_dir: Path) -> bool:
+    """Whether a server was ever made there."""
+    return _cluster_owner(data_dir) is not None
+
+
+def server_user(data_dir: Path) -> ServerUser | None:
+    """As whom to run the server of this directory; None means as ourselves.
+
+    Raises `DataDirectoryUnusable`, naming the directory, or the file, that bars the way.
+    """
+    _check_no_file(data_dir)
+    owner = _cluster_owner(data_dir)
+    if os.geteuid() != 0:
+        if owner is not None and owner != os.geteuid():
+            raise DataDirectoryUnusable(
+                f"data directory {data_dir} belongs to user {_user_name(owner)}. Run as that user, or choose another "
+                "directory (--data-dir, SUBLET_DATA_DIR)."
+            )
+        return None
+    users = list(_candidates(data_dir, owner))
+    for user in users:
+        if closed_to(user, data_dir) is None:
+            return user
+    raise _unusable(data_dir, users)
+
+
+def _check_no_file(data_dir: Path) -> None:
+    for path in (data_dir, *data_dir.parents):
+        if os.path.exists(path) and not os.path.isdir(path):  # False where one may not look
+            raise DataDirectoryUnusable(
+                f"data directory {data_dir}: {path} is a file. Choose a directory (--data-dir, SUBLET_DATA_DIR)."
+            )
+
+
+def closed_to(user: ServerUser, path: Path) -> Path | None:
+    """The first directory on the way to `path`, or `path`, that exists and that the user cannot enter."""
+    for directory in (*reversed(path.parents), path):
+        try:
+            status = directory.stat()
+        except FileNotFoundError:
+            return None
+        if not status.st_mode & _search_bit(user, status):
+            return directory
+    return None
+
+
+def socket_directory(data_dir: Path, user: ServerUser | None) -> Path:
+    """Where the socket shall be: in the data directory, or, if that path is too long, in a short private one."""
+    directory = data_dir / "socket"
+    if _fits(directory):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        own(directory, user)
+        return directory
+    parent = Path("/tmp" if user is not None else os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+    name = "sublet-" + hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    if not _fits(parent / name) or not parent.is_dir():
+        parent = Path("/tmp")
+    return _private(parent / name, user)
+
+
+def own(path: Path, user: ServerUser | None) -> None:
+    """Hand a path of ours to the server's user."""
+    if user is not None:
+        os.chown(path, user.uid, user.gid)
+
+
+def _private(directory: Path, user: ServerUser | None) -> Path:
+    """The directory, made or found to be the server's alone; another, new one if somebody else took the name."""
+    try:
+        directory.mkdir(mode=0o700)
+        own(directory, user)
+    except FileExistsError:
+        status = directory.lstat()
+        uid = os.geteuid() if user is None else user.uid
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or stat.S_IMODE(status.st_mode) != 0o700:
+            directory = Path(tempfile.mkdtemp(prefix="sublet-", dir="/tmp"))
+            own(directory, user)
+    return directory
+
+
+def _fits(directory: Path) -> bool:
+    """Short enough; and without a comma, which separates hosts to libpq."""
+    return "," not in str(directory) and len(os.fsencode(directory / f".s.PGSQL.{PORT}")) < SOCKET_PATH_LIMIT
+
+
+def _search_bit(user: ServerUser, status: os.stat_result) -> int:
+    if status.st_uid == user.uid:
+        return stat.S_IXUSR
+    if status.st_gid == user.gid or status.st_gid in user.groups:
+        return stat.S_IXGRP
+    return stat.S_IXOTH
+
+
+def _cluster_owner(data_dir: Path) -> int | None:
+    try:
+        return (data_dir / "pg").stat().st_uid
+    except OSError:
+        return None
+
+
+def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[ServerUser]:
+    """Whoever owns the cluster; without one, whoever owns the directory, `postgres`, `nobody`."""
+    if cluster_owner is not None:
+        entries = [_entry(cluster_owner)]
+    else:
+        nearest = next(path for path in (data_dir, *data_dir.parents) if path.exists())
+        entries = [_entry(nearest.stat().st_uid), _entry("postgres"), _entry("nobody")]
+    for entry in entries:
+        if entry is not None and entry.pw_uid != 0:
+            groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+            yield ServerUser(entry.pw_name, entry.pw_uid, entry.pw_gid, groups)
+
+
+def _entry(who: int | str) -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
+    except KeyError:
+        return None
+
+
+def _user_name(uid: int) -> str:
+    entry = _entry(uid)
+    return str(uid) if entry is None else entry.pw_name
+
+
+def _unusable(data_dir: Path, users: list[ServerUser]) -> DataDirectoryUnusable:
+    if not users:
+        return DataDirectoryUnusable(
+            f"data directory {data_dir}: Postgres does not run as root, and neither a user `postgres` nor `nobody` "
+            "exists to run it as. Create one, run as another user, or give a database URL (SUBLET_DATABASE_URL)."
+        )
+    closed = closed_to(users[-1], data_dir)
+    names = " or ".join(user.name for user in users)
+    return DataDirectoryUnusable(
+        f"data directory {data_dir}: Postgres does not run as root, and user {names} cannot enter {closed}. Choose "
+        f"a directory it can enter (--data-dir, SUBLET_DATA_DIR), run `chmod o+x {closed}`, or run as another user."
+    )

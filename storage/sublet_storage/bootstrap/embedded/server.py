@@ -1,0 +1,317 @@
+"""The life of an embedded server: made, started, shared, stopped by the last one out."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+from sublet_protocol.domain.errors import DatabaseUnreachable, DataDirectoryUnusable
+from sublet_storage.bootstrap.embedded.binaries import find_binaries
+from sublet_storage.bootstrap.embedded.location import (
+    PORT,
+    ServerUser,
+    default_data_dir,
+    own,
+    server_user,
+    socket_directory,
+)
+from sublet_storage.bootstrap.embedded.watchdog import ZOMBIE_PATIENCE_S, bury, environment, is_zombie
+
+LOCK_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 60.0
+
+SUPERUSER = "postgres"
+LOG = "server.log"
+SETTINGS = """
+# sublet's embedded server. Edit freely: this file is read at every start.
+listen_addresses = ''
+max_connections = 200
+shared_buffers = 128MB
+max_wal_size = 4GB
+checkpoint_timeout = 15min
+log_min_messages = warning
+log_checkpoints = off
+"""
+
+
+class EmbeddedPostgres:
+    """The server of one data directory, used by this process from `start` to `stop` (or as a context manager)."""
+
+    def __init__(self, data_dir: Path | str | None = None) -> None:
+        self.data_dir = Path(data_dir if data_dir is not None else default_data_dir()).expanduser().resolve()
+        self._cluster = self.data_dir / "pg"
+        self._users: int | None = None
+        self._user: ServerUser | None = None
+        self._binaries = Path()
+
+    def __enter__(self) -> EmbeddedPostgres:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where to connect, while the server is in use."""
+        return f"postgresql://{SUPERUSER}@/postgres?host={quote(str(self._socket_directory()))}&port={PORT}"
+
+    def start(self) -> str:
+        """Join the server, starting it (and making its cluster) if it does not run; its URL. Again is harmless.
+
+        Raises `DataDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
+        """
+        self._user = server_user(self.data_dir)
+        _make(self.data_dir)
+        with self._server_lock():
+            self._join()
+            try:
+                self._binaries = find_binaries(self.data_dir, self._user)
+                self._initialise()
+                self._run()
+                self._watch()
+            except BaseException:
+                self._leave()
+                raise
+        return self.url
+
+    def stop(self) -> None:
+        """Leave the server; the last one out stops it, and returns when it has stopped."""
+        if self._users is None:
+            return
+        with self._server_lock():
+            self._leave()
+            if self._alone() and not is_zombie(str(self._postmaster)):
+                directory = self._socket_directory()
+                self._command(self._stop_command())
+                with contextlib.suppress(OSError):  # not empty: the server did not stop
+                    directory.rmdir()
+
+    def _join(self) -> None:
+        if self._users is None:
+            self._users = os.open(self.data_dir / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+
+    def _leave(self) -> None:
+        """Closing, not unlocking: a forked child must not take its parent's lock away."""
+        if self._users is not None:
+            os.close(self._users)
+            self._users = None
+
+    def _alone(self) -> bool:
+        """Whether nobody else uses the server. The watchdog may hold the lock for a moment: then look again."""
+        users = os.open(self.data_dir / "users.lock", os.O_RDWR)
+        try:
+            for _ in range(3):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                fcntl.flock(users, fcntl.LOCK_SH)
+            return False
+        finally:
+            os.close(users)
+
+    @contextlib.contextmanager
+    def _server_lock(self) -> Iterator[None]:
+        lock = os.open(self.data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock_within(lock, self.data_dir, LOCK_TIMEOUT_S)
+            yield
+        finally:
+            os.close(lock)
+
+    def _initialise(self) -> None:
+        """Make the cluster whole under another name; what an interrupted attempt left is swept away."""
+        if self._cluster.exists():
+            return
+        for remains in self.data_dir.glob("making-*"):
+            shutil.rmtree(remains, ignore_errors=True)
+        making = Path(tempfile.mkdtemp(prefix="making-", dir=self.data_dir))
+        own(making, self._user)
+        options: list[str | Path] = ["--encoding=UTF8", "--locale=C", "--data-checksums", f"--username={SUPERUSER}"]
+        options += ["--auth-local=trust", "--auth-host=scram-sha-256", "--no-instructions"]
+        code, output = self._command([self._binaries / "initdb", "-D", making, *options])
+        if code != 0:
+            shutil.rmtree(making, ignore_errors=True)
+            raise DataDirectoryUnusable(f"initdb failed for data directory {self.data_dir}: {output.strip()}")
+        with (making / "postgresql.conf").open("a") as settings:
+            settings.write(SETTINGS)
+            settings.flush()
+            os.fsync(settings.fileno())
+        making.rename(self._cluster)
+        _fsync_directory(self.data_dir)
+
+    def _run(self) -> None:
+        """Start the server unless it answers; while it recovers, or its dead forerunner is being reaped, ask again."""
+        began = time.monotonic()
+        output = ""
+        while (answer := self._is_ready()) != 0:
+            elapsed_s = time.monotonic() - began
+            if elapsed_s > START_TIMEOUT_S:
+                raise DatabaseUnreachable(
+                    f"the embedded server of {self.data_dir} did not start within {START_TIMEOUT_S:g} s: "
+                    f"{output.strip()}\n{self._log_tail()}\nThe whole log is {self._log}."
+                )
+            if answer == 1:
+                time.sleep(0.05)
+                continue
+            if elapsed_s > ZOMBIE_PATIENCE_S:
+                bury([*self._socket_locks(), str(self._postmaster)])
+            code, output = self._command(self._start_command())
+            if code != 0:
+                time.sleep(0.1)
+
+    def _is_ready(self) -> int:
+        """pg_isready's answer: 0 accepts connections, 1 refuses them for now, 2 silence."""
+        command: list[str | Path] = [
+            self._binaries / "pg_isready",
+            "-q",
+            "-t",
+            "3",
+            "-h",
+            self._socket_directory(),
+            "-p",
+            str(PORT),
+        ]
+        return self._command(command)[0]
+
+    def _socket_locks(self) -> list[str]:
+        return [str(self._socket_directory() / f".s.PGSQL.{PORT}.lock")]
+
+    def _watch(self) -> None:
+        """See to it that there is a watchdog: whoever gets its lock starts one, which inherits the lock."""
+        lock = os.open(self.data_dir / "watchdog.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            subprocess.run(
+                [sys.executable, "-I", "-S", Path(__file__).with_name("watchdog.py"), self._story(lock)],
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=[lock],
+                start_new_session=True,
+            )
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
+
+    def _story(self, lock: int) -> str:
+        story = {
+            "users": str(self.data_dir / "users.lock"),
+            "server": str(self.data_dir / "server.lock"),
+            "lock": lock,
+            "cluster": str(self._cluster),
+            "log": str(self._log),
+            "sockets": self._socket_locks(),
+            "start": [str(part) for part in self._start_command()],
+            "stop": [str(part) for part in self._stop_command()],
+            "options": {} if self._user is None else self._user.subprocess_options(),
+        }
+        return json.dumps(story)
+
+    def _start_command(self) -> Sequence[str | Path]:
+        """pg_ctl runs a shell, so only the socket's path is in the command, quoted for it and for Postgres."""
+        directory = '"' + str(self._socket_directory()).replace('"', '""') + '"'
+        options = f"-k {shlex.quote(directory)} -p {PORT}"
+        return [self._binaries / "pg_ctl", "start", "-w", "-t", "30", "-l", LOG, "-o", options]
+
+    def _stop_command(self) -> Sequence[str | Path]:
+        return [self._binaries / "pg_ctl", "stop", "-w", "-t", "60", "-m", "fast", "-D", self._cluster]
+
+    def _command(self, command: Sequence[str | Path]) -> tuple[int, str]:
+        """Run a program as the server's user. Its output goes to a file: a pipe would be inherited by the server."""
+        options: dict[str, Any] = {} if self._user is None else self._user.subprocess_options()
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(
+                [str(part) for part in command],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._cluster if self._cluster.exists() else "/",
+                env=environment(str(self._cluster)),
+                start_new_session=True,
+                **options,
+            )
+            output.seek(0)
+            return done.returncode, output.read().decode(errors="replace")
+
+    def _socket_directory(self) -> Path:
+        """A running server's own word, in line 5 of its lock file; else where it shall be."""
+        with contextlib.suppress(OSError, IndexError):
+            line = self._postmaster.read_text().split("\n")[4]
+            if line and Path(line).is_dir():
+                return Path(line)
+        return socket_directory(self.data_dir, self._user)
+
+    @property
+    def _postmaster(self) -> Path:
+        return self._cluster / "postmaster.pid"
+
+    @property
+    def _log(self) -> Path:
+        return self._cluster / LOG
+
+    def _log_tail(self) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
+        return ""
+
+
+def _make(data_dir: Path) -> None:
+    """Create the directory if it is missing, open to whoever the server runs as; one that exists is left as it is."""
+    try:
+        missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
+        data_dir.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            path.chmod(0o755)
+        if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(f"no right to write in {data_dir}")
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"data directory {data_dir}: {error}. Choose one that can be written (--data-dir, SUBLET_DATA_DIR)."
+        ) from None
+
+
+def _lock_within(lock: int, data_dir: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise DatabaseUnreachable(
+                    f"another process has been starting or stopping the embedded server of {data_dir} for "
+                    f"{timeout_s:g} s. Find it (`fuser {data_dir}/server.lock`) and end it."
+                ) from None
+            time.sleep(0.01)
+        except OSError as error:
+            raise DataDirectoryUnusable(
+                f"data directory {data_dir} is on a filesystem without file locks ({error}). Choose a local one."
+            ) from None
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

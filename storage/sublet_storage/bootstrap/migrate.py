@@ -1,0 +1,267 @@
+"""Bringing a schema to this program's version. The only module of the house that knows SQLAlchemy and alembic.
+
+Import it where it is used, not at the top: a borrower's process does not have these libraries.
+
+A script may declare `compatible_from = VERSION`: programs of that version and later work with the schema it makes. So
+the schema is migrated while they run, and they are replaced one by one; back, it is the other way round.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from psycopg import sql
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
+
+from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
+from sublet_storage.db.connect import connect, schema_name, schema_version, works_with
+from sublet_storage.nodes import list_nodes
+from sublet_storage.spaces.spaces import ensure_default
+
+LOCK_TIMEOUT_S = 60.0
+TABLE_TIMEOUT_S = 1.0
+"""How long a migration waits for a table that somebody uses, and everybody behind it; less than a lease allows for."""
+ATTEMPTS = 30
+_IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+_TAKEN = (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction, psycopg.errors.DuplicateObject)
+"""A name that a script would give is somebody else's."""
+Check = Callable[[Any], None]
+"""Raises where a migration must not be; with a connection of psycopg's."""
+
+_alembic = threading.Lock()  # its `op` and `context` are one per process
+
+
+def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
+    """Bring the schema to a version, the newest if none is given, creating it if need be, with the space `default`.
+
+    That version; of a schema that is newer than this program and works with it, which stays as it is, its own. Callers
+    at the same time wait for each other. Raises `SchemaMismatch` where it is newer and does not work with this
+    program, where `to` is older than it, where something else has the name of a table of ours, and where nodes are at
+    work that do not work with that version;
+    `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
+    """
+    schema, target = schema_name(schema), _known(to or head())
+    with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
+        _refuse_encoding(conn)
+        _create_schema(conn, schema)
+        found, compatible_from = schema_version(conn)
+        if found is not None and to is None and found > target and works_with(found, compatible_from):
+            return found
+        _refuse_newer(found, schema)
+        if found is not None and found > target:
+            raise SchemaMismatch(
+                f"schema {schema!r} is at version {found}, newer than {target}. To go back, bring every node, "
+                f"publisher and consumer to the release of {target} first, and then add --downgrade."
+            )
+        if found != target:
+            compatible = _compatible_from(target)
+            _alembic_command(
+                url, schema, command.upgrade, target, partial(_refuse_under_nodes, found, target, compatible)
+            )
+        ensure_default(conn)
+        return target
+
+
+def downgrade(url: str, schema: str | None = None, to: str | None = None) -> None:
+    """Bring the schema back to an older version. Without one: drop every table and function, and so all messages and
+    progress.
+
+    Raises `SchemaMismatch` where it is newer than all that this program knows, where `to` is newer than it, and where
+    nodes are at work though programs of that version do not work with the schema as it is.
+    """
+    schema = schema_name(schema)
+    target = None if to is None else _known(to)
+    with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
+        found, compatible_from = schema_version(conn)
+        if found is None:
+            return
+        _refuse_newer(found, schema)
+        if target is not None and target >= found:
+            raise SchemaMismatch(
+                f"schema {schema!r} is at version {found}, and {target} is not older. Leave out --downgrade."
+            )
+        check = partial(_refuse_under_nodes, found, target, compatible_from)
+        _alembic_command(url, schema, command.downgrade, target or "base", check)
+
+
+def current(url: str, schema: str | None = None) -> str | None:
+    """The version the database is at; None if it has none of our tables."""
+    with connect(url, schema=schema) as conn:
+        return schema_version(conn)[0]
+
+
+def head() -> str:
+    """The newest version this program has scripts for."""
+    return str(_directory().get_current_head())
+
+
+def scripts() -> Path:
+    """Where the migrations are: inside the installed wheel, else beside the packages in a checkout."""
+    here = Path(__file__).resolve().parent
+    places = (here.parent / "_migrations", here.parents[2] / "migrations")
+    for place in places:
+        if (place / "env.py").is_file():
+            return place
+    raise Unavailable(f"no migration scripts in {' or '.join(map(str, places))}. Install sublet again.")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _directory() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
+def _versions() -> list[str]:
+    """All that this program has scripts for, oldest first."""
+    return sorted(script.revision for script in _directory().walk_revisions())
+
+
+def _known(version: str) -> str:
+    versions = _versions()
+    if version not in versions:
+        raise InvalidSetting(
+            f"version {version!r}: this program knows {', '.join(versions)}. Give one of these, or install the release "
+            "that has it."
+        )
+    return version
+
+
+def _compatible_from(version: str) -> str | None:
+    """The oldest version whose programs work with the schema of that one, as its script says; None: only its own."""
+    script = _directory().get_revision(version)
+    return getattr(script.module, "compatible_from", None)
+
+
+def _alembic_command(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
+    """Try until the tables are free: whoever waits for one in a transaction makes all others wait behind it. Each time
+    `check` may refuse, before anything is done and again before it is committed, as it may have waited meanwhile."""
+    for _ in range(ATTEMPTS):
+        try:
+            _alembic_attempt(url, schema, run, revision, check)
+        except (psycopg.OperationalError, OperationalError) as error:
+            if not isinstance(getattr(error, "orig", error), _IN_USE):
+                raise
+            time.sleep(TABLE_TIMEOUT_S)  # those who had to wait go first
+        except _TAKEN as error:
+            raise SchemaMismatch(
+                f"schema {schema!r}: {error.diag.message_primary}, and is none of sublet's; nothing was changed. "
+                "Name another schema in SUBLET_SCHEMA, or move away what is there."
+            ) from None
+        else:
+            return
+    raise Unavailable(
+        f"schema {schema!r}: a table was in use for all of {ATTEMPTS} tries of {TABLE_TIMEOUT_S:g} s, and nothing was "
+        "changed. End what uses it for long, a dump or an open transaction (`sublet doctor` names it), and try again."
+    )
+
+
+def _alembic_attempt(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
+    engine = create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: connect(
+            url,
+            schema=schema,
+            application_name="sublet migrate",
+            autocommit=False,
+            lock_timeout_s=TABLE_TIMEOUT_S,
+            silence_s=None,
+        ),
+        poolclass=NullPool,
+    )
+    with _alembic, engine.connect() as connection:
+        config, driver = _config(), connection.connection.dbapi_connection
+
+        def finish() -> None:
+            _mark(connection)
+            check(driver)
+
+        check(driver)
+        connection.rollback()
+        config.attributes["connection"], config.attributes["finish"] = connection, finish
+        run(config, revision)
+    engine.dispose()
+
+
+def _mark(connection: Connection) -> None:
+    """Write beside the version from which one on programs work with it; in the transaction of the migration."""
+    version = connection.exec_driver_sql("select version_num from alembic_version").scalar()
+    connection.exec_driver_sql("alter table alembic_version add column if not exists compatible_from text")
+    if version is not None:
+        declared = _compatible_from(str(version))
+        connection.exec_driver_sql("update alembic_version set compatible_from = %s", (declared,))
+
+
+@contextmanager
+def _alone(conn: psycopg.Connection[Any], schema: str) -> Iterator[None]:
+    """Hold the advisory lock of this schema's migrations; the server drops it if we die."""
+    key = zlib.crc32(f"sublet migrate {schema}".encode())
+    conn.execute("select set_config('lock_timeout', %s, false)", (f"{LOCK_TIMEOUT_S:g}s",))
+    try:
+        conn.execute("select pg_advisory_lock(%s)", (key,))
+    except psycopg.errors.LockNotAvailable:
+        raise Unavailable(
+            f"another process has been migrating schema {schema!r} for {LOCK_TIMEOUT_S:g} s. Wait for its end, and try "
+            "again; `select * from pg_stat_activity where application_name = 'sublet migrate'` shows it."
+        ) from None
+    try:
+        yield
+    finally:
+        if not conn.broken:
+            conn.execute("select pg_advisory_unlock(%s)", (key,))
+
+
+def _create_schema(conn: psycopg.Connection[Any], schema: str) -> None:
+    """Asked first: `if not exists` demands the right to create even where there is nothing to do."""
+    row = conn.execute("select to_regnamespace(%s) is null", (schema,)).fetchone()
+    if row is not None and row[0]:
+        conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
+
+
+def _refuse_encoding(conn: psycopg.Connection[Any]) -> None:
+    """Names are any text. In SQL_ASCII, which a server without a locale is made with, text is bytes to a client."""
+    encoding = conn.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise InvalidSetting(
+            f"database {conn.info.dbname!r} has the encoding {encoding}: topics and names may have any characters, "
+            f"which takes UTF8. Make one that has it: createdb --template=template0 --encoding=UTF8 {conn.info.dbname}"
+        )
+
+
+def _refuse_newer(version: str | None, schema: str) -> None:
+    versions = _versions()
+    if version is not None and version not in versions:
+        raise SchemaMismatch(
+            f"schema {schema!r} is at version {version}, newer than the {versions[-1]} this program knows. "
+            "Upgrade sublet here."
+        )
+
+
+def _refuse_under_nodes(
+    found: str | None, target: str | None, compatible_from: str | None, conn: psycopg.Connection[Any]
+) -> None:
+    """Raise where nodes live and programs of the older version do not work with the schema of the newer."""
+    if found is None or target is None or (compatible_from is not None and compatible_from <= min(found, target)):
+        return
+    if names := [entry.node.name for entry in list_nodes(conn) if entry.remaining_s > 0]:
+        raise SchemaMismatch(
+            f"version {target}: between it and the present {found} not all programs work with both, and nodes are at "
+            f"work: {', '.join(names)}. Stop all nodes, publishers and consumers first, or go by a version between."
+        )

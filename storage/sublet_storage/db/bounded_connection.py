@@ -1,0 +1,90 @@
+"""A connection that waits for a server only while it hears from it, on the client's own clock.
+
+A server's timeouts do not end what a frozen server process was asked, and TCP's do not either, as its kernel goes on
+acknowledging: only the client can stop waiting.
+
+A fork shares every socket: what a child did with its copy would arrive in the midst of what its parent says. So a
+child's copies of connections lead nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+
+from sublet_protocol.domain.errors import BeyondHead
+
+_T = TypeVar("_T")
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """Where a request is not answered and not a byte has come for `silence_s` seconds, the connection is closed and
+    `psycopg.OperationalError` raised. Whether the server did what it was asked is unknown then."""
+
+    silence_s: float = float("inf")
+    timeline: str | None = None
+    """Of the server, with its system identifier: on another, what was committed on this one may be missing. None: its
+    user may not see it."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        _connections.add(self)
+
+    def wait(self, gen: PQGen[_T], *arguments: Any, **named: Any) -> _T:
+        """As the base class, which resumes the generator now and then while nothing comes."""
+        return super().wait(self._bounded(gen), *arguments, **named)
+
+    def _bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
+        try:
+            state, heard = next(gen), time.monotonic()
+            while True:
+                ready, now = (yield state), time.monotonic()
+                if ready:
+                    heard = now
+                elif now >= heard + self.silence_s:
+                    self.close()
+                    raise psycopg.OperationalError(
+                        f"not a byte has come from Postgres for {self.silence_s:g} s, and the connection is closed"
+                    )
+                state = gen.send(ready)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+_connections: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for connection in tuple(_connections):
+        with contextlib.suppress(psycopg.OperationalError):  # closed meanwhile
+            os.dup2(nowhere, connection.fileno(), inheritable=False)
+    os.close(nowhere)
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
+    """The timeline of its server; None where it is not known."""
+    return connection.timeline if isinstance(connection, BoundedConnection) else None
+
+
+def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, what: str) -> None:
+    """Raise `BeyondHead` where `what`, positions that were kept, is of another timeline than the server is on: a
+    position below the head may have been beyond it once."""
+    here = timeline_of(connection)
+    if None not in (timeline, here) and timeline != here:
+        raise BeyondHead(
+            f"{what} is of timeline {timeline} of the database, and this is {here}: a standby was promoted, or a backup"
+            " restored, and other messages may lie at its offsets now. Begin again at a time, or at earliest. Where no "
+            f"message was lost, take `timeline` out of {what}."
+        )

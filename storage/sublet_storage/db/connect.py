@@ -1,0 +1,275 @@
+"""Connections to Postgres: the only place that knows how to open one, and what is wrong when that fails.
+
+A connection is in UTC, sees the tables of one schema by their bare names, never idles in a transaction for
+long, and notices within `tcp_timeout_s` that its peer is gone from the network. A server that is merely
+frozen still acknowledges packets: whoever needs an answer by a deadline keeps that deadline on its own clock.
+
+Its transactions are at the isolation level read committed, on which every statement here relies, whatever the server,
+the role or the URL asks for: the settings travel as startup options behind those of the URL. A pooler in between must
+let `options` through; one look behind the opening shows whether it did, and on which timeline the server is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
+from sublet_storage.db.bounded_connection import BoundedConnection
+
+SCHEMA_VERSION = "0003"
+"""The alembic revision this program is made for. It works with later ones that say so: see `check_schema`."""
+
+DEFAULT_SCHEMA = "sublet"
+CONNECT_TIMEOUT_S = 5
+TCP_TIMEOUT_S = 10.0
+IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
+SILENCE_S = 600.0
+"""A server that is silent for so long in the middle of a request is given up, unless it is asked for other patience."""
+
+ISOLATION = "read committed"
+_ISOLATION = r"-c default_transaction_isolation=read\ committed"
+_RESULTS = ("DateStyle=ISO", "IntervalStyle=postgres", "extra_float_digits=1", "standard_conforming_strings=on")
+"""The form in which results are understood and literals are meant."""
+_LOOK = """
+select current_setting('default_transaction_isolation'), pg_is_in_recovery(),
+       case when not pg_is_in_recovery() then (select system_identifier::text from pg_control_system())
+         || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) end"""
+_LOOK_AT_LEAST = "select current_setting('default_transaction_isolation'), pg_is_in_recovery(), null"
+
+_SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
+_URI_PASSWORD = re.compile(r"^(\w[\w+.-]*://[^:/?#@]*):(.*)@", re.DOTALL)
+_NAMED_PASSWORD = re.compile(r"(\b(?:ssl)?password\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]+)", re.IGNORECASE)
+_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_REMEDIES = (
+    ("password authentication failed", "Correct the user or the password in the URL"),
+    ("no password supplied", "Give the password in the URL, in PGPASSWORD or in ~/.pgpass"),
+    ("no pg_hba.conf entry", "Allow this user and address in the server's pg_hba.conf"),
+    ("does not exist", "Create the database or the role, or correct the URL"),
+    ("too many c", "Close other clients, or raise the server's max_connections"),
+    ("remaining connection slots", "Close other clients, or raise the server's max_connections"),
+    ("starting up", "Wait until the server has recovered, then try again"),
+    ("shutting down", "Wait until the server is back, then try again"),
+    ("could not translate host", "Correct the host in the URL"),
+    ("failed to resolve host", "Correct the host in the URL"),
+)
+
+
+def connect(
+    url: str,
+    *,
+    schema: str | None = None,
+    application_name: str = "sublet",
+    autocommit: bool = True,
+    statement_timeout_s: float | None = None,
+    lock_timeout_s: float | None = None,
+    tcp_timeout_s: float = TCP_TIMEOUT_S,
+    idle_in_transaction_timeout_s: float | None = IDLE_IN_TRANSACTION_TIMEOUT_S,
+    transaction_timeout_s: float | None = None,
+    own_search_path: bool = True,
+    silence_s: float | None = SILENCE_S,
+) -> BoundedConnection:
+    """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
+
+    `transaction_timeout_s` is for clients that send a whole transaction at once: if they freeze in the middle of
+    sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out. Without
+    `own_search_path` it is the server's default, for statements of users on tables of theirs, as is the form of
+    results. `silence_s`: how long a request is waited for while nothing comes, see `BoundedConnection`; None: for ever.
+
+    Raises `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
+    `DatabaseUnreachable` for everything that hinders the connection itself, and for a standby, on which nothing can be
+    written. No message contains the password.
+    """
+    timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
+    search_path = schema_name(schema) if own_search_path else None
+    conninfo = _conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
+    try:
+        connection = BoundedConnection.connect(conninfo, autocommit=True)
+        connection.silence_s = float("inf") if silence_s is None else silence_s
+        _check(connection, url)
+        if transaction_timeout_s is not None and connection.info.server_version >= 170000:
+            connection.execute(f"set transaction_timeout = {_milliseconds(transaction_timeout_s)}")
+        connection.autocommit = autocommit
+    except psycopg.OperationalError as error:
+        raise _unreachable(url, error) from None
+    return connection
+
+
+def _check(connection: BoundedConnection, url: str) -> None:
+    """Keep on which timeline the server is; close the connection and raise where it is none to be used."""
+    try:
+        level, is_standby, connection.timeline = connection.execute(_LOOK).fetchall()[0]
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
+        level, is_standby, _ = connection.execute(_LOOK_AT_LEAST).fetchall()[0]
+    if level != ISOLATION or is_standby:
+        connection.close()
+    if is_standby:
+        raise DatabaseUnreachable(
+            f"{redact(url)} is a standby, on which nothing can be written. Give the address of the primary, or all "
+            "addresses as HOST,HOST and target_session_attrs=read-write; or wait until it is promoted."
+        )
+    if level != ISOLATION:
+        raise InvalidSetting(
+            f"a connection to {redact(url)} has the isolation level {level} although {ISOLATION} was asked for, and "
+            "all that is promised rests on that: a pooler in between drops startup options. Let it pass `options` "
+            f"on, or say `alter role ... set default_transaction_isolation to '{ISOLATION}'`."
+        )
+
+
+def redact(url: str) -> str:
+    """The URL (or key=value string) with every password replaced by `***`; works on malformed ones too."""
+    return _NAMED_PASSWORD.sub(r"\1***", _URI_PASSWORD.sub(r"\1:***@", url))
+
+
+def database_url(explicit: str | None) -> str | None:
+    """The given URL, else SUBLET_DATABASE_URL, else None (which means the embedded server)."""
+    return explicit or os.environ.get("SUBLET_DATABASE_URL") or None
+
+
+def schema_name(explicit: str | None = None) -> str:
+    """Where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
+    name = explicit or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
+    if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
+        raise InvalidSetting(
+            f"schema {name!r}: a schema is named with 1 to 63 of a-z, 0-9 and _, not starting with a digit "
+            "or with pg_. Choose such a name, in SUBLET_SCHEMA or in the call."
+        )
+    return name
+
+
+def check_schema(conn: psycopg.Connection[Any]) -> str:
+    """Raise `SchemaMismatch` unless this program works with the tables that are there. Two cheap reads.
+
+    Their version: this program's, or a newer one that declares itself compatible with this program's. So a schema is
+    migrated first, and the programs that use it are replaced one by one afterwards.
+    """
+    place = f"schema {_schema_of(conn)!r} of database {conn.info.dbname!r}"
+    found, compatible_from = schema_version(conn)
+    if found is None:
+        raise SchemaMismatch(
+            f"{place} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
+            "on it (or correct SUBLET_SCHEMA, or grant this user the right to read it)."
+        )
+    if found < SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"{place} is at version {found}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on it."
+        )
+    if not works_with(found, compatible_from):
+        raise SchemaMismatch(
+            f"{place} is at version {found}, newer than this program's {SCHEMA_VERSION}. Upgrade sublet here: that "
+            f"schema works with programs of version {compatible_from or found} and later."
+        )
+    return found
+
+
+def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | None]:
+    """(version, oldest version whose programs work with it) as the tables say; (None, None) where there are none.
+
+    A schema of which no migration ever said the second works with the programs of its own version alone.
+    """
+    row = conn.execute("select to_regclass('alembic_version')").fetchone()
+    if row is None or row[0] is None:
+        return None, None
+    row = conn.execute(
+        "select version_num, to_jsonb(v) ->> 'compatible_from' from alembic_version v"  # the column may not be there
+    ).fetchone()
+    return (None, None) if row is None else (str(row[0]), row[1])
+
+
+def works_with(version: str, compatible_from: str | None) -> bool:
+    """Whether this program works with a schema of that version, which works with programs from another one on."""
+    if compatible_from is None or version < SCHEMA_VERSION:
+        return version == SCHEMA_VERSION
+    return compatible_from <= SCHEMA_VERSION
+
+
+def _schema_of(conn: psycopg.Connection[Any]) -> str:
+    """The first name of the search_path, whether or not it exists."""
+    row = conn.execute("select current_setting('search_path')").fetchone()
+    return str(row[0]).split(",")[0].strip(' "') if row else DEFAULT_SCHEMA
+
+
+def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float | None) -> dict[str, float]:
+    given = {
+        "statement_timeout": statement_s,
+        "lock_timeout": lock_s,
+        "idle_in_transaction_session_timeout": idle_s,
+    }
+    return {name: seconds for name, seconds in given.items() if seconds is not None}
+
+
+def _conninfo(
+    url: str, search_path: str | None, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float
+) -> str:
+    given = _parse(url)
+    settings = [_ISOLATION, "-c timezone=UTC"]
+    if search_path is not None:
+        settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS)]
+        given["client_encoding"] = "UTF8"
+    settings += [f"-c {name}={_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
+    probe_s = max(1, round(tcp_timeout_s / 4))
+    ours: dict[str, Any] = {
+        "application_name": application_name,
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "keepalives": 1,
+        "keepalives_idle": probe_s,
+        "keepalives_interval": probe_s,
+        "keepalives_count": 3,
+        "tcp_user_timeout": round(tcp_timeout_s * 1000),
+    }
+    options = " ".join([str(given.pop("options", "") or ""), *settings]).strip()
+    return make_conninfo("", **{**ours, **given, "options": options})
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _parse(url: str) -> dict[str, Any]:
+    try:
+        given = dict(conninfo_to_dict(url))
+    except psycopg.ProgrammingError as error:
+        raise _malformed(url, _without_values(str(error).strip())) from None
+    for port in str(given.get("port") or "").split(","):
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise _malformed(url, f"port {port!r} is not a number from 1 to 65535")
+    return given
+
+
+def _malformed(url: str, reason: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"database URL {redact(url)!r} is malformed ({reason}). Write it as {_SHAPE}; for SQLAlchemy's "
+        "postgresql+psycopg://, drop the +psycopg."
+    )
+
+
+def _without_values(reason: str) -> str:
+    """libpq quotes what it could not read, which may be a piece of the password: only option names stay."""
+    options = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    return re.sub(r'"([^"]*)"', lambda quoted: quoted[0] if quoted[1] in options else '"..."', reason)
+
+
+def _unreachable(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
+    text = " ".join(str(error).split()).split(" Is the server running")[0] or type(error).__name__
+    return DatabaseUnreachable(f"cannot connect to {redact(url)}: {_hide(url, text)}. {_remedy(url, text)}.")
+
+
+def _hide(url: str, text: str) -> str:
+    password = conninfo_to_dict(url).get("password")
+    return text.replace(str(password), "***") if password and len(str(password)) > 3 else text
+
+
+def _remedy(url: str, text: str) -> str:
+    host = str(conninfo_to_dict(url).get("host") or "")
+    if host.startswith("/") and not Path(host).is_dir():
+        return (
+            "That is the Unix socket of a server (an embedded one, perhaps) on another machine, or of "
+            "one that has stopped: give a URL with a host that can be reached from here"
+        )
+    matching = (remedy for sign, remedy in _REMEDIES if sign in text)
+    return next(matching, "Start Postgres there, or correct the URL (--database-url, SUBLET_DATABASE_URL)")

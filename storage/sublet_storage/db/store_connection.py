@@ -1,0 +1,142 @@
+"""One connection of the group store, one transaction at a time, and a sure word on what became of each.
+
+A call that fails says one of two things: nothing was written (`DatabaseUnreachable`), or nobody knows
+(`UnknownOutcome`: the connection was lost after the commit had been sent). A lost connection is replaced by the next
+call. What psycopg calls our own mistake comes through as it is, rolled back.
+
+Statements are pipelined: one waits only where a result is needed, so that a commit takes two round trips. Each wait
+ends the client's turn (Sync, not Flush): only then does the server count the session as idle in a transaction, and end
+it by its timeout if the client freezes there, with rows locked. Isolation is read committed, on which the statements
+rely: each sees what was committed before it began, also while locks were waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import psycopg
+
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.kept_connection import KeptConnection
+
+Connection = psycopg.Connection[Any]
+T = TypeVar("T")
+
+
+class RolledBack(DatabaseUnreachable):
+    """The server refused the transaction (a lock not to be had in time, say) and wrote nothing. Smaller ones may do."""
+
+
+class _TurnEndingCursor(psycopg.Cursor[Any]):
+    """A cursor of a channel: to wait for its result ends the client's turn in the pipeline."""
+
+    channel: Channel
+
+    def fetchone(self) -> Any:
+        self._arrive()
+        return super().fetchone()
+
+    def fetchall(self) -> list[Any]:
+        self._arrive()
+        return super().fetchall()
+
+    def _arrive(self) -> None:
+        if self.pgresult is None and self.channel.pipeline is not None:
+            self.channel.pipeline.sync()
+
+
+class Channel:
+    """Thread-safe by turns: callers wait for each other. Work that must not wait needs a channel of its own."""
+
+    def __init__(self, connect: Callable[[], BoundedConnection]) -> None:
+        self._kept = KeptConnection(connect)
+        self._turn = threading.Lock()
+        self.pipeline: psycopg.Pipeline | None = None
+        self._cursors = type("_Cursor", (_TurnEndingCursor,), {"channel": self})
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run statements that write nothing, each on its own."""
+        with self._turn:
+            connection = self._ready()
+            try:
+                with self._pipelined(connection):
+                    return work(connection)
+            except psycopg.Error as error:
+                self._fail(connection, error, committing=False)
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` as one transaction; whatever it raises rolls it back."""
+        with self._turn:
+            connection = self._ready()
+            committing = False
+            try:
+                with self._pipelined(connection):
+                    connection.execute("begin isolation level read committed")
+                    answer = work(connection)
+                    committing = True
+                    connection.execute("commit")
+            except psycopg.Error as error:
+                self._fail(connection, error, committing=committing)
+            except BaseException:
+                self._roll_back(connection)
+                raise
+            return answer
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another."""
+        with self._turn:
+            self._kept.close()
+
+    @contextmanager
+    def _pipelined(self, connection: Connection) -> Iterator[None]:
+        try:
+            with connection.pipeline() as self.pipeline:
+                yield
+        finally:
+            self.pipeline = None
+
+    def _ready(self) -> Connection:
+        connection = self._kept.ready()
+        connection.cursor_factory = self._cursors
+        return connection
+
+    def _fail(self, connection: Connection, error: psycopg.Error, *, committing: bool) -> NoReturn:
+        """Translate, and let the next call open another connection.
+
+        Whether the server is there is asked of it: its last word may have arrived before its hanging up. A connection
+        that survived is not kept either: after a refusal within a pipeline psycopg may take statements for prepared
+        that the server does not know, and they would fail for ever.
+        """
+        told = " ".join(str(error).split()) or type(error).__name__
+        alive = self._roll_back(connection)
+        self._kept.close()
+        if alive:
+            if not isinstance(error, psycopg.OperationalError):
+                raise error
+            raise RolledBack(f"Postgres refused a statement on groups, nothing was written: {told}") from error
+        if committing:
+            raise UnknownOutcome(
+                f"the connection to Postgres was lost during a commit on groups: {told}. It may or may not have been"
+                " written: read the rows again before deciding anything."
+            ) from error
+        raise DatabaseUnreachable(
+            f"the connection to Postgres was lost before the commit, nothing was written: {told}. The next call"
+            " connects again."
+        ) from error
+
+    def _roll_back(self, connection: Connection) -> bool:
+        """End the transaction; False where that needed an end of the connection."""
+        try:
+            connection.execute("rollback")
+        except psycopg.Error:
+            self._kept.close()
+            return False
+        return True
+
+
+Guard = Callable[[psycopg.Connection[Any]], None]
+"""Called first in a maintenance transaction: locks the leadership row, raises `LostLeadership` if the term is over."""

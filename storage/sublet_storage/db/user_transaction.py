@@ -1,0 +1,52 @@
+"""A transaction in which users' statements and ours are committed together, or none: it has to be one and the same."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from sublet_protocol.domain.errors import UsageError
+
+_STRICT = ("repeatable read", "serializable")
+_LEVEL = (
+    "the transaction is at isolation level {level}, and whether the messages are still this consumer's is judged at "
+    "read committed. Take back what sets another level on this connection, and lock the rows that the block relies on."
+)
+_ENDED = (
+    "the block has ended its transaction itself, by {by}: what it has written may be committed or not, and its "
+    "messages are not done. Leave commit and rollback to the block's end; to roll back raise another exception."
+)
+
+
+@contextmanager
+def users_transaction(connection: psycopg.Connection[Any], settle: Callable[[], None]) -> Iterator[None]:
+    """The block, and then `settle`, in one transaction.
+
+    Raises `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing,
+    and before the block where something has given the connection another isolation level than read committed.
+    """
+    mark, settled = secrets.token_hex(8), False
+    with connection.transaction():
+        set_up = "select set_config('sublet.transaction', %s, true), current_setting('transaction_isolation')"
+        ((_, level),) = connection.execute(set_up, (mark,)).fetchall()
+        if level in _STRICT:
+            raise UsageError(_LEVEL.format(level=level))
+        yield
+        _check_same(connection, mark)
+        settle()
+        settled = True
+    if not settled:
+        raise UsageError(_ENDED.format(by="psycopg.Rollback"))
+
+
+def _check_same(connection: psycopg.Connection[Any], mark: str) -> None:
+    if connection.info.transaction_status is TransactionStatus.IDLE:
+        raise UsageError(_ENDED.format(by="commit or rollback"))
+    row = connection.execute("select current_setting('sublet.transaction', true)").fetchone()
+    if row is None or row[0] != mark:
+        raise UsageError(_ENDED.format(by="commit or rollback"))

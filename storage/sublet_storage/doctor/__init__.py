@@ -1,0 +1,1 @@
+"""Checks of a database, each with what is wrong and the remedy: `sublet doctor`."""

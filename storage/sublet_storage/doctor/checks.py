@@ -1,0 +1,308 @@
+"""What can be wrong with a database that is used: looked up, and said together with the remedy. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from shlex import quote
+from typing import Any
+
+import psycopg
+
+from sublet_storage.db.connect import ISOLATION, schema_name
+from sublet_storage.doctor.privileges import CONSUMERS, NODES, PUBLISHERS, grant, missing
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.groups.status.lag_queries import unattended
+from sublet_storage.groups.status.overview import UNREADABLE_NOW
+from sublet_storage.nodes import list_nodes
+
+LEAST_VERSION = 150_000
+SKEW_S = 1.0
+"""So far a clock may be from the database's before it is worth a word."""
+CROWDED = 0.8
+"""Of all connections that the server allows."""
+FILLED = 0.1
+"""Of the server's queue of notifications, which is read by all who listen, and kept for the slowest."""
+LONG_S = 600.0
+"""A transaction that is open for so long keeps the server from clearing away what was changed since."""
+MOST_NAMED = 5
+
+_SUBSCRIPTION = "'$' || g.kind || '/' || g.name || '/' || g.filter"
+"""Of a group, in SQL."""
+
+Connection = psycopg.Connection[Any]
+
+
+class State(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"  # it works, and will not in some foreseeable case
+    ERROR = "error"  # something does not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what was found, and unless it is well, what helps."""
+
+    check: str
+    state: State
+    found: str
+    remedy: str | None = None
+
+
+def examine(connection: Connection, now_s: float, protocol_version: int) -> Iterator[Finding]:
+    """All checks, one after the other. `now_s`: this machine's time; `protocol_version`: what this release speaks."""
+    checks: dict[str, Callable[[], Finding]] = {
+        "server": lambda: _server(connection),
+        "rights": lambda: _rights(connection),
+        "durability": lambda: _durability(connection),
+        "isolation": lambda: _isolation(connection),
+        "clock": lambda: _clock(connection, now_s),
+        "connections": lambda: _connections(connection),
+        "transactions": lambda: _transactions(connection),
+        "notifications": lambda: _notifications(connection),
+        "nodes": lambda: _nodes(connection, protocol_version),
+        "housekeeping": lambda: _housekeeping(connection),
+        "groups": lambda: _unled(connection),
+        "streams": lambda: _blocked(connection),
+        "reading": lambda: _unreadable(connection),
+        "pauses": lambda: _paused(connection),
+        "lag": lambda: _lag(connection),
+    }
+    for name, check in checks.items():
+        try:
+            yield check()
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            yield failed(name, error)
+
+
+def failed(check: str, error: psycopg.Error) -> Finding:
+    """What could not be looked at is a finding too, and hides nothing of the others."""
+    said = f"it cannot be looked at: {' '.join(str(error).split())}"
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return Finding(check, State.ERROR, said, f"{grant(schema_name(), 'USER', CONSUMERS)} lets it be read.")
+    return Finding(check, State.ERROR, said, "Try again; the server's log has more of it.")
+
+
+def _server(connection: Connection) -> Finding:
+    version = connection.info.server_version
+    said = f"Postgres {version // 10_000}.{version % 10_000}"
+    if version < LEAST_VERSION:
+        return Finding("server", State.ERROR, said, f"Upgrade it to {LEAST_VERSION // 10_000} or later.")
+    return Finding("server", State.OK, said)
+
+
+def _rights(connection: Connection) -> Finding:
+    """Who cannot read what consumers do is of no use here; a user may be meant for them alone."""
+    (row,) = connection.execute("select current_user, current_schema()").fetchall()
+    user, schema = row
+    found = missing(connection)
+    if not found:
+        return Finding("rights", State.OK, f"{user} may do all that nodes, publishers and consumers do")
+    whose = next(each for each in (CONSUMERS, PUBLISHERS, NODES) if each in found)
+    said = "; ".join(f"for {each} it lacks {', '.join(rights)}" for each, rights in found.items())
+    hint = f"Unless they run as another user, the owner of the tables says: {grant(schema, user, whose)}"
+    return Finding("rights", State.ERROR if whose == CONSUMERS else State.WARNING, f"{user}: {said}", hint)
+
+
+def _durability(connection: Connection) -> Finding:
+    wanted = ("fsync", "full_page_writes", "synchronous_commit")
+    found = connection.execute(
+        "select name, setting from pg_settings where name = any(%s) order by name", (list(wanted),)
+    ).fetchall()
+    off = [name for name, setting in found if setting == "off"]
+    if off:
+        lost = "what was acknowledged may be lost when the server, or its machine, stops"
+        return Finding("durability", State.ERROR, f"{', '.join(off)} off: {lost}", "Set it to on in postgresql.conf.")
+    return Finding("durability", State.OK, ", ".join(f"{name} {setting}" for name, setting in found))
+
+
+def _isolation(connection: Connection) -> Finding:
+    """What server, role and database say is overruled by each connection of ours: it concerns users' own alone."""
+    rows = connection.execute(
+        "select coalesce('role ' || r.rolname || coalesce(' in database ' || d.datname, ''), 'database ' || d.datname,"
+        "                'every role'), c.value"
+        "  from pg_db_role_setting s left join pg_roles r on r.oid = s.setrole"
+        "  left join pg_database d on d.oid = s.setdatabase"
+        " cross join lateral (select substr(each, strpos(each, '=') + 1) as value from unnest(s.setconfig) as u (each)"
+        "                      where starts_with(each, 'default_transaction_isolation=')) c"
+        " where (s.setrole = 0 or r.rolname = current_user) and (s.setdatabase = 0 or d.datname = current_database())"
+        " order by 1"
+    ).fetchall()
+    others = [f"{level} of {whose}" for whose, level in rows if level != ISOLATION]
+    if others:
+        said = f"{ISOLATION}; {_some(others)} is used by nothing of sublet's"
+        return Finding("isolation", State.OK, said)
+    return Finding("isolation", State.OK, ISOLATION)
+
+
+def _clock(connection: Connection, now_s: float) -> Finding:
+    (row,) = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
+    ahead = now_s - row[0]
+    said = f"this machine's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
+    if abs(ahead) > SKEW_S:
+        hint = "Leases are not concerned; messages without a timestamp get this machine's. Run a time service here."
+        return Finding("clock", State.WARNING, said, hint)
+    return Finding("clock", State.OK, said)
+
+
+def _connections(connection: Connection) -> Finding:
+    (row,) = connection.execute(
+        "select count(*), current_setting('max_connections')::int from pg_stat_activity"
+        " where backend_type = 'client backend'"
+    ).fetchall()
+    used, most = row
+    if used > CROWDED * most:
+        hint = "Raise max_connections: each session, publisher and node has a few, and each Spark worker one."
+        return Finding("connections", State.WARNING, f"{used} of {most} are used", hint)
+    return Finding("connections", State.OK, f"{used} of {most} are used")
+
+
+def _transactions(connection: Connection) -> Finding:
+    rows = connection.execute(
+        "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
+        " where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()"
+        " and backend_type = 'client backend' order by xact_start",
+        (LONG_S,),
+    ).fetchall()
+    if rows:
+        pid, name, age_s = rows[0]
+        said = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
+        return Finding("transactions", State.WARNING, said, f"End it: select pg_terminate_backend({pid})")
+    return Finding("transactions", State.OK, "none is open for long")
+
+
+def _notifications(connection: Connection) -> Finding:
+    (row,) = connection.execute("select pg_notification_queue_usage()").fetchall()
+    said = f"{row[0]:.0%} of the server's queue is used"
+    if row[0] > FILLED:
+        hint = (
+            "Somebody listens and does not read, in whichever database: a client that is stopped, or a transaction that"
+            " stays open. Find it by state, wait_event and age in pg_stat_activity, and end it with"
+            " pg_terminate_backend: in a full queue nobody's NOTIFY fits."
+        )
+        return Finding("notifications", State.WARNING, said, hint)
+    return Finding("notifications", State.OK, said)
+
+
+def _nodes(connection: Connection, protocol_version: int) -> Finding:
+    live = [each for each in list_nodes(connection) if each.remaining_s > 0]
+    nodes, drained = [each for each in live if not each.draining], [each.node.name for each in live if each.draining]
+    undo = f"sublet nodes drain {quote(drained[0])} --undo" if drained else None
+    if not nodes and undo:
+        said = f"no node is there that may lead: an operator has drained {_some(drained)}"
+        hint = f"Start another, sublet leader --name ANOTHER --listen HOST:PORT, or let it lead again: {undo}"
+        return Finding("nodes", State.ERROR, said, hint)
+    if not nodes:
+        return Finding("nodes", State.ERROR, "no leader node is there", "Start one: sublet leader")
+    versions = [(each.node.name, each.protocol_version) for each in nodes]
+    others = [f"{name} ({version})" for name, version in versions if version != protocol_version]
+    if others:
+        said = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
+        return Finding("nodes", State.ERROR, said, "Bring all to the same release of sublet.")
+    said = f"{len(nodes)}: {_some([name for name, _ in versions])}"
+    said += f"; drained: {_some(drained)}" if drained else ""
+    if len(nodes) == 1:
+        hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
+        hint += f", or let a drained one lead again: {undo}" if undo else ""
+        return Finding("nodes", State.WARNING, f"{said}; nobody takes over from it", hint)
+    return Finding("nodes", State.OK, said)
+
+
+def _housekeeping(connection: Connection) -> Finding:
+    """Retention, rollover, the relay and leases of epochs are one node's business at a time."""
+    leader = leadership.look(connection, (MAINTENANCE,), None).get(MAINTENANCE)
+    if leader is not None and leader.remaining_s > 0:
+        return Finding("housekeeping", State.OK, f"by {leader.node.name}")
+    hint = "A node that does not drain takes it within its lease. If it stays so, look into the log of the nodes."
+    return Finding("housekeeping", State.WARNING, "nobody does it at present", hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Unled:
+    """Groups that have consumers and no leader: how many, and the first of them by name."""
+
+    total: int
+    names: tuple[str, ...]
+
+
+def unled(connection: Connection) -> Unled:
+    """Looked up by the rows: whoever holds a stream is a consumer."""
+    rows = connection.execute(
+        f"select {_SUBSCRIPTION}, count(*) over () from consumer_group g"
+        "  left join leadership l on l.leadership_id = g.group_id"
+        " where g.deleted_at is null and (l.expires_at is null or l.expires_at <= clock_timestamp())"
+        "   and exists (select from lending k where k.group_id = g.group_id and k.unfinished and k.status = 'held')"
+        " order by 1 limit %s",
+        (MOST_NAMED,),
+    ).fetchall()
+    return Unled(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
+
+
+def _unled(connection: Connection) -> Finding:
+    found = unled(connection)
+    if found.total:
+        said = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"
+        hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
+        return Finding("groups", State.WARNING, said, hint)
+    return Finding("groups", State.OK, "each that has consumers is led")
+
+
+def _blocked(connection: Connection) -> Finding:
+    rows = connection.execute(
+        f"select {_SUBSCRIPTION}, l.stream_id, (select h.reason from lending_history h where h.group_id = l.group_id"
+        " and h.stream_id = l.stream_id and h.event = 'block' order by h.history_id desc limit 1)"
+        " from lending l join consumer_group g using (group_id)"
+        " where l.status = 'blocked' and g.deleted_at is null order by 1, 2"
+    ).fetchall()
+    if rows:
+        name, stream_id, why = rows[0]
+        said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream, _ in rows])}"
+        said += "" if why is None else f"; the first because of this: {why.rstrip(' .')}"
+        again = f"sublet groups reset {quote(name)} --stream {stream_id} --to-current"
+        hint = f"sublet groups why {quote(name)} says why, {again} tries once more."
+        return Finding("streams", State.ERROR, said, hint)
+    return Finding("streams", State.OK, "none is blocked")
+
+
+def _unreadable(connection: Connection) -> Finding:
+    rows = connection.execute(
+        f"select {_SUBSCRIPTION}, u.stream_id from ({UNREADABLE_NOW.format(groups='true')}) u"
+        " join consumer_group g using (group_id) where g.deleted_at is null order by u.since, 1, 2"
+    ).fetchall()
+    if rows:
+        said = f"{len(rows)} streams cannot be read on by who holds them: "
+        said += _some([f"{stream} of {group}" for group, stream in rows])
+        return Finding("reading", State.ERROR, said, f"sublet groups why {quote(rows[0][0])} says why, and what helps.")
+    return Finding("reading", State.OK, "no holder of a stream says that it cannot read on")
+
+
+def _paused(connection: Connection) -> Finding:
+    rows = connection.execute(
+        f"select {_SUBSCRIPTION} from consumer_group g where g.deleted_at is null and g.orders ? 'paused' order by 1"
+    ).fetchall()
+    if rows:
+        said = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
+        return Finding(
+            "pauses", State.WARNING, said, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
+        )
+    return Finding("pauses", State.OK, "no group is paused")
+
+
+def _lag(connection: Connection) -> Finding:
+    if waiting := unattended(connection):
+        said = f"{len(waiting)} groups have messages and nobody who holds a stream: "
+        said += _some([f"{name} ({lag})" for name, lag in waiting])
+        hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
+        return Finding("lag", State.WARNING, said, hint)
+    return Finding("lag", State.OK, "no group has messages that nobody is there for")
+
+
+def _some(names: Sequence[str], total: int | None = None) -> str:
+    unnamed = (len(names) if total is None else total) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")

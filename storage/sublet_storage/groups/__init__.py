@@ -1,0 +1,16 @@
+"""What is true about groups: who leads, who holds which stream, how far each has come.
+
+`model.records` has the words: rows, the entries a leader may write, the answers it gets; `model.options` what a group
+is created with. `coordinator.store` is the interface, `coordinator.postgres` the truth,
+`tests.support.memory_store.groups` its twin for the simulator; one contract suite runs against both, and both ask
+`model.transitions` what an entry does to a row.
+
+Every write of a leader is conditional twice: on its term (its leadership row is locked, bears this term and has not
+expired, by the database's clock) and, entry by entry, on the grant id. Whatever begins or ends a grant draws a new
+grant id in the same transaction, so a word spoken under an old grant can never move a position.
+
+The truth is cut by topic: `sublet_storage.db.store_connection` (one connection, one transaction at a time),
+`coordinator.leadership`, `coordinator.lifecycle` (creating, finding and deleting groups), `coordinator.lending_rows`
+(the statements on lending rows), `coordinator.commits` (the leader's one write path) and `coordinator.stream_sync`
+(streams that came, and streams that ended).
+"""

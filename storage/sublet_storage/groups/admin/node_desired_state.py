@@ -1,0 +1,94 @@
+"""What an operator wants of live nodes: that one leads nothing any more, or that a leader steps down now.
+
+Orders are rows, and nodes look for theirs. `draining` is of a node's life and ends with it; an order to step down is
+for one term, and so is obeyed by nobody but the leader that it was meant for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from sublet_storage.db.clock import WHO
+from sublet_storage.groups.model.records import MAINTENANCE, ORDER
+from sublet_storage.nodes import NodeRef
+
+_READ = """
+select n.draining, coalesce(jsonb_object_agg(l.leadership_id, l.term) filter (where l.leadership_id is not null), '{}')
+  from node n left join leadership l on l.incarnation = n.incarnation and l.step_down = l.term
+ where n.name = %s and n.incarnation = %s group by n.name"""
+
+_LED = """
+select l.leadership_id, l.term, '$' || g.kind || '/' || g.name || '/' || g.filter
+  from leadership l join consumer_group g on g.group_id = l.leadership_id
+ where l.incarnation = %s and l.expires_at > clock_timestamp() and g.deleted_at is null order by 3"""
+
+_LEADERS = """
+select leadership_id, node from leadership
+ where leadership_id = any(%s::bigint[]) and expires_at > clock_timestamp()"""
+
+_NOTE = f"""
+insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
+select clock_timestamp(), leadership_id, 0, '{ORDER}', 'node ' || node || '{{}}, by ' || {WHO}, 0, 0, term
+  from told where leadership_id <> {MAINTENANCE}"""
+"""Else the next leader's line would look as if the one before had died."""
+
+_STEP_DOWN = f"""
+with told as (
+  update leadership l set step_down = u.term from unnest(%s::bigint[], %s::bigint[]) as u (id, term)
+   where l.leadership_id = u.id and l.term = u.term and l.step_down is distinct from u.term returning l.*)
+{_NOTE.format(" is to step down")}"""
+
+_DRAIN = f"""
+with changed as (update node set draining = %s where name = %s and incarnation = %s returning incarnation, draining),
+told as (
+  select l.* from leadership l join changed using (incarnation) where draining and l.expires_at > clock_timestamp()
+), noted as ({_NOTE.format(" is to lead nothing any more")})
+select from changed"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOrders:
+    """What one node is to do. `step_down`: {leadership: term}."""
+
+    draining: bool
+    step_down: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LedGroup:
+    """A group that a node leads, under that term."""
+
+    group_id: int
+    term: int
+    subscription: str
+
+
+def read(conn: psycopg.Connection[Any], node: NodeRef) -> NodeOrders:
+    """What is wanted of this node; nothing, where it is not listed."""
+    row = conn.execute(_READ, (node.name, node.incarnation)).fetchone()
+    return NodeOrders(False, {}) if row is None else NodeOrders(row[0], {int(i): term for i, term in row[1].items()})
+
+
+def set_draining(conn: psycopg.Connection[Any], node: NodeRef, draining: bool) -> bool:
+    """Let this life of the node drain, or lead again; False if it is over. The history of what it leads says so."""
+    return bool(conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall())
+
+
+def step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroup]) -> None:
+    """Let these leaders go, and no later ones of the same groups. Their groups' history says who wanted it."""
+    pairs = [(each.group_id, each.term) for each in led]
+    conn.execute(_STEP_DOWN, ([group_id for group_id, _ in pairs], [term for _, term in pairs]))
+
+
+def led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroup]:
+    """The groups that this life of the node leads, by name; maintenance is no group."""
+    return [LedGroup(*row) for row in conn.execute(_LED, (node.incarnation,)) if row[0] != MAINTENANCE]
+
+
+def leaders(conn: psycopg.Connection[Any], group_ids: Iterable[int]) -> dict[int, str]:
+    """{group: name of the node that leads it now}, of those that are led."""
+    return dict(conn.execute(_LEADERS, (list(group_ids),)).fetchall())

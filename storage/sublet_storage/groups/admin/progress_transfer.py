@@ -1,0 +1,273 @@
+"""A group's progress as a value: taken from one group, and given to another that begins with it.
+
+What is taken is of one instant: positions, and in an atomic group what is consumed in whole epochs. What somebody has
+in hand, has left in doubt, or could not go on with, is free in the new group, at the position that is durable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from psycopg.rows import class_row
+
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_of_json
+from sublet_protocol.domain.errors import Conflict, UsageError
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.bounded_connection import check_timeline, timeline_of
+from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.coordinator import lending_rows, lifecycle
+from sublet_storage.groups.model.group_errors import no_such_group
+from sublet_storage.groups.model.options import GroupOptions, WhenGone
+from sublet_storage.groups.model.records import CREATE, Group, HistoryRecord, LendingStatus
+from sublet_storage.groups.model.transitions import by
+from sublet_storage.groups.status.overview import NEW
+from sublet_storage.log.deleted_streams import missing
+from sublet_storage.spaces.catalogue import filled
+
+_TAKE = """
+select g.after_generation,
+       (select coalesce(jsonb_agg(jsonb_build_object('stream_id', l.stream_id, 'position', l.position,
+                 'status', l.status, 'consumed', l.consumed) order by l.stream_id), '[]')
+          from lending l where l.group_id = g.group_id),
+       (select coalesce(jsonb_agg(jsonb_build_object('space_id', f.space_id, 'least', f.least)
+                 order by f.space_id), '[]')
+          from consumed_frontier f where f.group_id = g.group_id)
+  from consumer_group g where g.group_id = %(group)s and g.deleted_at is null"""
+"""In one statement, and so of one instant."""
+
+_KNOWN = """
+select s.stream_id, s.head, n.filter from stream s join generation n using (generation_id)
+ where s.stream_id = any(%(streams)s::bigint[])"""
+
+_LAST = "select coalesce(max(generation_id), 0) from generation"
+
+_LOST = "select name, filter, lost_generation from space where lost_generation > %(after)s"
+
+_SPACES = "select space_id from space where space_id = any(%(spaces)s::bigint[])"
+
+_LEND = f"""
+insert into lending (group_id, stream_id, status, position, consumed, updated_at)
+select %(group)s, u.stream_id, u.status, u.position, u.consumed, {NOW}
+  from unnest(%(streams)s::bigint[], %(statuses)s::text[], %(positions)s::bigint[], %(consumed)s::jsonb[])
+       as u (stream_id, status, position, consumed)"""
+
+_FRONTIERS = f"""
+insert into consumed_frontier (group_id, space_id, least, updated_at)
+select %(group)s, u.space_id, u.least, {NOW}
+  from unnest(%(spaces)s::bigint[], %(least)s::jsonb[]) as u (space_id, least)"""
+
+_NOW = f"select {in_microseconds(NOW)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a group is in a stream; `consumed` where it is atomic."""
+
+    stream_id: int
+    position: int
+    status: LendingStatus
+    consumed: ConsumedFrontier | None = None
+
+    @property
+    def settled(self) -> Place:
+        """As a new group begins with it."""
+        is_over = self.status is LendingStatus.FINISHED
+        return self if is_over else replace(self, status=LendingStatus.FREE)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Places in the order of their streams, and {space_id: the least epochs that are not consumed} of an atomic group.
+
+    Streams of generations up to `after_generation` without a place are none of the group's; later ones are read whole.
+    It was so on that `timeline` of the database, where that is known.
+    """
+
+    after_generation: int
+    places: tuple[Place, ...]
+    frontiers: tuple[tuple[int, LowerFrontier | None], ...] = ()
+    timeline: str | None = field(default=None, compare=False)
+
+    @property
+    def settled(self) -> Progress:
+        """As a new group begins with it."""
+        return replace(self, places=tuple(place.settled for place in self.places))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    stream_id: int
+    head: int
+    filter: str
+
+
+def take(connection: Connection, group: Group) -> Progress:
+    """Where the group is. Raises `NotFound` where it was deleted meanwhile."""
+    row = connection.execute(_TAKE, {"group": group.group_id}).fetchone()
+    if row is None:
+        raise no_such_group(group.subscription)
+    after, lendings, frontiers = row
+    return Progress(after, tuple(map(_place, lendings)), tuple(map(_frontier, frontiers)), timeline_of(connection))
+
+
+def clone(connection: Connection, source: Subscription, subscription: Subscription, who: str) -> tuple[Group, Progress]:
+    """A new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and what
+    `begin` does."""
+    lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
+    found = lifecycle.live(connection, source)
+    progress = take(connection, found)
+    why = by(f"a clone of {source}, group {found.group_id}", who)
+    return begin(connection, subscription, found.options, progress, why), progress
+
+
+def begin(
+    connection: Connection, subscription: Subscription, options: GroupOptions, progress: Progress, why: str
+) -> Group:
+    """A new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one by
+    that name, `UsageError` where the progress is none of this database's, and `BeyondHead` where it is of another
+    timeline."""
+    check_timeline(connection, progress.timeline, "the file")
+    group_id = lifecycle.insert(connection, subscription, options, None, progress.after_generation)
+    if group_id is None:
+        raise Conflict(
+            f"{subscription} exists already, and has its own progress. To move it, `sublet groups reset`; to lose it, "
+            f"`sublet groups delete '{subscription}'` first."
+        )
+    there = _there(connection, subscription, options, progress)
+    _check(connection, subscription, options, there)
+    _lend(connection, group_id, there.places)
+    lifecycle.heed_former(connection, group_id, None)
+    spaces, least = [space_id for space_id, _ in progress.frontiers], [_json(each) for _, each in progress.frontiers]
+    connection.execute(_FRONTIERS, {"now_us": None, "group": group_id, "spaces": spaces, "least": least})
+    ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
+    line = HistoryRecord(now_us, group_id, 0, CREATE, why, 0, None, None, 0, 0, forced=False)
+    lending_rows.write_history(connection, [line], now_us)
+    return Group(group_id, subscription, options)
+
+
+def _there(connection: Connection, subscription: Subscription, options: GroupOptions, progress: Progress) -> Progress:
+    """Without the streams that are no more. Raises `Conflict` where messages went with them that the group was to have,
+    unless it skips what is gone."""
+    absent = missing(connection, [place.stream_id for place in progress.places])
+    if options.when_gone is WhenGone.FAIL:
+        for place in progress.places:
+            if absent.get(place.stream_id) and place.status is not LendingStatus.FINISHED:
+                raise _gone(f"stream {place.stream_id}: what there was from offset {place.position} on", subscription)
+        for name, filter, lost in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
+            if Filter(filter).intersects(subscription.filter):
+                raise _gone(f"space {name}: all that was published up to generation {lost}", subscription)
+    return replace(progress, places=tuple(place for place in progress.places if place.stream_id not in absent))
+
+
+def _gone(what: str, subscription: Subscription) -> Conflict:
+    return Conflict(
+        f"{what} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one, give "
+        "it the option when_gone skip, or create the group anew with --start earliest."
+    )
+
+
+def _lend(connection: Connection, group_id: int, places: Sequence[Place]) -> None:
+    parameters = {
+        "group": group_id,
+        "streams": [place.stream_id for place in places],
+        "statuses": [place.settled.status.value for place in places],
+        "positions": [place.position for place in places],
+        "consumed": [None if place.consumed is None else json.dumps(place.consumed.to_json()) for place in places],
+        "now_us": None,
+    }
+    connection.execute(_LEND, parameters)
+
+
+def _check(connection: Connection, subscription: Subscription, options: GroupOptions, progress: Progress) -> None:
+    """What was taken in another database, or of another group, must not become rows that nobody can explain."""
+    wanted = {filter.text for filter in filled(connection).wanted(subscription.filter)}
+    with connection.cursor(row_factory=class_row(_Stream)) as cursor:
+        streams = [place.stream_id for place in progress.places]
+        known = {each.stream_id: each for each in cursor.execute(_KNOWN, {"streams": streams})}
+    for place in progress.places:
+        _check_place(subscription, place, known.get(place.stream_id), wanted)
+        if (place.consumed is not None) is not options.atomic:
+            raise UsageError(
+                f"stream {place.stream_id}: what is consumed in whole epochs is there exactly where a group is atomic."
+                " Export it again."
+            )
+    ((last,),) = connection.execute(_LAST).fetchall()
+    spaces = [space_id for space_id, _ in progress.frontiers]
+    found = {row[0] for row in connection.execute(_SPACES, {"spaces": spaces}).fetchall()}
+    if progress.after_generation > last or set(spaces) - found:
+        raise UsageError(f"{subscription}: its progress is of another database than this one. Export it from this one.")
+
+
+def _check_place(subscription: Subscription, place: Place, stream: _Stream | None, wanted: set[str]) -> None:
+    if stream is None or stream.filter not in wanted:
+        raise UsageError(
+            f"stream {place.stream_id}: it is none of {subscription} in this database. Export it from this one."
+        )
+    furthest = place.position if place.consumed is None else max(place.position, place.consumed.upto)
+    if furthest > stream.head:
+        raise UsageError(
+            f"stream {place.stream_id}: offset {furthest} is beyond its end, {stream.head}. Was it of another database,"
+            " or of a time that a backup has undone? Take a lower one."
+        )
+
+
+def of_json(stored: Any) -> Progress:
+    """As `to_json` wrote it; streams that are new to the group are left to its leader. Raises `TypeError`, `KeyError`,
+    `AttributeError` or `ValueError` for what it never writes."""
+    places = sorted((_place(each) for each in stored["streams"] if each["status"] != NEW), key=lambda p: p.stream_id)
+    if len({place.stream_id for place in places}) < len(places):
+        raise ValueError("a stream occurs twice")
+    timeline = stored.get("timeline")
+    if not isinstance(timeline, str | None):
+        raise ValueError(f"timeline {timeline!r}")
+    return Progress(
+        _whole(stored["after_generation"]), tuple(places), tuple(map(_frontier, stored["epochs"])), timeline
+    )
+
+
+def to_json(progress: Progress) -> dict[str, Any]:
+    """For a file."""
+    return {
+        "timeline": progress.timeline,
+        "after_generation": progress.after_generation,
+        "streams": [_shown(place) for place in progress.places],
+        "epochs": [
+            {"space_id": space_id, "least": None if least is None else least.least}
+            for space_id, least in progress.frontiers
+        ],
+    }
+
+
+def _shown(place: Place) -> dict[str, Any]:
+    shown = {"stream_id": place.stream_id, "position": place.position, "status": place.status.value}
+    return shown if place.consumed is None else {**shown, "consumed": place.consumed.to_json()}
+
+
+def _place(stored: Any) -> Place:
+    consumed = stored.get("consumed")
+    return Place(
+        _whole(stored["stream_id"]),
+        _whole(stored["position"]),
+        LendingStatus(stored["status"]),
+        None if consumed is None else ConsumedFrontier.of_json(consumed),
+    )
+
+
+def _whole(stored: Any) -> int:
+    """As it is: what is no whole number is not made one."""
+    if type(stored) is not int or not 0 <= stored <= MAX_OFFSET:
+        raise ValueError(f"{stored!r} is no whole number from 0 to {MAX_OFFSET}")
+    return stored
+
+
+def _frontier(stored: Any) -> tuple[int, LowerFrontier | None]:
+    return _whole(stored["space_id"]), lower_of_json(stored["least"])
+
+
+def _json(least: LowerFrontier | None) -> str:
+    return json.dumps(None if least is None else least.least)

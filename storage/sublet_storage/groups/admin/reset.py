@@ -1,0 +1,135 @@
+"""Reset a group that may be live: it is paused, its members hand over, all positions are set, and it goes on.
+
+One reset of a group at a time: a second one has no pause of its own, and would be given the first one's end. Whoever
+resets holds an advisory lock for it, in a transaction that does nothing else: it ends with its process, holds nothing
+up that the server clears away, and stays with one connection of the server through any pooler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
+from shlex import quote
+from typing import Final
+
+from sublet_protocol.domain.errors import Conflict, NotFound
+from sublet_protocol.domain.subscriptions import Start
+from sublet_storage.db.clock import database_user
+from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin.admin import instruct
+from sublet_storage.groups.admin.reset_plan import Move
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.model.desired_state import FOR_A_RESET, Pause, Resume
+from sublet_storage.groups.model.records import Group
+from sublet_storage.groups.model.transitions import by
+
+_CLASS: Final = zlib.crc32(b"sublet resets") & 0x7FFFFFFF
+
+_TIMEOUTS: Final = ("idle_in_transaction_session_timeout", "transaction_timeout")
+"""Of the server, or the role: they would end the guard before the reset. The second came with Postgres 17."""
+
+_TAKE = "select pg_try_advisory_xact_lock(%(class)s, %(object)s)"
+
+_HOLDER = """
+select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g.orders ->> 'paused'
+  from pg_locks l join pg_stat_activity a using (pid)
+  left join consumer_group g on g.group_id = %(group)s
+ where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = %(class)s and l.objid = %(object)s
+   and l.database = (select oid from pg_database where datname = current_database())"""
+
+
+@contextmanager
+def resetting(url: str, group: Group) -> Iterator[None]:
+    """Nobody else resets the group meanwhile. Raises `Conflict`, which names who does, where somebody is at it."""
+    place = f"{schema_name()} {group.group_id}"
+    wanted = {"class": _CLASS, "object": zlib.crc32(place.encode()) & 0x7FFFFFFF, "group": group.group_id}
+    with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
+        guard.execute("begin")
+        for name in _TIMEOUTS[: 2 if guard.info.server_version >= 170000 else 1]:
+            guard.execute(f"set local {name} = 0")
+        (row,) = guard.execute(_TAKE, wanted).fetchall()
+        if not row[0]:
+            raise _taken(group, guard.execute(_HOLDER, wanted).fetchone())
+        yield  # what becomes of the guard meanwhile, or afterwards, says nothing of what was done
+
+
+def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
+    """`holder` is None where the other has ended since."""
+    user, pid, since_us, why = holder or (None, None, None, None)
+    by = f" by database user {user}, process {pid} of the server" if user else ""
+    since = f", since {Start.at(since_us)}" if since_us is not None else ""
+    what = f" ({why})" if why else ""
+    end = f" If that machine is gone: select pg_terminate_backend({pid})." if pid is not None else ""
+    return Conflict(
+        f"{group.subscription}: it is being reset already{by}{since}{what}; nothing was changed. Wait for the end of "
+        f"that, see where the group is then (`sublet groups describe {quote(str(group.subscription))}`), and reset "
+        f"it again if need be.{end}"
+    )
+
+
+LOOK_S = 0.2
+"""Between two looks whether members have handed over what they had."""
+
+LEADER_LOOKS_S = 5.0
+"""How long it takes at most until a leader knows of a pause that no news has told it of (`renew_streams_s`)."""
+
+
+def reset(
+    url: str,
+    connection: Connection,
+    group: Group,
+    target: Target,
+    streams: Collection[int],
+    *,
+    force: bool,
+    patience_s: float,
+    waiting: Callable[[int], None] = lambda held: None,
+) -> tuple[Move, ...]:
+    """Let the group go on from the target; what moved. `connection` is in autocommit, on the database of `url`.
+
+    `force` does not wait for members, who are else given `patience_s` seconds; `waiting` is told how many streams they
+    still hold. Raises `Conflict` where somebody else is resetting it, where they have not handed over in time, and what
+    `reset_plan.carry_out` raises: nothing was changed then.
+    """
+    with resetting(url, group), _paused(url, group, target):
+        if not force:
+            _wait(connection, group, patience_s, waiting)
+        try:
+            with connection.transaction():
+                reason = by(f"reset to {target}", database_user(connection))
+                return reset_plan.carry_out(connection, group, target, streams, reason=reason, force=force)
+        except Conflict as error:
+            if force or patience_s > LEADER_LOOKS_S:
+                raise
+            said = (
+                f"A leader may take {LEADER_LOOKS_S:g} s to hear of the pause: wait for longer than {patience_s:g} s."
+            )
+            raise Conflict(f"{error} {said}") from None
+
+
+@contextlib.contextmanager
+def _paused(url: str, group: Group, target: Target) -> Iterator[None]:
+    """The group is paused meanwhile; whatever happens, it is resumed afterwards unless somebody else has paused it."""
+    wanted, reason = group.subscription, f"{FOR_A_RESET}{target}"
+    found, _ = instruct(url, wanted, Pause(reason))
+    try:
+        if found.group_id != group.group_id:
+            raise NotFound(f"group {str(wanted)!r} was deleted and made anew meanwhile. Look at it, and try again.")
+        yield
+    finally:
+        instruct(url, wanted, Resume(only=reason))
+
+
+def _wait(connection: Connection, group: Group, patience_s: float, waiting: Callable[[int], None]) -> None:
+    """Until nobody has anything, or the time is over: then what is done next says what is still lent."""
+    deadline, told = time.monotonic() + patience_s, -1
+    while (held := reset_plan.held(connection, group)) and time.monotonic() < deadline:
+        if held != told:
+            waiting(held)
+            told = held
+        time.sleep(LOOK_S)

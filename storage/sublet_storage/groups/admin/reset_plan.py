@@ -1,0 +1,270 @@
+"""Resetting a group: a new position for each of its retained streams, in one transaction that ends its leader's term.
+
+No generation begins or is declared gone in that transaction: what is retained at its beginning is at its end, and from
+then on the group holds it back, if it is one that does.
+
+Nothing may be lent meanwhile: a group is paused first, so that its members give up what they have and no message is
+given out under an old position afterwards. Every row has a new grant id after it, and whoever leads next loads the rows
+anew: streams that were consumed may be lent again, and their descendants then wait for them once more. What is lent of
+those, in a reset of single streams, is taken back in the same transaction, and stays where it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from psycopg.rows import class_row
+
+from sublet_protocol.domain.epochs import check_epoch
+from sublet_protocol.domain.errors import Conflict, UsageError
+from sublet_storage.db.bounded_connection import check_timeline
+from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows, lifecycle
+from sublet_storage.groups.coordinator.stream_sync import add_streams
+from sublet_storage.groups.coordinator.write_buffer import Pen
+from sublet_storage.groups.model.group_errors import no_such_group, no_such_stream
+from sublet_storage.groups.model.records import Group, LendingStatus, Start
+from sublet_storage.groups.model.transitions import Row, reset
+
+_PLAN = """
+select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
+       s.head, is_later,
+       case when %(kind)s = 'epoch' then exists (
+         select from block b where b.generation_id = s.generation_id and b.stream_id = s.stream_id
+            and b.epochs is not null) end as has_epochs,
+       case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
+         when 'earliest' then 0
+         when 'latest' then s.head
+         when 'current' then now.position
+         when 'offset' then least(%(value)s::bigint, s.head)
+         when 'shift' then case when now.position is not null
+           then least(greatest(now.position::numeric + %(value)s::bigint, 0), s.head)::bigint end
+         when 'time' then coalesce(position_at(s.generation_id, s.stream_id,
+           timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
+         when 'epoch' then coalesce((
+           select b.end_offset - b.count from block b
+            where b.generation_id = s.generation_id and b.stream_id = s.stream_id and exists (
+              select from jsonb_array_elements(b.epochs -> 'greatest') as e(epoch)
+               where epoch_at_or_before(%(epoch)s::jsonb, e.epoch))
+            order by b.end_offset limit 1), s.head) end end as after
+  from stream s join generation n using (generation_id)
+  left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
+  cross join lateral (
+    select g.after_generation < n.generation_id as is_later from consumer_group g where g.group_id = %(group)s) as came
+  cross join lateral (select coalesce(l.position, case when is_later then 0 end) as position) as now
+  left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
+         on g.stream_id = s.stream_id
+ where (l.stream_id is not null or (n.state <> 'gone' and n.filter = any(
+          case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)))
+   and not (l.status is not distinct from 'finished' and s.state = 'open')
+ order by s.stream_id"""
+"""Of the streams that the group may have; an open one that is finished lies in the shadow of another space.
+
+Where the group is in a stream that it has no row of: at 0, if the stream came since; one that ended before the group
+began is none of its own, and what goes from where the group is (current, shift) does not concern it."""
+
+_HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
+
+_LENT = "select stream_id from lending where group_id = %(group)s and status in ('held', 'reserved')"
+
+_NO_LEADER = f"""
+insert into leadership (leadership_id, node, incarnation, address, term, expires_at)
+values (%(group)s, 'nobody', '', '', {in_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
+"""So that there is a row to be locked, which who claims the group then waits for."""
+
+_ADD = f"""
+insert into lending (group_id, stream_id, position, consumed, updated_at)
+select %(group)s, u.stream_id, 0, %(consumed)s::jsonb, {NOW} from unnest(%(streams)s::bigint[]) as u (stream_id)
+    on conflict do nothing"""
+
+_NUMBERS = """
+select distinct p.epoch_numbers from space p join stream s using (space_id)
+ where s.stream_id = any(%(streams)s::bigint[]) and p.epoch_numbers is not null"""
+
+_LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at is null for share"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A stream with its position `before` (None: the group had not had it) and after. `head` is its end.
+
+    `again`: messages that are given out once more. `skipped`: those that would have been given, and are not; of a
+    stream that came after the group too. `has_epochs`: of a reset to an epoch, whether any of its messages is in one.
+    """
+
+    stream_id: int
+    status: str | None
+    before: int | None
+    after: int
+    head: int
+    again: int
+    skipped: int
+    has_epochs: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A stream that the group may have. `after`: None where the target does not concern it."""
+
+    stream_id: int
+    is_closed: bool
+    is_gone: bool
+    status: str | None
+    before: int | None
+    head: int
+    is_later: bool
+    has_epochs: bool | None
+    after: int | None
+
+    @property
+    def is_passed(self) -> bool:
+        """It ended before the group began, or is empty, and is to stay where it is. What came later and has ended since
+        is not: it would be given from its beginning once somebody leads."""
+        would_be_given = self.is_later and self.head > 0
+        return self.status is None and self.is_closed and self.after == self.head and not would_be_given
+
+    def move(self, after: int) -> Move:
+        would_be_at = (0 if self.is_later else after) if self.before is None else self.before
+        again, skipped = max((self.before or 0) - after, 0), max(after - would_be_at, 0)
+        return Move(self.stream_id, self.status, self.before, after, self.head, again, skipped, self.has_epochs)
+
+
+def held(connection: Connection, group: Group) -> int:
+    """How many streams are lent."""
+    (row,) = connection.execute(_HELD, {"group": group.group_id}).fetchall()
+    return int(row[0])
+
+
+def plan(connection: Connection, group: Group, target: Target, streams: Collection[int] = ()) -> tuple[Move, ...]:
+    """What a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have, and
+    `BeyondHead` for offsets of another timeline of the database."""
+    check_timeline(connection, target.timeline, "the file")
+    _check_wholeness(group, target, streams)
+    parameters = {
+        **target.parameters(),
+        "epoch": json.dumps(target.epoch),
+        "group": group.group_id,
+        **lifecycle.first_filters(connection, group.subscription.filter, Start.EARLIEST),
+    }
+    with connection.cursor(row_factory=class_row(_Planned)) as cursor:
+        found = cursor.execute(_PLAN, parameters).fetchall()
+    named = set(streams) | {stream_id for stream_id, _ in target.given}
+    if unknown := named - {row.stream_id for row in found}:
+        raise no_such_stream(group.subscription, min(unknown))
+    placed = [
+        (row.move(row.after), row)
+        for row in found
+        if row.after is not None and (not streams or row.stream_id in streams)
+    ]
+    for move, row in placed:
+        _check_place(move, row.is_gone)
+    _check_numbers(connection, target, [move.stream_id for move, _ in placed])
+    return tuple(move for move, row in placed if not row.is_passed)
+
+
+def _check_place(move: Move, is_gone: bool) -> None:
+    if move.after > move.head:
+        raise UsageError(
+            f"stream {move.stream_id}: offset {move.after} is beyond its end, {move.head}. Give one up to that."
+        )
+    if is_gone and move.after < move.head:
+        raise UsageError(
+            f"stream {move.stream_id}: retention has taken offset {move.after}. Leave the stream out, or reset by time."
+        )
+
+
+def _check_wholeness(group: Group, target: Target, streams: Collection[int]) -> None:
+    """Which epochs a group is given follows from where all its streams begin: it is set for all together."""
+    if group.options.atomic and (streams or target.kind in ("current", "shift", "given")):
+        raise UsageError(
+            f"{group.subscription} is atomic: single streams, a shift, the current places or those of a file would "
+            "leave parts of epochs out. Reset all of it, to the earliest, the latest, a time, an offset or an epoch."
+        )
+
+
+def _check_numbers(connection: Connection, target: Target, stream_ids: Sequence[int]) -> None:
+    if target.kind != "epoch":
+        return
+    for (numbers,) in connection.execute(_NUMBERS, {"streams": list(stream_ids)}).fetchall():
+        check_epoch(target.epoch, numbers)
+
+
+def carry_out(
+    connection: Connection,
+    group: Group,
+    target: Target,
+    streams: Collection[int] = (),
+    *,
+    reason: str,
+    force: bool = False,
+) -> tuple[Move, ...]:
+    """Reset, in the transaction that is open; what was done. Raises `Conflict` while streams are lent, or kept because
+    something in them is in doubt, unless by `force`: then these grants end without their holders' word."""
+    connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
+    leader = leadership.locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
+    lifecycle.keep_generations(connection)
+    if connection.execute(_LIVES, {"group": group.group_id}).fetchone() is None:
+        raise no_such_group(group.subscription)
+    moves = plan(connection, group, target, streams)
+    new = [move.stream_id for move in moves if move.status is None]
+    consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
+    connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
+    add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
+    pen = Pen(leader.now_us)
+    known = _at_rest(connection, group, [move.stream_id for move in moves], force)
+    facts = lending_rows.read_facts(lending_rows.facts(connection, known))
+    for move in moves:
+        row = known[move.stream_id]
+        why = f"{reason}; was at {row.position}" if move.status is not None else reason
+        pen.note(row, reset(row, facts[move.stream_id], move.after, why, pen.now_us), leader.term)
+    pen.write(connection)
+    _take_back(connection, group, pen, leader.term, reason=reason, force=force)
+    if group.options.atomic:
+        _begin_epochs(connection, group.group_id, target)
+    leadership.expire(connection, (group.group_id,))
+    return moves
+
+
+def _take_back(connection: Connection, group: Group, pen: Pen, term: int, *, reason: str, force: bool) -> None:
+    """Streams that are lent, and now come after one that is unfinished again, wait for it."""
+    lent = connection.execute(_LENT, {"group": group.group_id}).fetchall()
+    above = lending_rows.read_ancestors(
+        lending_rows.ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in lent])
+    )
+    known = _at_rest(connection, group, [stream_id for _, stream_id in above], force)
+    facts = lending_rows.read_facts(lending_rows.facts(connection, known))
+    for stream_id, row in sorted(known.items()):
+        why = f"{reason}; waits for {', '.join(map(str, above[group.group_id, stream_id]))}, which come before it"
+        pen.note(row, reset(row, facts[stream_id], row.position, why, pen.now_us), term)
+    pen.write(connection)
+
+
+def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, Row]:
+    """The rows of these streams, locked."""
+    keys = [(group.group_id, stream_id) for stream_id in streams]
+    known = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock(connection, keys))}
+    if locked := sorted(set(streams) - known.keys()):
+        raise Conflict(
+            f"{group.subscription}: {len(locked)} of its streams have a row that an open transaction keeps locked, a "
+            f"user's with `advance` say; the first is {locked[0]}. Nothing is changed. Try again when it has ended: "
+            "pg_stat_activity shows it."
+        )
+    lent = sorted(row.stream_id for row in known.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED))
+    if lent and not force:
+        raise Conflict(
+            f"{group.subscription}: {len(lent)} of its streams are lent, or kept for a session that left something in "
+            f"doubt; the first is {lent[0]}. Wait until its members have handed them over, or end it by --force: then "
+            "messages that they have in hand may be seen twice."
+        )
+    return known
+
+
+def _begin_epochs(connection: Connection, group_id: int, target: Target) -> None:
+    """An atomic group is given whole epochs from its new positions on."""
+    consumed_frontiers.forget(connection, group_id)
+    start = Start.LATEST if target.kind == "latest" else Start.EARLIEST
+    consumed_frontiers.begin(connection, group_id, start, None, target.epoch if target.kind == "epoch" else None)

@@ -1,0 +1,116 @@
+"""Where a group is to go on from: what `groups reset` is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sublet_protocol.domain.epochs import Epoch, check_epoch
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Start
+
+LARGEST = MAX_OFFSET
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`kind` is one of earliest, latest, current, offset, shift, time, epoch and given; the others are what it needs.
+
+    `value`: an offset, messages to go forward (or back), or microseconds since 1970; `given`: {stream: offset}, which
+    were taken on that `timeline` of the database, if that is known.
+    """
+
+    kind: str
+    value: int = 0
+    epoch: Epoch = ()
+    given: tuple[tuple[int, int], ...] = ()
+    timeline: str | None = None
+
+    @classmethod
+    def earliest(cls) -> Target:
+        """All that retention has left."""
+        return cls("earliest")
+
+    @classmethod
+    def latest(cls) -> Target:
+        """Nothing that is there."""
+        return cls("latest")
+
+    @classmethod
+    def current(cls) -> Target:
+        """Where it is: streams that were blocked are lent again."""
+        return cls("current")
+
+    @classmethod
+    def offset(cls, offset: int) -> Target:
+        """That offset in every stream, or its end. Raises `UsageError`."""
+        if not 0 <= offset <= LARGEST:
+            raise UsageError(
+                f"offset {offset}: an offset is a whole number from 0 to {LARGEST}. Correct it; to go back by a number "
+                "of messages, shift (--shift-by with a negative number)."
+            )
+        return cls("offset", offset)
+
+    @classmethod
+    def shift(cls, count: int) -> Target:
+        """So many messages on, or back, in every stream; not beyond its ends. Raises `UsageError`."""
+        if abs(count) > LARGEST:
+            raise UsageError(
+                f"shift by {count}: no stream is so long: it is from -{LARGEST} to {LARGEST}. Correct it, or reset to "
+                "the earliest or the latest."
+            )
+        return cls("shift", count)
+
+    @classmethod
+    def time(cls, moment: datetime) -> Target:
+        """In every stream what was appended at that time or later. Raises `UsageError` for a time without a zone, or
+        one that is in no year from 1 to 9999 in UTC."""
+        if moment.utcoffset() is None:
+            raise UsageError(f"time {moment}: it has no time zone. Write 2026-01-31T12:00:00Z, say.")
+        try:
+            return cls("time", (moment.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1))
+        except OverflowError:
+            raise UsageError(f"time {moment}: in UTC it is not in the years 1 to 9999. Give one of them.") from None
+
+    @classmethod
+    def at_epoch(cls, epoch: object) -> Target:
+        """In every stream from its first block with that epoch, or one after it. Raises `InvalidEpoch`."""
+        return cls("epoch", epoch=check_epoch(epoch))
+
+    @classmethod
+    def offsets(cls, given: Mapping[int, int], timeline: str | None = None) -> Target:
+        """These streams to these offsets, and no others. Raises `UsageError`."""
+        for stream_id, offset in given.items():
+            if not (0 < stream_id <= LARGEST and 0 <= offset <= LARGEST):
+                raise UsageError(f"stream {stream_id}, offset {offset}: both are numbers, from 1 and from 0.")
+        if not given:
+            raise UsageError("no stream is given. Give at least one, with its offset.")
+        return cls("given", given=tuple(sorted(given.items())), timeline=timeline)
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "offset":
+                return f"offset {self.value}"
+            case "shift":
+                return f"shifted by {self.value:+d}"
+            case "time":
+                return f"time {Start.at(self.value)}"
+            case "epoch":
+                return f"epoch {self.epoch[0] if len(self.epoch) == 1 else self.epoch}"
+            case "given":
+                return "the offsets that were given"
+            case _:
+                return self.kind
+
+    def parameters(self) -> dict[str, Any]:
+        """For a statement: kind, value, epoch, streams, offsets."""
+        return {
+            "kind": self.kind,
+            "value": self.value,
+            "epoch": list(self.epoch),
+            "given_streams": [stream_id for stream_id, _ in self.given],
+            "given_offsets": [offset for _, offset in self.given],
+        }

@@ -1,0 +1,205 @@
+"""How far groups that are atomic have consumed the epochs of their spaces: the first frontiers, and how they move on.
+
+What is completed in a space is read before the rows and heads that it is compared with. So whatever was published in a
+completed epoch has a stream with a row by then, and lies below that stream's head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sublet_protocol.domain.epochs import (
+    Epoch,
+    GroupFrontier,
+    LowerFrontier,
+    UpperFrontier,
+    lower_of_json,
+    upper_of_json,
+)
+from sublet_storage.db.clock import NOW
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.coordinator.lending_rows import Key
+from sublet_storage.groups.coordinator.write_buffer import Pen
+from sublet_storage.groups.model.records import Start
+from sublet_storage.groups.model.transitions import consumed_by_group, consumption, first_epochs
+
+# A day after a space was dropped whoever listens has heard how its epochs ended.
+_SPACES = f"""
+select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1 day', false) from space"""
+
+# What had begun before the start positions; of streams without a row, which are consumed or gone, all that had. Who
+# starts at the end starts behind all that has begun by now: to leave out what began while its rows were written, all
+# blocks would have to be looked at.
+_BEGUN = """
+select s.space_id, space.lower_frontier, before.greatest
+  from stream s join space using (space_id) left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
+  cross join lateral (
+    select case when %(at_the_end)s or l.stream_id is null or l.position >= s.head then s.upper_frontier else (
+      select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epochs -> 'greatest') as greatest(epoch)
+       where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
+    ) end as greatest) as before
+ where s.space_id in (select k.space_id from lending r join stream k using (stream_id) where r.group_id = %(group)s)"""
+
+_BEGIN = f"""
+with first as (
+  insert into consumed_frontier (group_id, space_id, least, updated_at)
+  select %(group)s, u.space_id, u.least, {NOW}
+    from unnest(%(spaces)s::bigint[], %(least)s::jsonb[]) as u (space_id, least) returning space_id, least
+)
+update lending l set consumed = jsonb_build_object('upto', l.position, 'least', first.least)
+  from stream s, first where s.stream_id = l.stream_id and s.space_id = first.space_id and l.group_id = %(group)s"""
+
+_ADD = f"""
+insert into consumed_frontier (group_id, space_id, least, updated_at)
+select distinct u.group_id, s.space_id, 'null'::jsonb, {NOW}
+  from unnest(%(groups)s::bigint[], %(streams)s::bigint[]) as u (group_id, stream_id) join stream s using (stream_id)
+    on conflict do nothing"""
+
+_KNOWN = "select group_id, space_id, least from consumed_frontier where group_id = any(%(groups)s::bigint[])"
+
+# Where epochs have one number the least of all streams says enough; else each that is another.
+_HELD_BACK = """
+with behind as (
+  select l.group_id, s.space_id, l.consumed -> 'least' as least, p.epoch_numbers = 1 as is_total
+    from lending l join stream s using (stream_id) join space p on p.space_id = s.space_id
+   where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.position <> s.head
+     and l.consumed is not null)
+select group_id, space_id, case when bool_or(jsonb_typeof(least) = 'null') then 'null'
+         else coalesce(jsonb_build_array(jsonb_build_array(min((least -> 0 ->> 0)::bigint))), '[]') end
+  from behind where is_total group by group_id, space_id
+union all
+select distinct group_id, space_id, least from behind where is_total is not true"""
+
+_MOVE = f"""
+update consumed_frontier f set least = u.least, updated_at = {NOW}
+  from unnest(%(groups)s::bigint[], %(spaces)s::bigint[], %(least)s::jsonb[]) as u (group_id, space_id, least)
+ where f.group_id = u.group_id and f.space_id = u.space_id"""
+
+
+_FORGET = "delete from consumed_frontier where group_id = %(group)s"
+
+_EXPIRED = """
+select space_id, producer_id, least, begun from capability
+ where expired_at is not null and space_id = any(%(spaces)s::bigint[]) order by producer_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A space, and what was completed in it when that was read. `is_past`: it was dropped, and not just now."""
+
+    name: str
+    lower: LowerFrontier | None
+    is_past: bool
+
+
+def completed(connection: Connection, now_us: int | None) -> dict[int, Completed]:
+    """Of every space, {space_id: what is completed}; also of those that were dropped."""
+    return {
+        space_id: Completed(name, lower_of_json(lower), is_past)
+        for space_id, name, lower, is_past in connection.execute(_SPACES, {"now_us": now_us}).fetchall()
+    }
+
+
+def forget(connection: Connection, group_id: int) -> None:
+    """The group has consumed nothing."""
+    connection.execute(_FORGET, {"group": group_id})
+
+
+def begin(connection: Connection, group_id: int, start: Start, now_us: int | None, epoch: Epoch | None = None) -> None:
+    """Say of a group that has no frontiers which epochs it is given, in its rows and as its first frontiers. `epoch`:
+    it is given none before that."""
+    lowers: dict[int, LowerFrontier | None] = {}
+    begun: dict[int, UpperFrontier] = {}
+    at_the_end = start.policy == "latest"
+    for space_id, lower, greatest in connection.execute(_BEGUN, {"group": group_id, "at_the_end": at_the_end}):
+        lowers[space_id] = lower_of_json(lower)
+        begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_of_json(greatest))
+    first = {space_id: first_epochs(start, lower, begun[space_id]) for space_id, lower in lowers.items()}
+    if epoch is not None:
+        wanted = LowerFrontier((epoch,))
+        for space_id in (space_id for space_id, lower in lowers.items() if lower is not None):
+            before = first[space_id]
+            first[space_id] = wanted if before is None else before.within(wanted)
+    parameters = {"group": group_id, "spaces": list(first), "least": _least(first.values()), "now_us": now_us}
+    connection.execute(_BEGIN, parameters)
+
+
+def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> None:
+    """Begin frontiers for the spaces of these streams where their groups, which are atomic, have none."""
+    parameters = {"groups": [group for group, _ in keys], "streams": [stream for _, stream in keys], "now_us": now_us}
+    connection.execute(_ADD, parameters)
+
+
+def move_on(
+    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, Completed], pen: Pen
+) -> dict[int, tuple[GroupFrontier, ...]]:
+    """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and say it
+    in their history; all their frontiers."""
+    groups = {"groups": list(terms)}
+    known = connection.execute(_KNOWN, groups).fetchall()
+    held_back: dict[tuple[int, int], list[LowerFrontier | None]] = {}
+    for group_id, space_id, least in connection.execute(_HELD_BACK, groups).fetchall():
+        held_back.setdefault((group_id, space_id), []).append(lower_of_json(least))
+    moved: dict[tuple[int, int], tuple[LowerFrontier | None, LowerFrontier]] = {}
+    found: dict[int, list[GroupFrontier]] = {}
+    for group_id, space_id, least in known:
+        before, space = lower_of_json(least), spaces.get(space_id)
+        if space is None or space.lower is None:
+            continue
+        now = consumed_by_group(before, space.lower, held_back.get((group_id, space_id), ()))
+        if now is None or (space.is_past and now == before == space.lower):
+            continue
+        found.setdefault(group_id, []).append(GroupFrontier(space.name, space_id, now, space.lower))
+        if now != before:
+            moved[group_id, space_id] = before, now
+    if moved:
+        _write(connection, {key: now for key, (_, now) in moved.items()}, pen.now_us)
+        expired = _expired(connection, {space_id for _, space_id in moved})
+        for (group_id, space_id), (before, now) in moved.items():
+            unfinished = {one.producer_id: None for one in expired.get(space_id, ()) if one.is_closed_by(before, now)}
+            name, term = spaces[space_id].name, terms[group_id]
+            pen.lines.append(consumption(group_id, name, now, term, pen.now_us, list(unfinished)))
+        pen.write(connection)
+    return {
+        group_id: tuple(sorted(each, key=lambda one: (one.space, one.space_id))) for group_id, each in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    """A producer whose lease has run out: it had not finished with what it `held`, of which so much had `begun`."""
+
+    producer_id: str
+    held: LowerFrontier
+    begun: UpperFrontier
+
+    def is_closed_by(self, before: LowerFrontier | None, now: LowerFrontier) -> bool:
+        """Whether a step consumes some of it."""
+        left = self.held if before is None else self.held.within(before)
+        return any(self.begun.covers(epoch) and not now.may_come(epoch) for epoch in left.least)
+
+
+def _expired(connection: Connection, space_ids: Iterable[int]) -> dict[int, list[_Expired]]:
+    """Whose leases have run out of late, by space."""
+    found: dict[int, list[_Expired]] = {}
+    for space_id, producer_id, least, begun in connection.execute(_EXPIRED, {"spaces": list(space_ids)}).fetchall():
+        held = LowerFrontier.of(map(tuple, least))
+        found.setdefault(space_id, []).append(_Expired(producer_id, held, upper_of_json(begun)))
+    return found
+
+
+def _write(connection: Connection, moved: Mapping[tuple[int, int], LowerFrontier], now_us: int) -> None:
+    parameters: dict[str, Any] = {
+        "groups": [group_id for group_id, _ in moved],
+        "spaces": [space_id for _, space_id in moved],
+        "least": _least(moved.values()),
+        "now_us": now_us,
+    }
+    connection.execute(_MOVE, parameters)
+
+
+def _least(frontiers: Iterable[LowerFrontier | None]) -> list[str]:
+    return [json.dumps(None if each is None else each.least) for each in frontiers]

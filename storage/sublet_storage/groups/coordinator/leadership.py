@@ -1,0 +1,177 @@
+"""Who leads: terms and leases, judged by the database's clock.
+
+A leadership row is inserted once and never deleted, so a term cannot come back. Claimers look before they claim: the
+losers of a race then neither lock the row nor write to the log of the database. Who takes a group over from another, or
+leads it first, says so in its history, in the statement that claims it.
+
+A term is over, too, where the database has gone over to another timeline: a standby was promoted, and what was
+committed last, grants among it, may be missing. Nothing that a leader remembers of the former one is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import LostLeadership
+from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, Claim, WhenGone
+from sublet_storage.groups.model.transitions import MICROSECONDS
+from sublet_storage.nodes import NodeRef
+
+_SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
+
+_LOOK = f"""
+select leadership_id, node, incarnation, address, term,
+       case when {_SAME_TIMELINE} then {in_microseconds("expires_at")} - {in_microseconds(NOW)} else 0 end
+  from leadership where leadership_id = any(%(ids)s::bigint[]) order by leadership_id"""
+
+_CLAIM = f"""
+with claimed as (
+insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at, timeline)
+values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {in_microseconds(NOW)} + timeline_ahead(),
+        {NOW} + %(lease_us)s * interval '1 microsecond', timeline_now())
+on conflict (leadership_id) do update
+   set node = excluded.node, incarnation = excluded.incarnation, address = excluded.address,
+       term = greatest(l.term + 1, excluded.term),
+       expires_at = {NOW} + %(lease_us)s * interval '1 microsecond',
+       before_node = l.node, before_incarnation = l.incarnation,
+       timeline = excluded.timeline, before_timeline = l.timeline
+ where l.expires_at <= {NOW} or not coalesce(l.timeline = excluded.timeline, true)
+returning *)
+insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
+select {NOW}, leadership_id, 0, '{TAKEOVER}',
+       'node ' || node || ' leads; ' || coalesce('before: ' || before_node, 'first leader'), 0, 0, term
+  from claimed
+ where leadership_id <> {MAINTENANCE} and before_incarnation is distinct from incarnation"""
+
+# The time is read above the lock: after the wait for it. It is then held to the end of the transaction. What a group
+# does about messages that are gone is never changed, and so needs no lock.
+_LOCK = f"""
+with locked as materialized (
+  select leadership_id, incarnation, term, expires_at, timeline from leadership
+   where leadership_id = any(%(ids)s::bigint[]) order by leadership_id for no key update {{skip}}
+)
+select leadership_id, incarnation, term, expires_at > {NOW} and {_SAME_TIMELINE}, {in_microseconds(NOW)},
+       coalesce(g.options->>'when_gone', '{WhenGone.FAIL}')
+  from locked left join consumer_group g on g.group_id = leadership_id"""
+
+_WAIT = _LOCK.format(skip="")
+_SKIP = _LOCK.format(skip="skip locked")
+
+_RENEW = f"""
+update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecond'
+ where leadership_id = any(%(ids)s::bigint[])"""
+
+# Not only at this moment: a clock that is set back must not bring back to life what was ended.
+_EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
+
+
+_FIRST_HERE = "select timeline <> before_timeline from leadership where leadership_id = %(id)s"
+
+# What is lent under this term or a later one has an id that is not below it.
+_OLDER_GRANTS = """
+select l.stream_id, l.grant_id from leadership d join lending l on l.group_id = d.leadership_id
+ where d.leadership_id = %(id)s and l.status = 'held' and l.grant_id < d.term"""
+
+_NEVER_LENT = "update lending set grant_id = 1 where group_id = %(id)s and grant_id = 0 and unfinished"
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """A leadership row that this transaction holds, at the time it got it, with the policy of its group."""
+
+    incarnation: str
+    term: int
+    alive: bool
+    now_us: int
+    when_gone: WhenGone
+
+
+def look(connection: Connection, ids: Iterable[int], now_us: int | None) -> dict[int, Claim]:
+    """The rows as they are, without a lock."""
+    rows = connection.execute(_LOOK, {"ids": sorted(set(ids)), "now_us": now_us}).fetchall()
+    return {row[0]: _claim(row) for row in rows}
+
+
+def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Claim:
+    """Take the row if its lease has run out or it is new; the row as it then is."""
+    parameters = {
+        "id": leadership_id,
+        "node": node.name,
+        "incarnation": node.incarnation,
+        "address": node.address,
+        "lease_us": round(lease_s * MICROSECONDS),
+        "now_us": now_us,
+    }
+    connection.execute(_CLAIM, parameters)
+    return look(connection, (leadership_id,), now_us)[leadership_id]
+
+
+def is_first_here(connection: Connection, leadership_id: int) -> bool:
+    """Whether the leader before was elected on another timeline."""
+    return connection.execute(_FIRST_HERE, {"id": leadership_id}).fetchall() == [(True,)]
+
+
+def older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:
+    """(stream, grant id) of what was lent before the term in force."""
+    return [(stream, grant) for stream, grant in connection.execute(_OLDER_GRANTS, {"id": leadership_id}).fetchall()]
+
+
+def mark_never_lent(connection: Connection, leadership_id: int) -> None:
+    """Give what was never lent, as far as is known on this timeline, an id of the one before, as it may have been lent
+    there since."""
+    connection.execute(_NEVER_LENT, {"id": leadership_id})
+
+
+def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait: bool = True) -> psycopg.Cursor[Any]:
+    """Lock the rows in the order of their ids; read the cursor with `locked`, statements may be queued meanwhile."""
+    return connection.execute(_WAIT if wait else _SKIP, {"ids": sorted(set(ids)), "now_us": now_us})
+
+
+def locked(cursor: psycopg.Cursor[Any]) -> dict[int, Locked]:
+    """What `lock` got."""
+    return {row[0]: Locked(row[1], row[2], row[3], row[4], WhenGone(row[5])) for row in cursor.fetchall()}
+
+
+def renew(
+    connection: Connection, node: NodeRef, terms: Mapping[int, int], lease_s: float, now_us: int | None, *, wait: bool
+) -> frozenset[int]:
+    """Extend what is this incarnation's, at its term and unexpired. Without `wait`, rows locked by others are left."""
+    rows = locked(lock(connection, terms, now_us, wait=wait))
+    kept = [i for i, row in rows.items() if row.alive and _is_own(row, node, terms[i])]
+    lease_us = round(lease_s * MICROSECONDS)
+    connection.execute(_RENEW, {"ids": kept, "lease_us": lease_us, "now_us": now_us})
+    return frozenset(kept)
+
+
+def release(connection: Connection, node: NodeRef, terms: Mapping[int, int], now_us: int | None) -> frozenset[int]:
+    """Expire what is still this incarnation's at its term."""
+    own = [i for i, row in locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
+    expire(connection, own)
+    return frozenset(own)
+
+
+def expire(connection: Connection, ids: Sequence[int]) -> None:
+    """End the leases of rows that this transaction has locked, for good."""
+    connection.execute(_EXPIRE, {"ids": list(ids)})
+
+
+def guard(connection: Connection, leadership_id: int, term: int, now_us: int | None = None) -> None:
+    """Lock the row for the rest of the transaction; raise `LostLeadership` unless the term is this one and alive."""
+    row = locked(lock(connection, (leadership_id,), now_us)).get(leadership_id)
+    if row is None or row.term != term or not row.alive:
+        raise LostLeadership(f"leadership {leadership_id}: term {term} is over. Step down.")
+
+
+def _is_own(row: Locked, node: NodeRef, term: int) -> bool:
+    return row.incarnation == node.incarnation and row.term == term
+
+
+def _claim(row: Sequence[Any]) -> Claim:
+    leadership_id, name, incarnation, address, term, remaining_us = row
+    return Claim(leadership_id, NodeRef(name, incarnation, address), term, remaining_us / MICROSECONDS)

@@ -1,0 +1,243 @@
+"""The statements on lending rows: lock, read the streams' facts, write, record.
+
+Facts are read in a statement after the one that locks. In one statement the lock could return a newer version of a row
+(a user's transaction had just moved it) beside an older head of its stream, and a good position would look as if it
+were beyond the head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.epochs import ConsumedFrontier, lower_of_text
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_storage.db.clock import NOW
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.model.history import RECORD
+from sublet_storage.groups.model.records import AT_REST, HistoryRecord, LendingStatus
+from sublet_storage.groups.model.transitions import Row, StreamFacts
+
+Key = tuple[int, int]
+"""(group_id, stream_id)"""
+
+ROW = (
+    "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
+    " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_messages,"
+    " l.consumed, l.in_doubt"
+)
+FACTS = (
+    "s.stream_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head, s.state = 'closed', n.state = 'gone',"
+    " (select p.lower_frontier::text from space p where p.space_id = s.space_id)"
+)
+_ROW_WIDTH, _FACTS_WIDTH = ROW.count(",") + 1, FACTS.count(",") + 1
+
+_LOCK = f"""
+select {ROW} from lending l
+  join unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id) using (group_id, stream_id)
+ order by l.group_id, l.stream_id for no key update of l skip locked"""
+
+_EXISTING = """
+select l.group_id, l.stream_id from lending l
+  join unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id) using (group_id, stream_id)"""
+
+_FACTS = f"""
+select {FACTS} from stream s join generation n using (generation_id) where s.stream_id = any(%(streams)b::bigint[])"""
+
+# Upwards from each stream, through those that the group has finished or never had. Ids grow from parent to child, so
+# that there is nothing to be found below the oldest stream that it has not finished.
+_ANCESTORS = """
+with recursive asked as (
+  select u.group_id, u.stream_id from unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id)
+), oldest as materialized (
+  select g.group_id,
+         (select min(l.stream_id) from lending l where l.group_id = g.group_id and l.unfinished) as stream_id
+    from (select distinct group_id from asked) g
+), up (group_id, stream_id, ancestor, is_unfinished) as (
+  select group_id, stream_id, stream_id, false from asked
+  union
+  select up.group_id, up.stream_id, p.ancestor, exists (
+           select from lending l where l.group_id = up.group_id and l.stream_id = p.ancestor and l.unfinished)
+    from up join stream s on s.stream_id = up.ancestor join oldest o on o.group_id = up.group_id
+    cross join lateral unnest(s.parents) as p (ancestor)
+   where not up.is_unfinished and p.ancestor >= o.stream_id
+)
+select group_id, stream_id, ancestor from up where is_unfinished order by ancestor"""
+
+_MOVE = f"""
+update lending l set position = u.position, term = u.term, updated_at = {NOW}
+  from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[])
+       as u (group_id, stream_id, term, position)
+ where l.group_id = u.group_id and l.stream_id = u.stream_id"""
+
+_CHANGE = f"""
+update lending l
+   set position = u.position, term = u.term, status = u.status, grant_id = u.grant_id, borrower_id = u.borrower_id,
+       agent = u.agent, session = u.session, losses = u.losses, lost_position = u.lost_position,
+       session_epoch = u.session_epoch, held_until = timestamptz 'epoch' + u.held_until * interval '1 microsecond',
+       lost_messages = u.lost_messages, consumed = u.consumed, in_doubt = u.in_doubt,
+       granted_at = case when u.status = 'held' and u.grant_id <> l.grant_id then {NOW} else l.granted_at end,
+       updated_at = {NOW}
+  from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[],
+              %(statuses)s::text[], %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[],
+              %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[], %(epochs)b::bigint[],
+              %(held_until)b::bigint[], %(lost_messages)b::bigint[], %(consumed)s::jsonb[], %(in_doubt)s::jsonb[])
+       as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position,
+             session_epoch, held_until, lost_messages, consumed, in_doubt)
+ where l.group_id = u.group_id and l.stream_id = u.stream_id"""
+
+_RECORD = f"""
+insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position,
+                             term, forced, until)
+select {NOW}, u.* from
+  rows from (unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(events)s::text[], %(reasons)s::text[],
+              %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[], %(sessions)s::text[],
+              %(positions)b::bigint[], %(terms)b::bigint[], %(forced)b::boolean[], %(until)b::bigint[]))
+       as u (group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position, term, forced,
+             until)"""
+
+_HISTORY = f"""
+select {RECORD} from lending_history where group_id = %(group)s order by history_id"""
+
+
+def lock(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+    """Lock the rows of these keys, in order; those locked by others are left out."""
+    return connection.execute(_LOCK, _arrays(keys))
+
+
+def existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
+    """Which of these keys have a row, locked or not."""
+    return set(connection.execute(_EXISTING, _arrays(keys)).fetchall())
+
+
+def facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:
+    """The streams as they are now; read the cursor with `read_facts`."""
+    return connection.execute(_FACTS, {"streams": sorted(set(stream_ids))})
+
+
+def ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+    """The nearest ancestors that the same group has not finished; read the cursor with `read_ancestors`."""
+    return connection.execute(_ANCESTORS, _arrays(keys))
+
+
+def history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:
+    """The group's lines, oldest first."""
+    return tuple(HistoryRecord(*row) for row in connection.execute(_HISTORY, {"group": group_id}).fetchall())
+
+
+def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[Row]:
+    """The lending rows of a result that begins with the columns ROW."""
+    return (_row(record) for record in cursor.fetchall())
+
+
+def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
+    """{stream_id: facts} of a result of the columns FACTS."""
+    return {record[0]: _stream(record) for record in cursor.fetchall()}
+
+
+def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
+    """{key: these ancestors} of a result of `ancestors`; keys without any are absent."""
+    found: dict[Key, tuple[int, ...]] = {}
+    for group_id, stream_id, ancestor in cursor.fetchall():
+        found[group_id, stream_id] = (*found.get((group_id, stream_id), ()), ancestor)
+    return found
+
+
+def unfinished_above(connection: Connection, found: Iterable[Row]) -> dict[Key, tuple[int, ...]]:
+    """The same of those of these rows that somebody may be granted."""
+    keys = [(row.group_id, row.stream_id) for row in found if row.status in AT_REST]
+    return read_ancestors(ancestors(connection, keys)) if keys else {}
+
+
+def read_both(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[Row, StreamFacts]]:
+    """Rows beside their streams, of a result that begins with the columns ROW, FACTS."""
+    return (_both(record) for record in cursor.fetchall())
+
+
+def read_at(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[Row, StreamFacts, int]]:
+    """The same, with the time that a result of the columns ROW, FACTS and a time ends with."""
+    return ((*_both(record), record[-1]) for record in cursor.fetchall())
+
+
+def move(connection: Connection, moved: Sequence[tuple[Row, int]], now_us: int) -> None:
+    """Write (row, term) where nothing but the position has changed: the common case, and never more than HOT."""
+    if moved:
+        connection.execute(_MOVE, _positions(moved, now_us))
+
+
+def change(connection: Connection, changed: Sequence[tuple[Row, int]], now_us: int) -> None:
+    """Write (row, term) whole."""
+    if not changed:
+        return
+    rows = [row for row, _ in changed]
+    parameters = {
+        **_positions(changed, now_us),
+        "statuses": [row.status.value for row in rows],
+        "grants": [row.grant_id for row in rows],
+        "borrowers": [row.borrower_id for row in rows],
+        "agents": [row.agent for row in rows],
+        "sessions": [row.session for row in rows],
+        "losses": [row.losses for row in rows],
+        "lost": [row.lost_position for row in rows],
+        "epochs": [row.session_epoch for row in rows],
+        "held_until": [row.held_until_us for row in rows],
+        "lost_messages": [row.lost_messages for row in rows],
+        "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
+        "in_doubt": [None if row.in_doubt is None else json.dumps(row.in_doubt.to_json()) for row in rows],
+    }
+    connection.execute(_CHANGE, parameters)
+
+
+def write_history(connection: Connection, lines: Sequence[HistoryRecord], now_us: int) -> None:
+    """Append lines in their order."""
+    if not lines:
+        return
+    parameters = {
+        "groups": [line.group_id for line in lines],
+        "streams": [line.stream_id for line in lines],
+        "events": [line.event for line in lines],
+        "reasons": [line.reason for line in lines],
+        "grants": [line.grant_id for line in lines],
+        "borrowers": [line.borrower_id for line in lines],
+        "agents": [line.agent for line in lines],
+        "sessions": [line.session for line in lines],
+        "positions": [line.position for line in lines],
+        "terms": [line.term for line in lines],
+        "forced": [line.forced for line in lines],
+        "until": [line.until for line in lines],
+        "now_us": now_us,
+    }
+    connection.execute(_RECORD, parameters)
+
+
+def _positions(written: Sequence[tuple[Row, int]], now_us: int) -> dict[str, Any]:
+    return {
+        "groups": [row.group_id for row, _ in written],
+        "streams": [row.stream_id for row, _ in written],
+        "terms": [term for _, term in written],
+        "positions": [row.position for row, _ in written],
+        "now_us": now_us,
+    }
+
+
+def _arrays(keys: Iterable[Key]) -> dict[str, list[int]]:
+    ordered = sorted(keys)
+    return {"groups": [group for group, _ in ordered], "streams": [stream for _, stream in ordered]}
+
+
+def _both(record: Sequence[Any]) -> tuple[Row, StreamFacts]:
+    return _row(record[:_ROW_WIDTH]), _stream(record[_ROW_WIDTH : _ROW_WIDTH + _FACTS_WIDTH])
+
+
+def _row(record: Sequence[Any]) -> Row:
+    consumed = None if record[-2] is None else ConsumedFrontier.of_json(record[-2])
+    in_doubt = None if record[-1] is None else InDoubt.of_json(record[-1])
+    return Row(record[0], record[1], LendingStatus(record[2]), *(*record[3:-2], consumed, in_doubt))
+
+
+def _stream(record: Sequence[Any]) -> StreamFacts:
+    stream_id, generation_id, low, high, head, closed, gone, lower = record
+    return StreamFacts(stream_id, generation_id, int(low), int(high), head, closed, gone, lower_of_text(lower))

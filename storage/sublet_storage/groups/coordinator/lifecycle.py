@@ -1,0 +1,195 @@
+"""Creating, finding and deleting groups.
+
+Whatever creates a generation, or declares one gone, excludes others by a lock on the table `space`. Creating a group
+takes that lock shared: so no rollover is half done, the start positions are those of one instant, every generation that
+comes later has a larger id than `after_generation`, and retention takes nothing that the group begins with.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows
+from sublet_storage.groups.model.desired_state import Order
+from sublet_storage.groups.model.group_errors import no_such_group
+from sublet_storage.groups.model.records import Group, GroupOptions, Orders, Start
+from sublet_storage.groups.model.transitions import deletion, ordered
+from sublet_storage.spaces.catalogue import filled
+
+_COLUMNS = "group_id, kind, name, filter, start, options, orders, revision"
+
+_LIVE = f"""
+select {_COLUMNS} from consumer_group
+ where kind = %(kind)s and name = %(name)s and filter = %(filter)s and deleted_at is null"""
+
+_FIND = f"""
+select {_COLUMNS} from consumer_group where group_id = %(group)s and deleted_at is null"""
+
+_CREATE = f"""
+insert into consumer_group (kind, name, filter, start, options, after_generation, created_at)
+values (%(kind)s, %(name)s, %(filter)s, %(start)s, %(options)s::jsonb,
+        coalesce(%(after)s::bigint, (select max(generation_id) from generation), 0), {NOW})
+    on conflict (kind, name, filter) where deleted_at is null do nothing returning group_id"""
+
+# An open stream is whole, since retention takes closed generations: each of its offsets can be read.
+_BEGIN = f"""
+insert into lending (group_id, stream_id, position, updated_at)
+select %(group)s, stream_id, position, {NOW} from (
+  select s.stream_id, s.state, s.head, case %(policy)s
+           when 'earliest' then 0
+           when 'offset' then least(%(value)s::bigint, s.head)
+           when 'time' then coalesce(position_at(s.generation_id, s.stream_id,
+             timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
+           else s.head end as position
+    from stream s join generation n using (generation_id)
+   where n.state <> 'gone'
+     and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
+  ) as begun
+ where not (%(policy)s = 'time' and state = 'closed' and position = head)"""
+
+_FORMER = f"""
+update lending l set held_until = former.at
+  from (select h.stream_id, max(h.at) as at
+          from consumer_group g join consumer_group f using (kind, name, filter) join lending_history h
+            on h.group_id = f.group_id and h.at > {NOW} - interval '1 hour'
+         where g.group_id = %(group)s and f.deleted_at is not null
+           and (h.event = 'delete' or (h.event = 'reset' and h.forced))
+         group by h.stream_id) as former
+ where l.group_id = %(group)s and l.stream_id = former.stream_id"""
+
+_ORDERS = f"""
+select g.orders, g.revision, coalesce(l.term, 0), {in_microseconds(NOW)}
+  from consumer_group g left join leadership l on l.leadership_id = g.group_id
+ where g.group_id = %(group)s and g.deleted_at is null for no key update of g"""
+
+_ORDER = "update consumer_group set orders = %(orders)s::jsonb, revision = revision + 1 where group_id = %(group)s"
+
+_DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_rows.ROW}"
+
+_DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
+
+
+def find_live(connection: Connection, subscription: Subscription) -> Group | None:
+    """The group of that subscription that is not deleted."""
+    return _group(connection.execute(_LIVE, _names(subscription)).fetchone())
+
+
+def live(connection: Connection, subscription: Subscription) -> Group:
+    """The same, where there must be one. Raises `NotFound`."""
+    group = find_live(connection, subscription)
+    if group is None:
+        raise no_such_group(subscription)
+    return group
+
+
+def find(connection: Connection, group_id: int) -> Group | None:
+    """The group of that id unless it is deleted."""
+    return _group(connection.execute(_FIND, {"group": group_id}).fetchone())
+
+
+def create(
+    connection: Connection, subscription: Subscription, options: GroupOptions, now_us: int | None
+) -> Group | None:
+    """The new group with its rows; None where somebody else was faster."""
+    group_id = insert(connection, subscription, options, now_us)
+    if group_id is None:
+        return None
+    start = options.start
+    parameters = {"group": group_id, "policy": start.policy, "value": start.value, "now_us": now_us}
+    connection.execute(_BEGIN, {**parameters, **first_filters(connection, subscription.filter, start)})
+    heed_former(connection, group_id, now_us)
+    if options.atomic:
+        consumed_frontiers.begin(connection, group_id, start, now_us)
+    return Group(group_id, subscription, options)
+
+
+def heed_former(connection: Connection, group_id: int, now_us: int | None) -> None:
+    """The rows that the new group has by now say when they were taken from members of former groups of that name, who
+    may not have heard: whoever leads it lends them when those may begin no more calls."""
+    connection.execute(_FORMER, {"group": group_id, "now_us": now_us})
+
+
+def keep_generations(connection: Connection) -> None:
+    """Until the end of the transaction no generation begins, and none is declared gone. Of locks, only a leadership's
+    comes before."""
+    connection.execute("lock table space in share mode")
+
+
+def insert(
+    connection: Connection,
+    subscription: Subscription,
+    options: GroupOptions,
+    now_us: int | None,
+    after_generation: int | None = None,
+) -> int | None:
+    """A group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up to that
+    one its rows are all that it will have, by default up to the last."""
+    keep_generations(connection)
+    parameters = {
+        **_names(subscription),
+        "start": str(options.start),
+        "options": json.dumps(options.to_store()),
+        "after": after_generation,
+        "now_us": now_us,
+    }
+    created = connection.execute(_CREATE, parameters).fetchone()
+    return None if created is None else int(created[0])
+
+
+def delete(connection: Connection, group_id: int, now_us: int | None, who: str = "") -> bool:
+    """Mark it deleted, drop its rows and end its leader's lease; False where somebody else was faster.
+
+    History says of each grant that it is over, by the row as it was dropped. What nobody ever led has no grants.
+    """
+    locking = leadership.lock(connection, (group_id,), now_us)
+    deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
+    dropping = connection.execute(_DROP, {"group": group_id})
+    consumed_frontiers.forget(connection, group_id)
+    leadership.expire(connection, (group_id,))
+    leader = leadership.locked(locking).get(group_id)
+    if leader is not None:
+        lines = deletion(lending_rows.read_rows(dropping), leader.term, leader.now_us, who)
+        lending_rows.write_history(connection, lines, leader.now_us)
+    return deleted.fetchone() is not None
+
+
+def instruct(connection: Connection, group: Group, order: Order, now_us: int | None, who: str = "") -> Group | None:
+    """Change its orders; None where somebody else has deleted it meanwhile."""
+    known = connection.execute(_ORDERS, {"group": group.group_id, "now_us": now_us}).fetchone()
+    if known is None:
+        return None
+    stored, revision, term, at_us = known
+    before = Orders.stored(stored)
+    after = before.after(order)
+    if after == before:
+        return replace(group, orders=before, revision=revision)
+    connection.execute(_ORDER, {"group": group.group_id, "orders": json.dumps(after.to_store())})
+    lending_rows.write_history(connection, [ordered(group.group_id, order, term, at_us, who)], at_us)
+    return replace(group, orders=after, revision=revision + 1)
+
+
+def first_filters(connection: Connection, filter: Filter, start: Start) -> dict[str, list[str]]:
+    """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
+    wanted = filled(connection).wanted(filter)
+    return {
+        "open": [one.text for one, now in wanted.items() if now],
+        "closed": [one.text for one in wanted] if start.policy in ("earliest", "time") else [],
+    }
+
+
+def _names(subscription: Subscription) -> dict[str, Any]:
+    return {"kind": subscription.kind, "name": subscription.group, "filter": subscription.filter.text}
+
+
+def _group(record: tuple[Any, ...] | None) -> Group | None:
+    if record is None:
+        return None
+    group_id, kind, name, filter, start, options, orders, revision = record
+    options = GroupOptions.stored(start, options)
+    return Group(group_id, Subscription(kind, name, Filter(filter)), options, Orders.stored(orders), revision)

@@ -1,0 +1,89 @@
+"""The interface of the group tables, implemented by `postgres`. Tests have a twin in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.desired_state import Order
+from sublet_storage.groups.model.options import DEFAULTS
+from sublet_storage.groups.model.records import (
+    Claim,
+    Group,
+    GroupOptions,
+    GroupResult,
+    GroupWrites,
+    HistoryRecord,
+    Lending,
+    Start,
+)
+from sublet_storage.nodes import NodeRef
+
+
+class GroupStore(Protocol):
+    """Every method is one transaction. All times are the database's; leases are given in seconds.
+
+    Raises `sublet_protocol.domain.errors.DatabaseUnreachable` when it is certain that nothing was written, and
+    `sublet_protocol.domain.errors.UnknownOutcome` when the connection died during the commit.
+    """
+
+    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """The live group of that subscription; created now if there is none, with a lending row for every stream it
+        may match, each position resolved in the same statement. `$queue` groups are never created here:
+        raises `UndeclaredQueue`."""
+
+    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+        """Create a group of either kind; the same again is a no-op, with other options raises `Conflict`."""
+
+    def find_group(self, group_id: int) -> Group | None:
+        """The group of that id, None once it is deleted or if it never was."""
+
+    def live_group(self, subscription: Subscription) -> Group | None:
+        """The group of that subscription, None where there is none; looking creates nothing."""
+
+    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
+        """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
+
+        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, and names `who`
+        wanted it.
+        """
+
+    def instruct(self, subscription: Subscription, order: Order, who: str = "") -> Group | None:
+        """Change the live group's orders; the group as it then is, None where there is none.
+
+        Its leader hears of it with its next renewal. Unless it is in force already, it is an event `order` of history,
+        which names `who` gave it.
+        """
+
+    def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
+        """Who leads, without a lock; ids never claimed are absent."""
+
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+        """Insert, or take over where the lease has run out, with term = greatest(term + 1, now in microseconds).
+
+        Returns the row as it then is: ours if `claim.node.incarnation` is ours, else the winner's. A claim of a row
+        that this very incarnation holds unexpired changes nothing and returns it. The first claim of a group, and one
+        that takes it from another incarnation, are an event `takeover` of its history, in the same transaction.
+        """
+
+    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
+        """Extend the leases of {leadership_id: term} that are this incarnation's, at that term and unexpired."""
+
+    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+        """Expire (never delete) those rows that are still this incarnation's at that term."""
+
+    def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
+        """All unfinished rows of the group, after claiming it. Raises `LostLeadership` if the term is over."""
+
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+        """Write many groups in one transaction of array statements; results in the order of the batch.
+
+        All entries are judged by the rows as they were before the batch: a child whose parent this very batch finishes
+        is granted in the next. Renewals come after the entries. A group whose part the server refuses (a lock not to
+        be had in time) is answered BUSY throughout, with nothing `renewed`; the others are written without it.
+        Raises `ValueError` where a group occurs twice, or a stream twice in a group.
+        """
+
+    def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
+        """What happened to the group's lendings, oldest first."""

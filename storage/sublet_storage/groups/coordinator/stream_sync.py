@@ -1,0 +1,159 @@
+"""A group's renewal: streams that came since, and streams that ended.
+
+Streams of generations opened after the group was created get rows at position 0, whatever was the group's start. Which
+generations can matter is decided by the filter that each was filled under, which its space may have changed since. An
+open stream in the shadow of a more specific space gets a row that is finished from the start, so that it is not taken
+for an unread one once it is closed. Who is in a shadow is judged for the generations that were there at that instant
+and no later ones: whatever ends a shadow opens a new generation, and that one must not be finished by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.clock import NOW
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.coordinator import consumed_frontiers, lending_rows
+from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW, Key
+from sublet_storage.groups.coordinator.write_buffer import Pen
+from sublet_storage.groups.model.records import Lending, LendingStatus, Orders, WhenGone
+from sublet_storage.groups.model.transitions import lending, tidy
+from sublet_storage.spaces.catalogue import filled
+
+_FILTERS = """
+select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders, after_generation from consumer_group
+ where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
+
+# `oldest` says by a value what the server cannot know of a column: how few generations are newer.
+_ADD = f"""
+insert into lending as l (group_id, stream_id, status, position, updated_at, consumed)
+select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW},
+       case when (g.options ->> 'atomic')::boolean then jsonb_build_object('upto', 0, 'least', f.least) end
+  from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
+  join consumer_group g on g.group_id = u.group_id and g.deleted_at is null
+  join generation n on n.filter = u.filter and n.generation_id > g.after_generation
+   and n.generation_id > %(oldest)s and n.generation_id <= %(newest)s
+  join stream s on s.generation_id = n.generation_id
+  left join consumed_frontier f on f.group_id = u.group_id and f.space_id = s.space_id
+ where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
+    on conflict do nothing
+returning l.group_id, l.stream_id, l.status"""
+
+_ADDED = """
+update consumer_group set after_generation = %(newest)s
+ where group_id = any(%(groups)s::bigint[]) and after_generation < %(newest)s"""
+
+_UNTIDY = f"""
+select {ROW} from lending l join stream s using (stream_id) join generation n using (generation_id)
+ where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.status in ('free', 'held') and s.state = 'closed'
+   and (l.position > s.head or n.state = 'gone' or (l.position = s.head and l.status = 'free'))
+ order by l.group_id, l.stream_id for no key update of l skip locked"""
+
+_REPORT = f"""
+select {ROW}, {FACTS} from lending l join stream s using (stream_id) join generation n using (generation_id)
+ where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and s.state = 'closed'
+union all
+select {ROW}, {FACTS}
+  from unnest(%(touched_groups)s::bigint[], %(touched_streams)s::bigint[]) as u (group_id, stream_id)
+  join lending l using (group_id, stream_id) join stream s using (stream_id) join generation n using (generation_id)
+ where l.status = 'finished' or s.state <> 'closed'
+ order by 1, 2"""
+
+
+Renewed: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...], Orders | None]
+"""Rows to look at, how far an atomic group has come, and what is wanted of the group (None: it is deleted)."""
+
+NOTHING: Renewed = (), (), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewing:
+    group_id: int
+    filter: str
+    atomic: bool
+    orders: Mapping[str, Any]
+    after_generation: int
+
+
+def renew_streams(
+    connection: Connection, terms: Mapping[int, int], when_gone: Mapping[int, WhenGone], pen: Pen
+) -> dict[int, Renewed]:
+    """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
+    groups = _renewing(connection, terms)
+    atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
+    spaces = consumed_frontiers.completed(connection, pen.now_us) if atomic else {}
+    touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
+    epochs = consumed_frontiers.move_on(connection, atomic, spaces, pen) if atomic else {}
+    lendings = _report(connection, terms, touched, pen.now_us)
+    orders = {group.group_id: Orders.stored(group.orders) for group in groups}
+    return {
+        group_id: (lendings.get(group_id, ()), epochs.get(group_id, ()), orders.get(group_id)) for group_id in terms
+    }
+
+
+def _report(
+    connection: Connection, terms: Mapping[int, int], touched: set[Key], now_us: int
+) -> dict[int, tuple[Lending, ...]]:
+    parameters = {
+        "groups": list(terms),
+        "touched_groups": [group for group, _ in touched],
+        "touched_streams": [stream for _, stream in touched],
+    }
+    report: dict[int, list[Lending]] = {}
+    lines = list(lending_rows.read_both(connection.execute(_REPORT, parameters)))
+    above = lending_rows.unfinished_above(connection, (row for row, _ in lines))
+    for row, stream in lines:
+        parents = above.get((row.group_id, row.stream_id), ())
+        report.setdefault(row.group_id, []).append(lending(row, stream, now_us, parents))
+    return {group_id: tuple(lendings) for group_id, lendings in report.items()}
+
+
+def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
+    """Insert the rows that these groups do not have yet; the keys of those with something to read."""
+    return _add_streams(connection, _renewing(connection, group_ids), now_us)
+
+
+def _renewing(connection: Connection, group_ids: Iterable[int]) -> list[_Renewing]:
+    return [_Renewing(*found) for found in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
+
+
+def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -> set[Key]:
+    generations = filled(connection)
+    groups = [one for one in groups if one.after_generation < generations.newest]
+    if not groups:
+        return set()
+    pairs = [(one.group_id, *pair) for one in groups for pair in generations.wanted(Filter(one.filter)).items()]
+    parameters: dict[str, Any] = {
+        "groups": [group for group, _, _ in pairs],
+        "filters": [filter.text for _, filter, _ in pairs],
+        "matching": [matching for _, _, matching in pairs],
+        "oldest": min(one.after_generation for one in groups),
+        "newest": generations.newest,
+        "now_us": now_us,
+    }
+    added = connection.execute(_ADD, parameters).fetchall()
+    connection.execute(_ADDED, {"groups": [one.group_id for one in groups], "newest": generations.newest})
+    atomic = {one.group_id for one in groups if one.atomic}
+    if keys := [(group, stream) for group, stream, _ in added if group in atomic]:
+        consumed_frontiers.add_spaces(connection, keys, now_us)
+    return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
+
+
+def _tidy_up(connection: Connection, terms: Mapping[int, int], when_gone: Mapping[int, WhenGone], pen: Pen) -> set[Key]:
+    """Finish or block rows of closed streams; the keys of those that changed."""
+    untidy = list(lending_rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
+    if not untidy:
+        return set()
+    facts = lending_rows.read_facts(lending_rows.facts(connection, (row.stream_id for row in untidy)))
+    touched = set()
+    for row in untidy:
+        ruling = tidy(row, facts[row.stream_id], pen.now_us, when_gone[row.group_id])
+        if ruling:
+            pen.note(row, ruling, terms[row.group_id])
+            touched.add((row.group_id, row.stream_id))
+    pen.write(connection)
+    return touched

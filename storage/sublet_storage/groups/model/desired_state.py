@@ -1,0 +1,110 @@
+"""What an operator wants of a live group until he says otherwise: that it pauses, and the weights of its sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, assert_never
+
+from sublet_protocol.domain.errors import UsageError
+
+MAX_TEXT = 255
+FOR_A_RESET = "to be reset to "
+"""Begins the reason of a pause that ends with a reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Take all streams back, and lend none until `Resume`; members stay. Raises `UsageError` for a reason too long.
+
+    A group that is paused stays paused for its first reason. Only what a reset has paused for as long as it takes may
+    be paused for another, and is not resumed by that reset then.
+    """
+
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _check_text("reason", self.reason)
+
+    def __str__(self) -> str:
+        return f"paused: {self.reason}" if self.reason else "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Lend again. `only`: if the group is paused for this very reason."""
+
+    only: str | None = None
+
+    def __str__(self) -> str:
+        return "resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """From now on sessions of that name share with this weight, whatever they ask for; None: with what they ask for.
+    Raises `UsageError` for a weight that is none."""
+
+    session: str
+    weight: float | None
+
+    def __post_init__(self) -> None:
+        _check_text("session", self.session)
+        if not self.session:
+            raise UsageError("a session without a name: only a named session has a weight that can be changed.")
+        if self.weight is not None and not (isfinite(self.weight) and self.weight > 0):
+            raise UsageError(f"weight {self.weight}: it is a finite number above 0. To lend nothing, pause the group.")
+
+    def __str__(self) -> str:
+        share = "as it asks for" if self.weight is None else f"{self.weight:g}"
+        return f"weight of session {self.session!r}: {share}"
+
+
+Order = Pause | Resume | Weigh
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """All that is in force. `paused` is why, None where the group is not; `weights` are by name of session, sorted."""
+
+    paused: str | None = None
+    weights: tuple[tuple[str, float], ...] = ()
+
+    def after(self, order: Order) -> Orders:
+        """With one more; the same where that is in force already."""
+        match order:
+            case Pause(reason):
+                for_a_while = self.paused is None or self.paused.startswith(FOR_A_RESET)
+                return replace(self, paused=reason) if for_a_while else self
+            case Resume(only):
+                return replace(self, paused=None) if only in (None, self.paused) else self
+            case Weigh(session, weight):
+                others = {name: each for name, each in self.weights if name != session}
+                weights = others if weight is None else {**others, session: float(weight)}
+                return replace(self, weights=tuple(sorted(weights.items())))
+            case _:
+                assert_never(order)
+
+    def shown(self) -> str:
+        """For people."""
+        weights = [str(Weigh(session, weight)) for session, weight in self.weights]
+        return "; ".join([str(Resume()) if self.paused is None else str(Pause(self.paused)), *weights])
+
+    def to_store(self) -> dict[str, Any]:
+        """As an object of JSON."""
+        paused = {} if self.paused is None else {"paused": self.paused}
+        return {**paused, "weights": dict(self.weights)} if self.weights else paused
+
+    @classmethod
+    def stored(cls, orders: Mapping[str, Any]) -> Orders:
+        """As they were stored."""
+        return cls(orders.get("paused"), tuple(sorted(orders.get("weights", {}).items())))
+
+
+NO_ORDERS = Orders()
+
+
+def _check_text(what: str, text: str) -> None:
+    if len(text) > MAX_TEXT or not (text.isprintable() or not text):
+        raise UsageError(f"{what} {text[:40]!r}: it has at most {MAX_TEXT} characters, all of them printable.")

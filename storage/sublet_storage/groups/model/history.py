@@ -1,0 +1,160 @@
+"""What happened to the lendings of groups: reading it for people, and forgetting what is old."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import UsageError
+from sublet_storage.db.clock import in_microseconds
+from sublet_storage.groups.model.records import READABLE, TAKEOVER, UNREADABLE, HistoryRecord
+
+STEP = 10_000
+"""So many lines are forgotten in one transaction, so that none is long."""
+
+LATELY_S, LATELY = 86_400.0, 20
+"""A forced move was lately if it was within that time, and is among the group's newest of that number."""
+
+RECORD = (
+    f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
+    " forced, until, session"
+)
+"""Of `lending_history`: a `HistoryRecord`."""
+
+_NEWEST = f"""
+with wanted as not materialized (select * from lending_history where {{}})
+select {RECORD}, (select count(*) from wanted)
+  from (select * from wanted order by history_id desc limit %(limit)s) as newest
+ order by history_id"""
+
+_READ = _NEWEST.format("group_id = %(group)s and (%(stream)s::bigint is null or stream_id = %(stream)s)")
+
+_FORCED = _NEWEST.format(
+    "group_id = %(group)s and forced and at > clock_timestamp() - make_interval(secs => %(lately)s)"
+)
+
+# The lines of a stream are written under the lock of its row: they follow each other as their ids do.
+_LAST = f"""
+select distinct on (stream_id) {RECORD} from lending_history
+ where group_id = %(group)s and at <= timestamptz 'epoch' + %(at)s::bigint * interval '1 microsecond'
+   and case when stream_id = 0 then event = '{TAKEOVER}' else %(stream)s::bigint is null or stream_id = %(stream)s end
+ order by stream_id, history_id desc"""
+
+_HOLDING = ("grant", "reclaim", "revoke", UNREADABLE, READABLE)
+"""Events after which the grant that they are about is in force."""
+
+# Why a stream is blocked, or cannot be read on, is told as long as it is.
+_FORGET = f"""
+delete from lending_history where history_id in (
+  select h.history_id from lending_history h
+   where h.at < now() - make_interval(secs => %(older)s)
+     and not (h.event = 'block' and exists (
+       select from lending l where l.group_id = h.group_id and l.stream_id = h.stream_id and l.status = 'blocked'))
+     and not (h.event = '{UNREADABLE}' and exists (
+       select from lending l where l.group_id = h.group_id and l.stream_id = h.stream_id and l.status = 'held'
+          and l.grant_id = h.grant_id and l.borrower_id = h.borrower_id)
+       and not exists (
+         select from lending_history a where a.group_id = h.group_id and a.stream_id = h.stream_id
+            and a.event = '{READABLE}' and a.history_id > h.history_id))
+   order by h.at limit %(limit)s)"""
+
+
+# What a snapshot did not see, and nothing else; not by the numbers, which are drawn before a commit. A transaction that
+# this snapshot knows nothing of was one of another server, whose dump this is: there before anybody looked.
+_NEWS = f"""
+select pg_current_snapshot()::text, news.* from (values (true)) as always left join (
+  select history_id, {RECORD} from lending_history where group_id = %(group)s {{}}
+   order by history_id desc limit %(limit)s) as news on true
+ order by history_id"""
+_FIRST = _NEWS.format("")
+_BEHIND = _NEWS.format("""
+     and xact >= pg_snapshot_xmin(%(behind)s::pg_snapshot) and xact < pg_snapshot_xmax(pg_current_snapshot())
+     and not pg_visible_in_snapshot(xact, %(behind)s::pg_snapshot)""")
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest lines, oldest first, of `total` that there are of their kind."""
+
+    lines: tuple[HistoryRecord, ...] = ()
+    total: int = 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether there are older ones."""
+        return self.total > len(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """(number, line), oldest first, and `next`: behind which it is to be read on."""
+
+    lines: tuple[tuple[int, HistoryRecord], ...]
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class Then:
+    """A group at a time in the past: the last line until then of who led, if one is known, and of each stream."""
+
+    leader: HistoryRecord | None
+    streams: tuple[HistoryRecord, ...]
+
+
+def owned(line: HistoryRecord) -> bool:
+    """Whether somebody has the stream after this line: its session, or agent."""
+    return line.event in _HOLDING
+
+
+def read_then(conn: psycopg.Connection[Any], group_id: int, at_us: int, stream_id: int | None = None) -> Then:
+    """How it was at that time, of all streams that had been lent or touched by then, or of this one."""
+    rows = conn.execute(_LAST, {"group": group_id, "at": at_us, "stream": stream_id}).fetchall()
+    lines = [HistoryRecord(*row) for row in rows]
+    return Then(
+        next((line for line in lines if not line.stream_id), None), tuple(line for line in lines if line.stream_id)
+    )
+
+
+def read_history(
+    conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
+) -> Newest:
+    """The newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
+    return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
+
+
+def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> Behind:
+    """A group's newest `limit` lines of those that came since somebody read up to `behind`, or of all; for whoever asks
+    again. Each is given once, also one that was being written meanwhile. Raises `UsageError` for what nobody was given
+    as `next`."""
+    asked = {"group": group_id, "behind": behind, "limit": limit}
+    try:
+        rows = conn.execute(_FIRST if behind is None else _BEHIND, asked).fetchall()
+    except psycopg.DataError:
+        raise UsageError(f"{behind!r:.60} is no place in a history: give what an answer had as `next`.") from None
+    lines = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
+    return Behind(lines, rows[0][0])
+
+
+def forced_lately(conn: psycopg.Connection[Any], group_id: int) -> Newest:
+    """The moves of late after which messages in [position, until) may have been seen twice."""
+    return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
+
+
+def forget_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
+    """Delete the lines older than that, at most `limit` in one statement; how many they were, of all groups.
+
+    On an autocommit connection each statement is a transaction of its own.
+    """
+    forgotten = 0
+    while True:
+        deleted = conn.execute(_FORGET, {"older": older_than_s, "limit": limit}).rowcount
+        forgotten += deleted
+        if deleted < limit:
+            return forgotten
+
+
+def _newest(found: psycopg.Cursor[Any]) -> Newest:
+    rows = found.fetchall()
+    return Newest(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)

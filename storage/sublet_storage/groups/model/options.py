@@ -1,0 +1,93 @@
+"""What a group is created with, once for its life: where it starts, and how it is looked after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+from typing import Any
+
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import Start
+
+MAX_KEPT_S = 366 * 86_400.0
+"""The longest that a group can ask its streams to be kept for a session that has left."""
+
+
+class WhenGone(StrEnum):
+    """What a group does about messages that retention took before it had consumed them."""
+
+    FAIL = "fail"  # the stream is blocked until somebody decides
+    SKIP = "skip"  # the stream is finished without them, and they are counted as lost
+
+
+class OnPoison(StrEnum):
+    """What a group does about a block that cannot be decoded, or whose payload is not what was put outside."""
+
+    BLOCK = "block"  # the stream is blocked before it until somebody decides
+    SKIP = "skip"  # the stream goes on behind it, and its messages are counted as lost
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """What a group is created with, once for its life. Raises `UsageError` for what can never work.
+
+    `session_expiry_s`: for so long the streams of a named session that has left are kept for its return. `atomic`: its
+    consumers are given whole epochs only. `holds_retention`: retention takes nothing that it has not consumed, as of
+    every `$queue` group.
+    """
+
+    start: Start = Start.LATEST
+    when_gone: WhenGone = WhenGone.FAIL
+    strategy: str = "even"
+    session_expiry_s: float = 0.0
+    atomic: bool = False
+    on_poison: OnPoison = OnPoison.BLOCK
+    holds_retention: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.strategy.strip() or not self.strategy.isprintable() or len(self.strategy) > 255:
+            raise UsageError(
+                f"strategy {self.strategy!r}: it is named with 1 to 255 printable characters. Write even, load, or "
+                "the name of an installed one."
+            )
+        if self.atomic and self.when_gone is WhenGone.SKIP:
+            raise UsageError(
+                "an atomic group cannot skip messages that are gone: it would give their epochs out in part. Leave one "
+                "of the two out."
+            )
+        if self.atomic and self.on_poison is OnPoison.SKIP:
+            raise UsageError(
+                "an atomic group cannot skip messages that cannot be decoded: it would give their epochs out in part. "
+                "Leave one of the two out."
+            )
+        if not (isfinite(self.session_expiry_s) and 0 <= self.session_expiry_s <= MAX_KEPT_S):
+            raise UsageError(
+                f"session expiry {self.session_expiry_s}: it is a number of seconds from 0 (sessions are not waited "
+                f"for) to {MAX_KEPT_S:.0f}. Choose one of these."
+            )
+
+    @classmethod
+    def stored(cls, start: str, options: Mapping[str, Any]) -> GroupOptions:
+        """From the columns of the table consumer_group; what they do not name has its default."""
+        when_gone, strategy = options.get("when_gone", WhenGone.FAIL), options.get("strategy", "even")
+        expiry_s, atomic = options.get("session_expiry_s", 0.0), options.get("atomic", False)
+        on_poison = OnPoison(options.get("on_poison", OnPoison.BLOCK))
+        holds = options.get("holds_retention", False)
+        return cls(Start.parse(start), WhenGone(when_gone), strategy, expiry_s, atomic, on_poison, holds)
+
+    def to_store(self) -> dict[str, Any]:
+        """All but the start, which has a column of its own, as an object of JSON."""
+        return {
+            "when_gone": self.when_gone.value,
+            "strategy": self.strategy,
+            "session_expiry_s": self.session_expiry_s,
+            "atomic": self.atomic,
+            "on_poison": self.on_poison.value,
+            "holds_retention": self.holds_retention,
+        }
+
+
+DEFAULTS = GroupOptions()
+"""Of a group that says nothing."""

@@ -1,0 +1,299 @@
+"""Rows, entries and answers of the group tables: plain values, no SQL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
+from sublet_protocol.domain.in_doubt import InDoubt, still_open
+from sublet_protocol.domain.subscriptions import Start as Start
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.desired_state import NO_ORDERS
+from sublet_storage.groups.model.desired_state import Orders as Orders
+from sublet_storage.groups.model.options import DEFAULTS
+from sublet_storage.groups.model.options import GroupOptions as GroupOptions
+from sublet_storage.groups.model.options import OnPoison as OnPoison
+from sublet_storage.groups.model.options import WhenGone as WhenGone
+from sublet_storage.nodes import NodeRef
+
+MAINTENANCE = 0
+"""The reserved leadership id under which one node keeps house for the whole database."""
+
+LOSSES_BEFORE_BLOCKED = 5
+"""Forced ends of grants at one and the same position after which the stream is blocked, not lent again."""
+
+
+TAKEOVER = "takeover"
+"""The event of history that says who leads from now on; it is of the group, so its stream_id is 0."""
+
+
+CONSUMED = "consumed"
+"""The event of history that says how far a group that is atomic has consumed a space; its stream_id is 0."""
+
+
+CREATE = "create"
+"""The event of history that says from which progress a group was made; its stream_id is 0."""
+
+
+ORDER = "order"
+"""The event of history that says what an operator wants from now on; its stream_id is 0."""
+
+
+UNREADABLE, READABLE = "unreadable", "readable"
+"""The events of history that say that the holder of a stream cannot read on, and that it can again."""
+
+
+class LendingStatus(StrEnum):
+    """The durable half of a stream's life in a group; the other half is the leader's memory."""
+
+    FREE = "free"  # nobody holds it; it may be granted once its ancestors are finished
+    HELD = "held"  # lent under grant_id to borrower_id of agent
+    RESERVED = "reserved"  # an in-doubt range waits for the session that may have committed it
+    FINISHED = "finished"  # the stream is closed and consumed to its head
+    BLOCKED = "blocked"  # not lent until an operator decides: position beyond the head, gone, poison, or lost too often
+
+
+AT_REST = (LendingStatus.FREE, LendingStatus.RESERVED)
+"""Of such a stream somebody may be granted the next messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One life of one shared subscription; deleted and re-created is a new group_id.
+
+    `revision` counts the changes of its orders.
+    """
+
+    group_id: int
+    subscription: Subscription
+    options: GroupOptions = DEFAULTS
+    orders: Orders = NO_ORDERS
+    revision: int = 0
+
+    @property
+    def start(self) -> Start:
+        """Where it began."""
+        return self.options.start
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A leadership row as the database sees it now; `remaining_s` <= 0 means the lease has run out."""
+
+    leadership_id: int
+    node: NodeRef
+    term: int
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """A lending row together with the facts of its stream, read in one statement.
+
+    `head` and `closed` are the stream's at that instant. `parents`: of a row that may be granted, the nearest ancestors
+    of its stream that the group has not finished, whatever lies between; it waits for them. Of other rows: none.
+    `kept_s`: for how long the row, which is free or reserved, is still kept for `session`; not, if it is not above 0.
+    Below 0 and without a session: so long ago a reset, or the end of the group's former life, took it from its holder.
+    `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`: what a holder planned last.
+    """
+
+    stream_id: int
+    status: LendingStatus
+    position: int
+    grant_id: int
+    borrower_id: str | None
+    agent: str | None
+    session: str | None
+    generation_id: int
+    hash_from: int
+    hash_to: int
+    head: int
+    closed: bool
+    parents: tuple[int, ...]
+    session_epoch: int | None = None
+    kept_s: float = 0.0
+    consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+
+    @property
+    def open_doubt(self) -> InDoubt | None:
+        """What of it is not done."""
+        return still_open(self.in_doubt, self.position, self.consumed)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Lend a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position read
+    from the row.
+
+    To whom a free row that is kept for a session may be granted is the leader's business.
+    """
+
+    stream_id: int
+    borrower_id: str
+    agent: str
+    session: str | None
+    reason: str
+    session_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The same agent takes its stream over to a new borrower: the grant id stays, position only grows. Repeatable.
+
+    `session_epoch` is written to the row unless it is None.
+    """
+
+    stream_id: int
+    grant_id: int
+    position: int
+    borrower_id: str
+    agent: str
+    session_epoch: int | None = None
+    consumed: ConsumedFrontier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Progress under a grant. A closed stream consumed to its head is finished by it, which ends the grant.
+
+    `consumed`, here and elsewhere: what of it is consumed in whole epochs, where the group is atomic. `in_doubt`: what
+    is planned next; None: no more than was.
+    """
+
+    stream_id: int
+    grant_id: int
+    position: int
+    consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The final progress of a grant: position, then free (or finished), under the next grant id.
+
+    With `keep_s` above 0 a row that is free afterwards is kept for so long for its holder's session, if it has a name.
+    Where something is in doubt the row is reserved for that session afterwards.
+    With `until` behind the position, what lies between them was given out and given up: it may be seen twice.
+    With `poison` what follows cannot be decoded, up to before that offset: the row is blocked, or, with `skips`, goes
+    on there, and what lies between is counted as lost.
+    """
+
+    stream_id: int
+    grant_id: int
+    position: int
+    reason: str
+    keep_s: float = 0.0
+    until: int = 0
+    consumed: ConsumedFrontier | None = None
+    poison: int = 0
+    skips: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seize:
+    """End a grant without its holder's word: what follows the row's position may be seen twice. `keep_s`: as above."""
+
+    stream_id: int
+    grant_id: int
+    reason: str
+    keep_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unreserve:
+    """Free a reserved stream, whose session has not come back in time, or by `force`: what is in doubt may be seen
+    twice."""
+
+    stream_id: int
+    grant_id: int
+    reason: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Write a line of history about a grant in force; nothing else changes."""
+
+    stream_id: int
+    grant_id: int
+    event: str
+    reason: str
+
+
+Entry = Grant | Reclaim | Advance | Release | Seize | Unreserve | Mark
+
+HOLDING = Advance | Reclaim | Mark
+"""What leaves a stream with its holder: nothing is asked of its ancestors."""
+
+
+class Verdict(StrEnum):
+    """What became of one entry."""
+
+    APPLIED = "applied"
+    REFUSED = "refused"  # its condition does not hold; `lending` is the row as it is
+    BUSY = "busy"  # the row is locked by a user's transaction; ask again on the next tick
+
+
+@dataclass(frozen=True, slots=True)
+class EntryResult:
+    """`lending` is the row after the statement; None where there is no such row, or it was busy."""
+
+    entry: Entry
+    verdict: Verdict
+    lending: Lending | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWrites:
+    """All that one group's leader wants written now, under one term; at most one entry per stream.
+
+    `renew` asks also to insert rows for streams opened since, to finish free closed streams with nothing left, and to
+    report every unfinished row whose stream is closed. Of a group that is atomic it moves the consumed frontier on, and
+    says where that is.
+    """
+
+    group_id: int
+    term: int
+    entries: tuple[Entry, ...] = ()
+    renew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """Answers in the order of the entries. `deposed`: the term is over and nothing of this group was written.
+
+    `recorded`: the lines that the group's history has from this commit, in their order, those of a renewal last.
+    `orders`, of a renewal: what is wanted now.
+    """
+
+    group_id: int
+    deposed: bool
+    results: tuple[EntryResult, ...] = ()
+    renewed: tuple[Lending, ...] = ()
+    recorded: tuple[HistoryRecord, ...] = ()
+    epochs: tuple[GroupFrontier, ...] = ()
+    orders: Orders | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRecord:
+    """One line of lending_history. Of a `forced` move, messages in [position, until) may be seen twice.
+
+    `until` is the stream's head at that moment (not below the position); None where nothing is seen twice.
+    """
+
+    at_us: int
+    group_id: int
+    stream_id: int
+    event: str
+    reason: str
+    grant_id: int
+    borrower_id: str | None
+    agent: str | None
+    position: int
+    term: int
+    forced: bool
+    until: int | None = None
+    session: str | None = None

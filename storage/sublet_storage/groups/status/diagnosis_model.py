@@ -1,0 +1,97 @@
+"""What `diagnosis` is told of a group and its streams, and the names of its answers: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """What is true of a stream, and by which name programs know it."""
+
+    FINISHED = "finished"  # it is closed, and consumed to its end
+    BLOCKED = "blocked"  # nobody can go on from its position, until an operator decides
+    GONE = "gone"  # retention, or the end of its space, has taken what it would be given next
+    PAUSED = "paused"  # an operator has paused the group
+    NO_NODE = "no_node"  # nobody leads the group, and no node is there that could
+    NO_LEADER = "no_leader"  # nobody leads the group, though consumers have streams of it
+    NO_MEMBER = "no_member"  # nobody leads the group, because no consumer asks for it
+    NO_MEMBER_HEARD = "no_member_heard"  # somebody leads the group, and no consumer has a stream of it
+    UNREADABLE = "unreadable"  # somebody has it, and what comes next cannot be read
+    EPOCHS = "epochs"  # publishers have not completed the epochs that come next
+    REVOKED = "revoked"  # it is being taken back
+    CAUGHT_UP = "caught_up"  # there is nothing to consume
+    STALLED = "stalled"  # somebody has it, and it does not move
+    CONSUMING = "consuming"  # somebody has it, and it moves
+    RESERVED = "reserved"  # what a session has in doubt waits for that session
+    PARENTS = "parents"  # the streams that it came from are consumed first
+    KEPT = "kept"  # it is kept for the return of a session that has left
+    FORMER_HOLDER = "former_holder"  # whoever it was taken from may not have heard, and is waited for
+    TO_BE_LENT = "to_be_lent"  # it is free, and the leader lends it next
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """What an atomic group waits for in a space: the least epochs that are not completed, and the producers that hold
+    them."""
+
+    space: str
+    least: str
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A stream that is consumed first, with where the group is in it."""
+
+    stream_id: int
+    status: str
+    position: int
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """`held`: how many of its streams are lent; `nodes`: how many nodes could lead it; `draining`: the others."""
+
+    subscription: str
+    paused: str | None
+    led_by: str | None
+    last_led_by: str | None
+    nodes: int
+    draining: tuple[str, ...]
+    held: int
+    skips_gone: bool
+    atomic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """`age_s`: for how long its oldest message waits; `rested_s`: since when nothing was written of it. `kept_s`: for
+    how much longer it is kept for `owner`. `taken_s`: since when it is taken from a holder who may not have heard.
+    `parents`: the nearest ancestors that are not finished. `dropped`: the name
+    of its space, if that was dropped."""
+
+    stream_id: int
+    status: str
+    position: int
+    head: int
+    gone: bool
+    lag: int | None
+    age_s: float | None = None
+    rested_s: float | None = None
+    owner: str | None = None
+    kept_s: float | None = None
+    taken_s: float | None = None
+    blocked_because: str | None = None
+    revoked_because: str | None = None
+    unreadable_because: str | None = None
+    unreadable_s: float | None = None
+    parents: tuple[Parent, ...] = ()
+    waits_for: Frontier | None = None
+    dropped: str | None = None
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long there was something to consume and nobody reported anything."""
+        return min(self.age_s or 0.0, self.rested_s or 0.0)

@@ -1,0 +1,150 @@
+"""What the database knows about streams that stand still, gathered for `diagnosis`. Reads only; nobody is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg.rows import class_row
+
+from sublet_protocol.domain.epochs import lower_of_json, shown
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.coordinator import lending_rows
+from sublet_storage.groups.model.group_errors import no_such_stream
+from sublet_storage.groups.model.options import WhenGone
+from sublet_storage.groups.status.diagnosis import Ruling, ruled
+from sublet_storage.groups.status.diagnosis_model import Frontier, GroupState, Parent, StreamState
+from sublet_storage.groups.status.overview import GroupLine, Overview, StreamLine, look, one_instant
+from sublet_storage.nodes import list_nodes
+
+# A revoke is in force as long as the grant is that it is about.
+_MORE = """
+with revoked as (
+  select distinct on (h.stream_id) h.stream_id, h.reason
+    from lending_history h join lending l on l.group_id = h.group_id and l.stream_id = h.stream_id
+   where h.group_id = %(group)s and h.event = 'revoke' and l.status = 'held' and l.grant_id = h.grant_id
+   order by h.stream_id, h.history_id desc)
+select s.stream_id, s.space_id, r.reason as revoked_because,
+       extract(epoch from clock_timestamp() - l.updated_at)::float8 as rested_s,
+       case when l.status = 'reserved' then extract(epoch from l.held_until - clock_timestamp())::float8
+            end as reserved_s,
+       case when l.status = 'free' and l.session is null
+            then extract(epoch from clock_timestamp() - l.held_until)::float8 end as taken_s,
+       coalesce(l.consumed -> 'least' = p.lower_frontier, false) as waits,
+       case when p.dropped_at is not null then p.name end as dropped
+  from stream s join space p using (space_id)
+  left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
+  left join revoked r on r.stream_id = s.stream_id
+ where s.stream_id = any(%(streams)s::bigint[])"""
+
+_FRONTIERS = """
+select p.space_id, p.name, p.lower_frontier as least, coalesce(array_agg(c.producer_id order by c.producer_id)
+         filter (where c.producer_id is not null), '{}') as holders
+  from space p left join capability c on c.space_id = p.space_id and c.expired_at is null and exists (
+         select from jsonb_array_elements(c.least) as held(epoch)
+           join jsonb_array_elements(p.lower_frontier) as first(epoch) on first.epoch = held.epoch)
+ where p.space_id = any(%(spaces)s::bigint[]) group by p.space_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Why one stream stands still."""
+
+    line: StreamLine
+    ruling: Ruling
+
+
+@dataclass(frozen=True, slots=True)
+class _More:
+    stream_id: int
+    space_id: int
+    revoked_because: str | None
+    rested_s: float | None
+    reserved_s: float | None
+    taken_s: float | None
+    waits: bool
+    dropped: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    space_id: int
+    name: str
+    least: list[list[int]] | None
+    holders: list[str]
+
+
+def why(
+    connection: Connection, subscription: Subscription, stream_id: int | None = None
+) -> tuple[GroupLine, tuple[Answer, ...]]:
+    """The group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
+    with one_instant(connection):
+        overview = look(connection, subscription)
+        group = _group_state(connection, overview)
+        lines = [line for line in overview.streams if stream_id in (None, line.stream_id)]
+        if stream_id is not None and not lines:
+            raise no_such_stream(subscription, stream_id)
+        states = _stream_states(connection, overview, lines)
+    answers = (Answer(line, ruled(group, state)) for line, state in zip(lines, states, strict=True))
+    return overview.group, tuple(answers)
+
+
+def _group_state(connection: Connection, overview: Overview) -> GroupState:
+    leader, live = overview.leader, [each for each in list_nodes(connection) if each.remaining_s > 0]
+    draining = tuple(each.node.name for each in live if each.draining)
+    return GroupState(
+        subscription=overview.group.subscription,
+        paused=overview.group.orders.paused,
+        led_by=leader.node if leader and overview.led else None,
+        last_led_by=leader.node if leader else None,
+        nodes=len(live) - len(draining),
+        draining=draining,
+        held=overview.statuses.get("held", 0),
+        skips_gone=overview.group.options.when_gone is WhenGone.SKIP,
+        atomic=overview.group.options.atomic,
+    )
+
+
+def _stream_states(connection: Connection, overview: Overview, lines: Sequence[StreamLine]) -> list[StreamState]:
+    parameters = {"group": overview.group.group_id, "streams": [line.stream_id for line in lines]}
+    with connection.cursor(row_factory=class_row(_More)) as cursor:
+        more = {each.stream_id: each for each in cursor.execute(_MORE, parameters)}
+    spaces = {each.space_id for each in more.values() if each.waits}
+    with connection.cursor(row_factory=class_row(_Space)) as cursor:
+        frontiers = {each.space_id: _frontier(each) for each in cursor.execute(_FRONTIERS, {"spaces": list(spaces)})}
+    seen = {each.stream_id: Parent(each.stream_id, each.status, each.position, each.head) for each in overview.streams}
+    keys = [(line.group_id, line.stream_id) for line in lines if line.status != "finished"]
+    above = lending_rows.read_ancestors(lending_rows.ancestors(connection, keys))
+    parents = {stream_id: tuple(seen[each] for each in found) for (_, stream_id), found in above.items()}
+    return [_state(line, more[line.stream_id], frontiers, parents.get(line.stream_id, ())) for line in lines]
+
+
+def _frontier(space: _Space) -> Frontier:
+    least = lower_of_json(space.least)
+    return Frontier(space.name, "none" if least is None else shown(least), tuple(space.holders))
+
+
+def _state(
+    line: StreamLine, more: _More, frontiers: Mapping[int, Frontier], parents: tuple[Parent, ...]
+) -> StreamState:
+    return StreamState(
+        stream_id=line.stream_id,
+        status=line.status,
+        position=line.position,
+        head=line.head,
+        gone=line.head_state == "gone",
+        lag=line.lag,
+        age_s=line.age_s,
+        rested_s=more.rested_s,
+        owner=line.session or line.agent,
+        kept_s=line.kept_s if more.reserved_s is None else more.reserved_s,
+        taken_s=more.taken_s,
+        blocked_because=line.blocked_because,
+        revoked_because=more.revoked_because,
+        unreadable_because=line.unreadable_because,
+        unreadable_s=line.unreadable_s,
+        parents=parents,
+        waits_for=frontiers[more.space_id] if more.waits else None,
+        dropped=more.dropped,
+    )

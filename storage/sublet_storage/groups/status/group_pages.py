@@ -1,0 +1,76 @@
+"""Some of very many groups: searched, sorted and cut by the database, so that a page of them is quick. Reads only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.status.overview import COLUMNS, SEEN, TABLES, Overview, one_instant, overviews
+
+_WANTED = """
+ where g.deleted_at is null
+   and (%(search)s = '' or strpos(lower('$' || g.kind || '/' || g.name || '/' || g.filter), lower(%(search)s)) > 0)"""
+
+_TOTAL = f"select count(*) from consumer_group g {_WANTED}"
+
+_BY_ROW = f"select {COLUMNS} from {TABLES} {_WANTED} order by"
+
+# By what is in the rows of lendings: streams that no leader has noticed yet do not count for the order.
+_BY_LENDINGS = f"""
+with line as (select l.* from lending l join consumer_group g using (group_id) {_WANTED}), {SEEN},
+sums as (
+  select group_id, count(*) as streams, case when count(lag) = count(*) then sum(lag) end as lag
+    from seen group by group_id
+)
+select {COLUMNS} from {TABLES} left join sums on sums.group_id = g.group_id {_WANTED} order by"""
+
+_NAME = "g.name {0}, g.filter {0}, g.kind {0}"
+
+
+class Sort(StrEnum):
+    """What groups are sorted by; an unknown lag is larger than any other."""
+
+    NAME = "name"
+    LAG = "lag"
+    STREAMS = "streams"
+    CREATED = "created"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of `total` groups."""
+
+    groups: tuple[Overview, ...]
+    total: int
+
+
+def page_of_groups(
+    connection: Connection,
+    search: str = "",
+    sort: Sort = Sort.NAME,
+    descending: bool = False,
+    limit: int = 50,
+    offset: int = 0,
+) -> Page:
+    """The groups whose subscription contains `search`, upper or lower case, from number `offset` on."""
+    parameters = {"search": search, "limit": limit, "offset": offset}
+    with one_instant(connection):
+        (total,) = connection.execute(_TOTAL, parameters).fetchone() or (0,)
+        statement = f"{_statement(sort, 'desc' if descending else 'asc')} limit %(limit)s offset %(offset)s"
+        rows = connection.execute(statement.encode(), parameters, prepare=False).fetchall()
+        return Page(overviews(connection, rows), total)
+
+
+def _statement(sort: Sort, direction: str) -> str:
+    by_name = _NAME.format(direction)
+    match sort:
+        case Sort.NAME:
+            return f"{_BY_ROW} {by_name}"
+        case Sort.CREATED:
+            return f"{_BY_ROW} g.created_at {direction}, {by_name}"
+        case Sort.LAG:
+            nulls = "first" if direction == "desc" else "last"
+            return f"{_BY_LENDINGS} sums.lag {direction} nulls {nulls}, {by_name}"
+        case Sort.STREAMS:
+            return f"{_BY_LENDINGS} coalesce(sums.streams, 0) {direction}, {by_name}"

@@ -1,0 +1,100 @@
+"""How far groups are behind, in numbers: for metrics and curves, which ask often and for many. Reads only.
+
+Lag is as in `sublet_storage.groups.status.overview`. Streams that no leader has noticed yet are not counted: a leader
+looks for them every few seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg.rows import class_row
+
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.status.overview import SEEN, held_by_nobody
+
+_LENDINGS = f"""
+with line as (select * from lending where group_id = any(%(groups)s::bigint[])),
+{SEEN}"""
+
+_STREAMS = f"""{_LENDINGS}
+select group_id, stream_id, p.name as space, status, position, head, lag
+  from seen join space p using (space_id) order by group_id, stream_id"""
+
+_SUMS = f"""{_LENDINGS}
+select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0)::bigint as lag, max(lag) as largest,
+       count(*) filter (where lag is null)::bigint as unknown
+  from seen group by group_id, status order by group_id, status"""
+
+# What is finished has no lag.
+_ALL = f"""
+with line as (
+  select l.* from lending l join consumer_group g using (group_id) where g.deleted_at is null and l.unfinished),
+{SEEN}
+select g.group_id, case when count(lag) = count(stream_id) then coalesce(sum(lag), 0)::bigint end
+  from consumer_group g left join seen using (group_id)
+ where g.deleted_at is null and exists (select from lending l where l.group_id = g.group_id) group by g.group_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """A stream of a group; `lag` None: unknown."""
+
+    group_id: int
+    stream_id: int
+    space: str
+    status: str
+    position: int
+    head: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusLag:
+    """A group's streams of one status: how many, of these how many of unknown lag, and the lag of the others together
+    and at most (None: of none)."""
+
+    group_id: int
+    status: str
+    streams: int
+    lag: int
+    largest: int | None
+    unknown: int
+
+
+def stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[StreamLag]:
+    """Each stream of these groups, in one statement."""
+    with connection.cursor(row_factory=class_row(StreamLag)) as cursor:
+        return cursor.execute(_STREAMS, {"groups": list(group_ids)}, prepare=False).fetchall()
+
+
+def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[StatusLag]:
+    """These groups' streams in sums, in one statement."""
+    with connection.cursor(row_factory=class_row(StatusLag)) as cursor:
+        return cursor.execute(_SUMS, {"groups": list(group_ids)}, prepare=False).fetchall()
+
+
+def all_lags(connection: Connection) -> dict[int, int | None]:
+    """{group id: its whole lag, None while a part is unknown} of all groups that have streams."""
+    return dict(connection.execute(_ALL).fetchall())
+
+
+def unattended(connection: Connection) -> list[tuple[str, int]]:
+    """(subscription, lag) of groups that are not paused and have messages and nobody who holds a stream, the furthest
+    behind first. Streams that no leader has noticed yet count, as nobody may lead such a group."""
+    found = ((each.group.subscription, each.counts.known_lag) for each in held_by_nobody(connection))
+    return sorted((each for each in found if each[1]), key=lambda each: (-each[1], each[0]))
+
+
+def summed(lines: Sequence[StreamLag]) -> list[StatusLag]:
+    """The sums of these streams, as `status_lags` has them."""
+    found: dict[tuple[int, str], list[StreamLag]] = {}
+    for line in lines:
+        found.setdefault((line.group_id, line.status), []).append(line)
+    return [_sum(group_id, status, each) for (group_id, status), each in sorted(found.items())]
+
+
+def _sum(group_id: int, status: str, lines: Sequence[StreamLag]) -> StatusLag:
+    known = [line.lag for line in lines if line.lag is not None]
+    return StatusLag(group_id, status, len(lines), sum(known), max(known, default=None), len(lines) - len(known))

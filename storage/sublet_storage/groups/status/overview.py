@@ -1,0 +1,444 @@
+"""What the tables say about groups: who leads, who holds what, how far behind. Reads only; no leader is asked.
+
+Lag counts offsets between a group's position and the head of its stream, messages that its filter skips included. It
+is unknown (None), never 0, where the rows cannot tell: a blocked stream, a position beyond the head, messages that
+retention has taken. A stream that was opened after the group and that no leader has noticed yet is unread from 0.
+
+A stream is unreadable if its holder has said so of the grant that is in force. The last word of a holder counts, under
+the leader that it was said to: the next one is told again. An index has these lines only, and they are few.
+
+Members that hold nothing are in their leader's memory only, and so not here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.model.desired_state import Orders
+from sublet_storage.groups.model.group_errors import no_such_group
+from sublet_storage.groups.model.history import Newest, forced_lately
+from sublet_storage.groups.model.options import GroupOptions
+from sublet_storage.groups.model.records import LendingStatus
+from sublet_storage.spaces.catalogue import filled
+
+_LINE = """
+select distinct on (h.group_id, h.stream_id) h.group_id, h.stream_id, h.event, h.grant_id, h.borrower_id, h.reason
+  from lending_history h where h.event in ('unreadable', 'readable') and {groups}
+ order by h.group_id, h.stream_id, h.history_id desc"""
+
+UNREADABLE_NOW = f"""
+select h.group_id, h.stream_id, h.reason, (
+         select min(b.at) from lending_history b
+          where b.group_id = h.group_id and b.stream_id = h.stream_id and b.event = 'unreadable'
+            and b.grant_id = h.grant_id and b.history_id > coalesce((
+              select max(a.history_id) from lending_history a
+               where a.group_id = h.group_id and a.stream_id = h.stream_id and a.event = 'readable'), 0)) as since
+  from ({_LINE}) h
+  join lending l on l.group_id = h.group_id and l.stream_id = h.stream_id
+ where h.event = 'unreadable' and l.status = 'held' and l.grant_id = h.grant_id and l.borrower_id = h.borrower_id"""
+"""In SQL: group_id, stream_id, what hinders (`reason`) and `since` when, of `{groups}`, a condition on `h.group_id`."""
+
+
+STATEMENT_TIMEOUT_S = 10.0
+
+NEW = "new"
+"""Status of a stream that the group has no row for yet; its next leader will add it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, or led last; `remaining_s` <= 0: the lease has run out."""
+
+    group_id: int
+    node: str
+    address: str
+    term: int
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLine:
+    """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
+
+    `head_state` is open, closed or gone. `held_s`: since when its holder has it. `kept_s`: for how much longer the free
+    stream is kept for the return of `session`. `blocked_because` is there for a blocked stream, `unreadable_because`
+    for one whose holder cannot read on, for `unreadable_s`.
+    """
+
+    group_id: int
+    stream_id: int
+    space: str
+    generation_id: int
+    status: str
+    position: int
+    head: int
+    head_state: str
+    lag: int | None
+    age_s: float | None
+    borrower_id: str | None
+    agent: str | None
+    session: str | None
+    held_s: float | None
+    kept_s: float | None
+    grant_id: int
+    lost_messages: int
+    blocked_because: str | None
+    unreadable_because: str | None
+    unreadable_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A borrower that holds streams."""
+
+    borrower_id: str
+    agent: str | None
+    session: str | None
+    streams: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A session that has left, and the streams that are kept for its return for `seconds_left` at most."""
+
+    session: str
+    streams: tuple[int, ...]
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsLine:
+    """How far an atomic group has come in a space: the least epochs that it has not consumed (None: none is consumed),
+    and of those that are not completed (None: there are none)."""
+
+    space: str
+    consumed: list[list[int]] | None
+    completed: list[list[int]] | None
+    moved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A group's streams in numbers: {status: how many}; the lag of those whose lag is known, together and at most
+    (None: of none), and how many others; and how many there are whose holders cannot read on."""
+
+    statuses: dict[str, int]
+    known_lag: int
+    largest: int | None
+    unknown: int
+    stuck: int
+
+
+NO_STREAMS = Counts({}, 0, None, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLine:
+    """A group that is not deleted. Its options and orders stay JSON until somebody looks: lists of groups are long.
+
+    `after_generation`: up to this generation it has the rows that it is to have.
+    """
+
+    group_id: int
+    kind: str
+    name: str
+    filter: str
+    start: str
+    stored: str
+    ordered: str
+    created_at: datetime
+    after_generation: int
+
+    @property
+    def options(self) -> GroupOptions:
+        """What it was created with."""
+        return _options(self.start, self.stored)
+
+    @property
+    def orders(self) -> Orders:
+        """What an operator wants of it."""
+        return _orders(self.ordered)
+
+    @property
+    def subscription(self) -> str:
+        """Its canonical spelling."""
+        return f"${self.kind}/{self.name}/{self.filter}"
+
+
+_OF_GROUP = len(fields(GroupLine))
+
+
+@lru_cache(maxsize=1024)
+def _options(start: str, stored: str) -> GroupOptions:
+    """Of very many groups most have the same."""
+    return GroupOptions.stored(start, json.loads(stored))
+
+
+@lru_cache(maxsize=1024)
+def _orders(ordered: str) -> Orders:
+    return Orders.stored(json.loads(ordered))
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """One group at one instant.
+
+    `streams` (and so `members` and `kept`), `epochs` and `forced` are there only where they were asked for. `forced`:
+    the moves of late after which messages in [position, until) may have been seen twice.
+    """
+
+    group: GroupLine
+    leader: Leader | None
+    counts: Counts
+    streams: tuple[StreamLine, ...] = ()
+    forced: Newest = field(default_factory=Newest)
+    epochs: tuple[EpochsLine, ...] = ()
+
+    @property
+    def led(self) -> bool:
+        """Somebody leads it now."""
+        return self.leader is not None and self.leader.remaining_s > 0
+
+    @property
+    def known_lag(self) -> int:
+        """The lag of all streams whose lag is known."""
+        return self.counts.known_lag
+
+    @property
+    def unknown(self) -> int:
+        """How many streams' lag is unknown."""
+        return self.counts.unknown
+
+    @property
+    def lag(self) -> int | None:
+        """The whole lag; None if a part of it is unknown."""
+        return None if self.unknown else self.known_lag
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """{status: number of streams}."""
+        return self.counts.statuses
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Whoever holds a stream, by borrower id."""
+        held: dict[str, list[StreamLine]] = {}
+        for line in self.streams:
+            if line.borrower_id is not None:
+                held.setdefault(line.borrower_id, []).append(line)
+        return tuple(
+            Member(borrower_id, lines[0].agent, lines[0].session, tuple(line.stream_id for line in lines))
+            for borrower_id, lines in sorted(held.items())
+        )
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The sessions whose return is waited for, by name."""
+        waiting: dict[str, list[StreamLine]] = {}
+        for line in self.streams:
+            if line.session is not None and line.kept_s is not None:
+                waiting.setdefault(line.session, []).append(line)
+        return tuple(
+            Kept(session, tuple(line.stream_id for line in lines), max(line.kept_s or 0.0 for line in lines))
+            for session, lines in sorted(waiting.items())
+        )
+
+
+COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.start, g.options::text, g.orders::text, g.created_at,
+       g.after_generation,
+       led.leadership_id, led.node, led.address, led.term,
+       extract(epoch from led.expires_at - clock_timestamp())::float8"""
+TABLES = "consumer_group g left join leadership led on led.leadership_id = g.group_id"
+"""A group, and who leads it: a `GroupLine` and a `Leader`, for `overviews`."""
+
+_GROUPS = f"select {COLUMNS} from {TABLES} where g.deleted_at is null order by g.name, g.filter, g.kind"
+
+_ONE = f"""
+select {COLUMNS} from {TABLES}
+ where g.kind = %(kind)s and g.name = %(name)s and g.filter = %(filter)s and g.deleted_at is null"""
+
+_UNLED = f"""
+select {COLUMNS}, count(*) over () from {TABLES}
+ where g.deleted_at is null and (led.expires_at is null or led.expires_at <= clock_timestamp())
+ order by g.group_id limit %(most)s"""
+
+_UNHELD = f"""
+select {COLUMNS} from {TABLES}
+ where g.deleted_at is null and not g.orders ? 'paused'
+   and not exists (select from lending k where k.group_id = g.group_id and k.unfinished and k.status = 'held')"""
+
+# What a CTE `line` of lending rows comes to beside their streams: the rule of what lag is, and where it is unknown.
+SEEN = """seen as (
+  select line.*, s.space_id, s.generation_id, s.head, s.state, n.state = 'gone' as gone,
+         case when line.status = 'finished' then 0
+              when line.status = 'blocked' or line.position > s.head then null
+              when n.state = 'gone' and line.position < s.head then null
+              else s.head - line.position end as lag,
+         case when n.state = 'gone' and line.status <> 'finished' then greatest(s.head - line.position, 0)
+              else 0 end as gone_messages
+    from line join stream s using (stream_id) join generation n using (generation_id)
+)"""
+
+# Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make. Groups null:
+# of all, which have rows as long as they are not deleted.
+_LINES = f"""
+with line as (
+  select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
+         l.lost_messages, l.held_until
+    from lending l where %(groups)s::bigint[] is null or l.group_id = any(%(groups)s::bigint[])
+  union all
+  select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0, null
+    from unnest(%(pair_groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[])
+         as u (group_id, filter, matching)
+    join consumer_group g using (group_id)
+    join generation n on n.filter = u.filter and n.generation_id > g.after_generation
+    join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
+   where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
+), {SEEN}
+"""
+
+_STATUSES = sorted((*LendingStatus, NEW))
+
+_COUNTS = f"""{_LINES}, sums as (
+  select group_id, coalesce(sum(lag), 0)::bigint as lag, max(lag) as largest,
+         count(*) filter (where lag is null) as unknown,
+         {", ".join(f'count(*) filter (where status = $${status}$$) as "{status}"' for status in _STATUSES)}
+    from seen group by group_id
+), stuck as (
+  select group_id, count(*) as stuck
+    from ({UNREADABLE_NOW.format(groups="(%(groups)s::bigint[] is null or h.group_id = any(%(groups)s::bigint[]))")}) u
+   group by group_id
+)
+select group_id, lag, largest, unknown, coalesce(stuck, 0), array[{", ".join(f'"{status}"' for status in _STATUSES)}]
+  from sums left join stuck using (group_id)"""
+
+_STREAMS = (
+    _LINES
+    + """
+select group_id, stream_id, p.name as space, generation_id, status, position, head,
+       case when gone then 'gone' else state end as head_state, lag,
+       case when lag > 0 then extract(epoch from clock_timestamp() - appended_at(generation_id, stream_id, position)
+            )::float8 end as age_s,
+       borrower_id, agent, case when status <> 'free' or held_until > now() then session end as session,
+       case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
+       case when status = 'free' and held_until > now() then extract(epoch from held_until - now())::float8
+            end as kept_s,
+       grant_id, lost_messages + gone_messages as lost_messages,
+       case when status = 'blocked' then (
+         select h.reason from lending_history h
+          where h.group_id = seen.group_id and h.stream_id = seen.stream_id and h.event = 'block'
+          order by h.history_id desc limit 1) end as blocked_because,
+       u.reason as unreadable_because,
+       extract(epoch from clock_timestamp() - u.since)::float8 as unreadable_s
+  from seen join space p using (space_id)
+  left join ("""
+    + UNREADABLE_NOW.format(groups="h.group_id = any(%(groups)s::bigint[])")
+    + """) u using (group_id, stream_id)
+ order by stream_id"""
+)
+
+
+_EPOCHS = """
+select p.name as space, f.least as consumed, p.lower_frontier as completed, f.updated_at as moved_at
+  from consumed_frontier f join space p using (space_id) where f.group_id = %(group)s order by p.name"""
+
+
+def list_groups(connection: Connection) -> tuple[Overview, ...]:
+    """All groups that are not deleted, by name, without their single streams."""
+    with one_instant(connection):
+        return overviews(connection, connection.execute(_GROUPS).fetchall(), are_all=True)
+
+
+def held_by_nobody(connection: Connection) -> tuple[Overview, ...]:
+    """Groups that are not paused and of which nobody holds a stream."""
+    with one_instant(connection):
+        return overviews(connection, connection.execute(_UNHELD).fetchall())
+
+
+def led_by_nobody(connection: Connection, most: int) -> tuple[tuple[Overview, ...], int]:
+    """Groups that have no leader at this moment, the oldest first, so many at most; and how many there are."""
+    with one_instant(connection):
+        rows = connection.execute(_UNLED, {"most": most}).fetchall()
+        return overviews(connection, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
+
+
+def describe(connection: Connection, subscription: Subscription) -> Overview:
+    """One group with each of its streams. Raises `NotFound`."""
+    with one_instant(connection):
+        return look(connection, subscription)
+
+
+def look(connection: Connection, subscription: Subscription) -> Overview:
+    """The same, in `one_instant` that is under way."""
+    name = {"kind": subscription.kind, "name": subscription.group, "filter": subscription.filter.text}
+    rows = connection.execute(_ONE, name).fetchall()
+    if not rows:
+        raise no_such_group(subscription)
+    (overview,) = overviews(connection, rows)
+    group = overview.group
+    with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
+        streams = cursor.execute(_STREAMS, _parameters(connection, [group]), prepare=False).fetchall()
+    forced = forced_lately(connection, group.group_id)
+    with connection.cursor(row_factory=class_row(EpochsLine)) as cursor:
+        epochs = cursor.execute(_EPOCHS, {"group": group.group_id}).fetchall()
+    return Overview(group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
+
+
+@contextmanager
+def one_instant(connection: Connection) -> Iterator[None]:
+    """One snapshot for all statements, and a bound on how long it can be held."""
+    with connection.transaction():
+        connection.execute("set transaction isolation level repeatable read, read only")
+        connection.execute(sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{STATEMENT_TIMEOUT_S:g}s")))
+        yield
+
+
+def overviews(connection: Connection, rows: Sequence[Sequence[Any]], are_all: bool = False) -> tuple[Overview, ...]:
+    """These groups, rows of `COLUMNS`, without their single streams, in this order. `are_all`: there are no others.
+
+    Planned anew each time: a plan for any number of groups is a bad one for thousands.
+    """
+    groups = [GroupLine(*row[:_OF_GROUP]) for row in rows]
+    leaders = (None if row[_OF_GROUP] is None else Leader(*row[_OF_GROUP:]) for row in rows)
+    parameters = _parameters(connection, groups)
+    if are_all:
+        parameters["groups"] = None
+    counts = {
+        group_id: Counts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, *lags)
+        for group_id, *lags, streams in connection.execute(
+            _COUNTS.encode(), parameters, prepare=False, binary=True
+        ).fetchall()
+    }
+    return tuple(
+        Overview(group, leader, counts.get(group.group_id, NO_STREAMS))
+        for group, leader in zip(groups, leaders, strict=True)
+    )
+
+
+def _parameters(connection: psycopg.Connection[Any], groups: Iterable[GroupLine]) -> dict[str, Any]:
+    """The groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A group
+    that no generation has come after has none."""
+    generations = filled(connection)
+    parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "filters": [], "matching": []}
+    for group in groups:
+        parameters["groups"].append(group.group_id)
+        if group.after_generation >= generations.newest:
+            continue
+        for filter, matching in generations.wanted(Filter(group.filter)).items():
+            parameters["pair_groups"].append(group.group_id)
+            parameters["filters"].append(filter.text)
+            parameters["matching"].append(matching)
+    return parameters

@@ -1,0 +1,219 @@
+"""The payload of a block: one Arrow record batch of consecutive messages of one stream.
+
+Stored is the IPC record batch message without its schema message: the schema is in `sublet_storage.log.column_layout`,
+and the block's `codec` names its version, so that a block of one message stays small and an old block stays readable.
+Stream and offset are not stored but implied by the row that holds the payload. Decoding copies no key and no value
+unless compressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, SchemaMismatch
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log import column_layout
+from sublet_storage.log.arrow_header import envelope
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+
+DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
+    pa.field("offset", pa.int64(), nullable=False)
+)
+"""What a reader gets: the stored columns, and each message's position."""
+
+MAX_INDEXED_TOPICS = 8
+"""More distinct topics than this in a block, and it has no skip index."""
+
+MIN_COMPRESSED = 64
+"""Messages below which compression makes a block larger, measured."""
+
+COMPRESSIONS = ("none", "lz4", "zstd")
+
+MAX_DECODED_BYTES = 1 << 30
+"""What a payload may come to when it is decompressed, or a column of runs when it is expanded: as much as a row of
+Postgres can hold, since a block was encoded from a batch in memory."""
+
+Stored: TypeAlias = bytes | memoryview | pa.Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """The least and the greatest epochs in a block. `mixed`: there are messages without an epoch among the others."""
+
+    least: tuple[Epoch, ...]
+    greatest: tuple[Epoch, ...]
+    mixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A batch ready to be appended: its payload, and what the block's row says of it."""
+
+    count: int
+    first_timestamp: datetime
+    last_timestamp: datetime
+    topics: list[str] | None
+    codec: int
+    payload: pa.Buffer
+    epochs: Epochs | None = None
+
+
+def pack(batch: pa.RecordBatch, compression: str = "none") -> Packed:
+    """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it."""
+    codec, payload = encode(batch, compression)
+    span = pc.min_max(batch.column("timestamp"))
+    first, last = span["min"].as_py(), span["max"].as_py()
+    epochs = _one_epoch(batch) if column_layout.has_one_epoch(codec) else epochs_of(batch)
+    return Packed(batch.num_rows, first, last, topics_index(batch), codec, payload, epochs)
+
+
+def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Buffer]:
+    """Return (codec, payload) of a batch in `BLOCK_SCHEMA`; compressed only where that makes it smaller."""
+    if compression not in COMPRESSIONS:
+        raise InvalidSetting(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
+    flags, lean = column_layout.shrink(batch)
+    plain: pa.Buffer = lean.serialize()
+    if compression != "none" and batch.num_rows >= MIN_COMPRESSED:
+        packed = _serialize_compressed(lean, compression)
+        if packed.size < plain.size:
+            return column_layout.codec(COMPRESSIONS.index(compression), flags), packed
+    return column_layout.codec(0, flags), plain
+
+
+def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
+    """Read a payload back into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory.
+
+    It is bytes that somebody wrote who may append, and what they claim can end the process where it is believed: all of
+    it is looked at before anything is made of it. Raises `PoisonBlock`, which names the block of that row.
+    """
+    return restored(codec, [checked(codec, payload, stream_id, end_offset, count)])
+
+
+def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
+    """The batch as it is stored, for `restored`. Raises as `decode` does."""
+    try:
+        return _checked(column_layout.schema(column_layout.flags_of(codec)), pa.py_buffer(payload), count)
+    except pa.ArrowMemoryError:  # which says nothing of the block
+        raise
+    except (pa.ArrowException, SchemaMismatch, OSError, EOFError, ValueError) as error:
+        cause = " ".join(str(error).split()).rstrip(".")
+        remedy = (
+            "Nothing of it is given out: put its payload back from a backup, or go past it; a group does so with "
+            f"`sublet groups reset GROUP --stream {stream_id} --to-offset {end_offset}`, "
+            "whoever reads without one begins there"
+        )
+        why = f"cannot be decoded: {cause}. {remedy}."
+        raise PoisonBlock(stream_id, (end_offset - count, end_offset), why) from None
+
+
+def restored(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches that are stored alike as one: less work than to restore one by one and to copy them together."""
+    flags = column_layout.flags_of(codec)
+    if len(batches) == 1:
+        return column_layout.restore(flags, batches[0])
+    (together,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return column_layout.restore(flags, together)
+
+
+def _checked(schema: pa.Schema, payload: pa.Buffer, count: int) -> pa.RecordBatch:
+    """Validated before runs are expanded, compared or filtered. Raises what Arrow raises, or `ValueError`."""
+    message = pa.ipc.read_message(payload)
+    found = envelope(message)
+    if found.count != count:
+        raise ValueError(f"it has {found.count} messages, and its row says {count}")
+    if found.decoded_bytes > MAX_DECODED_BYTES:
+        raise ValueError(f"it decompresses to {found.decoded_bytes} bytes, and the limit is {MAX_DECODED_BYTES}")
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate(full=True)
+    for field, column in zip(schema, batch.columns, strict=True):
+        runs = isinstance(column, pa.RunEndEncodedArray)
+        if runs:
+            _check_runs(field.name, column)
+        if not field.nullable and (column.values if runs else column).null_count:
+            raise ValueError(f"its column {field.name} has nulls")
+    return batch
+
+
+def _check_runs(name: str, column: pa.RunEndEncodedArray) -> None:
+    """How large they become: a few bytes can be repeated very often."""
+    longest = column.values.nbytes
+    if longest * len(column) > MAX_DECODED_BYTES and column.type.value_type in (pa.string(), pa.binary()):
+        ends = pc.cast(column.run_ends, pa.int64())
+        lengths = pc.subtract(ends, pa.concat_arrays([pa.array([0], pa.int64()), ends[:-1]]))
+        size = pc.sum(pc.multiply(lengths, pc.cast(pc.binary_length(column.values), pa.int64()))).as_py() or 0
+        if size > MAX_DECODED_BYTES:
+            raise ValueError(f"its column {name} expands to {size} bytes, and the limit is {MAX_DECODED_BYTES}")
+
+
+def deliver(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:
+    """Add the columns stream and offset to a stored batch whose first message is at `first_offset`."""
+    count = batch.num_rows
+    streams = pa.repeat(pa.scalar(stream_id, pa.int64()), count)
+    offsets = pc.add(_counting(column_layout.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
+    return pa.RecordBatch.from_arrays([*batch.columns, streams, offsets], schema=DELIVERED_SCHEMA)
+
+
+@lru_cache
+def _counting(count: int) -> pa.Array:
+    """0, 1, 2 and so on: kept, as to count takes longer than to add."""
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=-1)
+
+
+def from_offset(batch: pa.RecordBatch, first_offset: int, offset: int) -> pa.RecordBatch:
+    """Drop the messages before `offset`: a reader may begin in the middle of a block."""
+    return batch.slice(max(0, offset - first_offset))
+
+
+def topics_index(batch: pa.RecordBatch) -> list[str] | None:
+    """The distinct topics of a block, None when they are too many to be worth a look."""
+    column = batch.column("topic")
+    if len(column.slice(0, 8 * MAX_INDEXED_TOPICS).unique()) > MAX_INDEXED_TOPICS:
+        return None
+    topics = column.unique()
+    return topics.to_pylist() if len(topics) <= MAX_INDEXED_TOPICS else None
+
+
+def epochs_of(batch: pa.RecordBatch) -> Epochs | None:
+    """The bounds of the epochs of a block; None if no message has one. All that are there have as many numbers."""
+    column = batch.column("epoch")
+    with_epoch = len(column) - column.null_count
+    if not with_epoch:
+        return None
+    numbers, mixed = pc.list_flatten(column), column.null_count > 0
+    if len(numbers) == with_epoch:
+        bounds = pc.min_max(numbers)
+        return Epochs(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),), mixed)
+    distinct = {tuple(epoch) for epoch in column.drop_null().to_pylist()}
+    return Epochs(LowerFrontier.of(distinct).least, UpperFrontier.of(distinct).greatest, mixed)
+
+
+def _one_epoch(batch: pa.RecordBatch) -> Epochs:
+    epoch = tuple(batch.column("epoch")[0].as_py())
+    return Epochs((epoch,), (epoch,))
+
+
+def matching(batch: pa.RecordBatch, filter: Filter, topics: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Keep the messages whose topic matches. `topics`, the block's skip index, decides most blocks unseen."""
+    if filter.text == "#" or (topics is not None and all(map(filter.matches, topics))):
+        return batch
+    coded = batch.column("topic").dictionary_encode()
+    return batch.filter(pc.match_substring_regex(coded.dictionary, filter.regex).take(coded.indices))
+
+
+def _serialize_compressed(lean: pa.RecordBatch, compression: str) -> pa.Buffer:
+    """`RecordBatch.serialize` cannot compress: write a stream and cut off its schema and its end marker."""
+    sink = pa.BufferOutputStream()
+    writer = pa.ipc.new_stream(sink, lean.schema, options=pa.ipc.IpcWriteOptions(compression=compression))
+    writer.write_batch(lean)
+    end = sink.tell()
+    writer.close()
+    start = lean.schema.serialize().size
+    return sink.getvalue().slice(start, end - start)

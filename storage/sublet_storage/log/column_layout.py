@@ -1,0 +1,164 @@
+"""How the columns of a block lie in its payload: the same for the reader, whatever was left out.
+
+Postgres takes a block at a speed that depends on its bytes alone, and most messages have no headers, no epoch and the
+topic of their neighbour. So a column that is null throughout is not stored, and topic, key and timestamp are stored as
+runs where they repeat, and an epoch that all of them have is stored once. Flags in the block's `codec` say which.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sublet_protocol.domain.errors import SchemaMismatch
+
+BLOCK_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("epoch", pa.list_(pa.int64())),
+    ]
+)
+"""What a block holds, version 1."""
+
+VERSION = 1
+_OPTIONAL = ("key", "headers", "epoch")
+_REPEATING = ("topic", "key", "timestamp")
+_FLAGS = [("absent", name) for name in _OPTIONAL] + [("runs", name) for name in _REPEATING] + [("runs", "epoch")]
+_VERSION_BIT = 2 + len(_FLAGS)
+_WORTHWHILE = 4
+"""Messages per run, on average, from which a column is stored as runs."""
+_SAMPLE = 64
+"""A column whose first messages have no runs is not looked at further."""
+
+
+def codec(compression: int, flags: int) -> int:
+    """One small integer: bits 0-1 the compression, then the flags, above them the version."""
+    return VERSION << _VERSION_BIT | flags << 2 | compression
+
+
+def flags_of(codec: int) -> int:
+    """The flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
+    if codec >> _VERSION_BIT != VERSION or codec & 3 == 3:
+        raise SchemaMismatch(f"block codec {codec}: this program reads version {VERSION} only. Upgrade sublet here.")
+    return codec >> 2 & (1 << len(_FLAGS)) - 1
+
+
+@lru_cache
+def schema(flags: int) -> pa.Schema:
+    """The schema of the stored batch under these flags."""
+    fields = []
+    for field in BLOCK_SCHEMA:
+        if _is(flags, "runs", field.name):
+            fields.append(pa.field(field.name, pa.run_end_encoded(pa.int32(), field.type), field.nullable))
+        elif not _is(flags, "absent", field.name):
+            fields.append(field)
+    return pa.schema(fields)
+
+
+def shrink(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
+    """Leave out what needs no storing: (flags, the batch in `schema(flags)`)."""
+    count, flags, columns = batch.num_rows, 0, []
+    for name, column in zip(BLOCK_SCHEMA.names, batch.columns, strict=True):
+        if name in _OPTIONAL and column.null_count == count:
+            flags |= _bit("absent", name)
+            continue
+        if name in _REPEATING and _repeats(column):
+            flags |= _bit("runs", name)
+            column = pc.run_end_encode(column)
+        elif name == "epoch" and _is_one(column):
+            flags |= _bit("runs", name)
+            column = pa.RunEndEncodedArray.from_arrays(_run_of(count), column.slice(0, 1))
+        columns.append(column)
+    return flags, pa.RecordBatch.from_arrays(columns, schema=schema(flags))
+
+
+def has_one_epoch(codec: int) -> bool:
+    """Whether all messages of a block that was shrunk so are in one epoch."""
+    return _is(flags_of(codec), "runs", "epoch")
+
+
+def restore(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch in `BLOCK_SCHEMA` again."""
+    if not flags:
+        return batch
+    stored, count = iter(batch.columns), batch.num_rows
+    columns = [_nothing(way, count) if isinstance(way, pa.Field) else way(next(stored)) for way in _ways(flags)]
+    return pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+
+
+@lru_cache
+def _ways(flags: int) -> list[Any]:
+    """Of each column of `BLOCK_SCHEMA` how it comes from the stored one; of one that is not stored its field."""
+    return [_way(flags, field) for field in BLOCK_SCHEMA]
+
+
+def _way(flags: int, field: pa.Field) -> Any:
+    if _is(flags, "absent", field.name):
+        return field
+    if not _is(flags, "runs", field.name):
+        return _as_it_is
+    return _repeated if field.name == "epoch" else pc.run_end_decode
+
+
+def _as_it_is(column: pa.Array) -> pa.Array:
+    return column
+
+
+def _nothing(field: pa.Field, count: int) -> pa.Array:
+    """A column of nulls, which all batches have in common: to make one anew takes longer than to read the others."""
+    return _nulls(field.name, round_up(count)).slice(0, count)
+
+
+@lru_cache
+def _nulls(name: str, count: int) -> pa.Array:
+    return pa.nulls(count, BLOCK_SCHEMA.field(name).type)
+
+
+@lru_cache
+def _run_of(count: int) -> pa.Array:
+    return pa.array([count], pa.int32())
+
+
+def round_up(count: int) -> int:
+    """To a power of two, so that of what is kept for batches of any size there are few sizes."""
+    return 1 << max(count - 1, 1).bit_length()
+
+
+def _repeats(column: pa.Array) -> bool:
+    """True if the column has few runs: neighbours are compared, which costs less than encoding in vain."""
+    count = len(column)
+    if count < 2 * _WORTHWHILE or (count > 4 * _SAMPLE and not _repeats(column.slice(0, _SAMPLE))):
+        return False
+    changes: int = pc.sum(pc.not_equal(column.slice(1), column.slice(0, count - 1))).as_py() or 0
+    runs: int = changes + column.null_count + 1
+    return runs * _WORTHWHILE <= count
+
+
+def _is_one(epochs: pa.Array) -> bool:
+    """True if all have one and the same; those that are there have as many numbers."""
+    count, numbers = len(epochs), epochs.flatten()
+    if count < _WORTHWHILE or epochs.null_count or len(numbers) % count:
+        return False
+    of_each = len(numbers) // count
+    places = [numbers] if of_each == 1 else [pc.list_element(epochs, place) for place in range(of_each)]
+    return all(bounds["min"] == bounds["max"] for bounds in map(pc.min_max, places))
+
+
+def _repeated(column: pa.RunEndEncodedArray) -> pa.Array:
+    return column.values.take(pa.repeat(pa.scalar(0, pa.int32()), len(column)))
+
+
+@lru_cache
+def _bit(kind: str, name: str) -> int:
+    return 1 << _FLAGS.index((kind, name))
+
+
+def _is(flags: int, kind: str, name: str) -> bool:
+    return (kind, name) in _FLAGS and bool(flags & _bit(kind, name))

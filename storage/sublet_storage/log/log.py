@@ -1,0 +1,525 @@
+"""The log: append blocks to streams, read them back from a position.
+
+An append is one round trip. The stream's row lock makes the order of offsets the order of commits: offsets have no
+holes, and what commits later lies behind, so a reader that has read up to an offset has missed nothing before it.
+
+A read returns whole blocks' worth of messages and the position after them, which moves on also over blocks that the
+filter skipped. It is one statement: the head, the state of the generation and the blocks are of one instant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache, partial
+from itertools import compress, groupby, pairwise
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import Int2, Int4, Int8
+
+from sublet_protocol.domain.errors import (
+    BeyondHead,
+    Gone,
+    NotFound,
+    PayloadDamaged,
+    PoisonBlock,
+    ProducerFenced,
+    Unavailable,
+    UnknownOutcome,
+)
+from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.block import Epochs, Packed, checked, deliver, from_offset, matching, restored
+from sublet_storage.log.column_layout import has_one_epoch
+from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.epoch_selection import LeftOut, without
+from sublet_storage.log.message_predicate import IN_BLOCK, Wanted
+from sublet_storage.objects.remote_reads import fetched
+
+PAGE_BLOCKS: Final = 256
+PAGE_BYTES: Final = 4 * 1024 * 1024
+ALL = Filter("#")
+
+UNKNOWN: Final = MAX_OFFSET
+"""The head of a stream that had messages of which not even the number is known any more."""
+
+LONGEST_PATTERN: Final = 16_384
+"""In characters. Postgres finds some longer ones too complex: what a longer one matches is found after reading."""
+
+_APPEND = """
+select outcome, end_offset from append_block(
+  %s::text, %s::bigint, %s::bigint, %s::bigint, %s::integer,
+  %s::timestamptz, %s::timestamptz, %s::text[], %s::smallint, %s::bytea, %s::jsonb)"""
+
+_SINCE = """
+select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload,
+       case when b.uri is not null then array[b.uri, b.size::text] || (
+         select payload_places_of(space_id) from generation where generation_id = %(generation)s) end
+  from stream s join generation g using (generation_id)
+  left join lateral (
+    select *, sum(size) over (order by end_offset) - size as before from (
+      select end_offset, count, codec, topics, case when matched then payload end as payload,
+             case when matched then uri end as uri,
+             case when matched then coalesce(octet_length(payload), uri_bytes) else 0 end as size
+        from (
+          select *, {matched} as matched from block
+           where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
+           order by end_offset limit %(blocks)s) found) sized) b on b.before < %(bytes)s
+ where s.stream_id = %(stream)s
+ order by b.end_offset"""
+_WANTED_TOPIC = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
+_WANTED_EPOCH = """(epochs is null or coalesce((epochs ->> 'mixed')::boolean, true) or exists (
+             select from jsonb_array_elements(epochs -> 'greatest') as mine(epoch)
+              where not is_covered(jsonb_build_array(mine.epoch), %(covered)s::jsonb)
+                and (%(least)s::jsonb is null or may_come(%(least)s::jsonb, mine.epoch))))"""
+_WITHIN = """
+select u.stream_id, least(u.range_end, coalesce(max(b.end_offset) filter (where b.size_before < u.most), u.range_end))
+  from (select *, %s::bigint as most from unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+               as r (stream_id, generation_id, range_start, range_end)) u
+  left join lateral (
+    select end_offset,
+           sum(coalesce(octet_length(payload), uri_bytes)) over (order by end_offset)
+             - coalesce(octet_length(payload), uri_bytes) as size_before
+      from block k
+     where k.generation_id = u.generation_id and k.stream_id = u.stream_id
+       and k.end_offset > u.range_start and k.end_offset - k.count < u.range_end
+     order by end_offset limit 4096) b on true
+ group by u.stream_id, u.range_end"""
+_BEFORE_END = "end_offset - count < %(end)s"
+
+
+class Outcome(StrEnum):
+    """What became of an append: exactly one of these."""
+
+    APPENDED = "appended"  # it is in the stream, durably, once the transaction has committed
+    DUPLICATE = "duplicate"  # it was there already, from an earlier attempt
+    CLOSED = "closed"  # the stream takes no more: route to its children
+    FENCED = "fenced"  # a newer incarnation of the producer writes: stop
+    COMPLETED = "completed"  # it has an epoch that its producer may publish no more
+    EXPIRED = "expired"  # it has epochs, and its producer may publish none (any more)
+
+
+STORED = frozenset({Outcome.APPENDED, Outcome.DUPLICATE})
+
+
+UNNAMED: Final = 1
+"""The incarnation of a producer without a name, which has no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
+
+    producer_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who appends: (producer, incarnation) and a sequence that grows by one per block and stream, from 1."""
+
+    producer_id: str
+    incarnation: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One block for one stream. Without a stamp a retry is stored twice."""
+
+    stream_id: int
+    block: Packed
+    stamp: Stamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """`end_offset` is the offset after the block's last message; None where nothing was written, or it is forgotten."""
+
+    outcome: Outcome
+    end_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one read found: batches in `DELIVERED_SCHEMA`, and where it looked: from `start` up to before `position`.
+
+    `head` and `closed` are the stream's at that instant. Batches may be fewer than blocks, where the filter skipped.
+    """
+
+    batches: tuple[pa.RecordBatch, ...]
+    start: int
+    position: int
+    head: int
+    closed: bool
+
+    @property
+    def finished(self) -> bool:
+        """True if there is nothing after this page, and never will be."""
+        return self.closed and self.position == self.head
+
+    def before(self, offset: int) -> Page:
+        """What of it lies before an offset."""
+        if self.position <= offset:
+            return self
+        cut = [batch.filter(pc.less(batch.column("offset"), offset)) for batch in self.batches]
+        return replace(self, batches=tuple(batch for batch in cut if batch.num_rows), position=offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a stream ends now. `gone`: retention has taken its messages."""
+
+    head: int
+    closed: bool
+    gone: bool
+
+
+def append(conn: psycopg.Connection[Any], appends: Sequence[Append], *, in_pipeline: bool = False) -> list[Appended]:
+    """Append the blocks in one transaction (the caller's, if it is in one), by stream id; answers in the given order.
+    `in_pipeline`: the caller has begun a pipeline, and a transaction in it.
+
+    Raises `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
+    and then nothing was written.
+    """
+    order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
+    with outcome_in_doubt(conn):
+        answers = _send(conn, [appends[index] for index in order], in_pipeline)
+    by_index = dict(zip(order, answers, strict=True))
+    return [by_index[index] for index in range(len(appends))]
+
+
+@contextmanager
+def outcome_in_doubt(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Raise `UnknownOutcome` where the connection dies while something is appended."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if conn.closed:
+            raise UnknownOutcome(f"the connection died during an append: {error}".strip()) from error
+        raise
+
+
+def since(
+    conn: psycopg.Connection[Any],
+    stream_id: int,
+    offset: int,
+    *,
+    filter: Filter = ALL,
+    generation_id: int | None = None,
+    left_out: LeftOut | None = None,
+    wanted: Wanted | None = None,
+    end: int | None = None,
+    limit_blocks: int = PAGE_BLOCKS,
+    limit_bytes: int = PAGE_BYTES,
+    few: int = 0,
+) -> Page:
+    """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
+
+    `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor such that have
+    nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
+    fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `Gone` if the offset
+    is older than retention, `BeyondHead` after the end, `NotFound`; `PayloadUnavailable`, `PayloadUnreadable` and
+    `PoisonBlock` of the first block only, as a page ends before the next that cannot be had.
+    """
+    if generation_id is None:
+        generation_id = _generation_of(conn, stream_id, offset)
+    statement = _statement(_is_for_postgres(filter), left_out is not None, wanted is not None, end is not None)
+    parameters = {
+        "generation": Int8(generation_id),
+        "stream": Int8(stream_id),
+        "offset": Int8(offset),
+        "blocks": Int8(max(1, limit_blocks)),
+        "bytes": Int8(max(1, limit_bytes)),
+        "regex": filter.regex,
+        **({} if left_out is None else left_out.as_json()),
+        **({} if wanted is None else wanted.parameters()),
+        **({} if end is None else {"end": Int8(end)}),
+    }
+
+    find = partial(_found, conn, statement, parameters, generation_id, stream_id, offset)
+    try:
+        head, closed, blocks = find()
+    except PayloadDamaged:  # or what the row said was over when the object was read: retention has taken both, say
+        head, closed, blocks = find()
+    if not blocks:
+        return Page((), offset, offset, head, closed)
+    blocks = _decoded(stream_id, blocks)
+    takes_all = filter == ALL and left_out is None and wanted is None
+    parts = _few_together(blocks, few) if takes_all else [[block] for block in blocks]
+    read = (_batch(stream_id, offset, filter, left_out, wanted, part) for part in parts)
+    page = Page(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
+    return page if end is None else page.before(end)
+
+
+def heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Head]:
+    """Where these streams end, in one statement; unknown ids are absent."""
+    rows = conn.execute(
+        "select s.stream_id, s.head, s.state = 'closed', g.state = 'gone' from stream s"
+        " join generation g using (generation_id) where s.stream_id = any(%s::bigint[])",
+        (list(stream_ids),),
+        prepare=True,
+    )
+    return {stream_id: Head(*facts) for stream_id, *facts in rows}
+
+
+def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Head]:
+    """The same; streams that are past and deleted have ended, as `ends` says."""
+    wanted = list(stream_ids)
+    found = heads(conn, wanted)
+    return found | ends(conn, [stream_id for stream_id in wanted if stream_id not in found])
+
+
+def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, Head]:
+    """Of streams without a row, those that had one: at `UNKNOWN` where they had messages, else at 0."""
+    ended = missing(conn, absent) if absent else {}
+    return {stream_id: Head(UNKNOWN if had else 0, True, had) for stream_id, had in ended.items()}
+
+
+def within(
+    conn: psycopg.Connection[Any], ranges: Iterable[tuple[int, int, int, int]], limit_bytes: int
+) -> dict[int, int]:
+    """{stream: an end not behind the range's, before which about so many bytes are stored}, at least a block, for each
+    range (stream, generation, start, end)."""
+    columns = list(zip(*ranges, strict=True))
+    rows = conn.execute(_WITHIN, (limit_bytes, *(list(column) for column in columns)), prepare=True)
+    return dict(rows.fetchall())
+
+
+def spaces(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, str]:
+    """{stream: the name of its space}; unknown ids are absent."""
+    rows = conn.execute(
+        "select s.stream_id, p.name from stream s join space p using (space_id) where s.stream_id = any(%s::bigint[])",
+        (list(stream_ids),),
+    )
+    return dict(rows.fetchall())
+
+
+def position_at(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -> int:
+    """The offset of the first message appended at or after `when` (the database's clock); the head if there is none."""
+    row = conn.execute(
+        "select coalesce(position_at(generation_id, stream_id, %s), head) from stream where stream_id = %s",
+        (when, stream_id),
+    ).fetchone()
+    if row is None:
+        raise no_stream(conn, stream_id)
+    return int(row[0])
+
+
+def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
+    """Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on.
+
+    What older ones are writing at this moment comes first: it is waited for, as long as the connection's lock_timeout
+    says, and `Unavailable` is raised if it takes longer.
+    """
+    try:
+        with _registering(conn, producer_id):
+            return _register(conn, producer_id)
+    except psycopg.errors.LockNotAvailable:
+        raise Unavailable(
+            f"producer {producer_id!r}: an earlier incarnation of it is still writing, and a new one begins only after "
+            "that. Try again; if it goes on, end the process that publishes under this name."
+        ) from None
+
+
+@contextmanager
+def _registering(conn: psycopg.Connection[Any], producer_id: str) -> Iterator[None]:
+    with conn.transaction():
+        conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
+        yield
+
+
+def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
+    row = conn.execute(
+        "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
+        " values (%s, 0, (extract(epoch from clock_timestamp()) * 1e6)::bigint + timeline_ahead(), 0, 0)"
+        " on conflict (producer_id, stream_id) do update"
+        " set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()"
+        " returning incarnation",
+        (producer_id,),
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def register_again(conn: psycopg.Connection[Any], who: Producer) -> None:
+    """On another timeline of the database, where the registration may be missing: older incarnations stay fenced. Not
+    for producers without a name, which have no other."""
+    with _registering(conn, who.producer_id):
+        conn.execute(
+            "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
+            " values (%s, 0, %s, 0, 0) on conflict (producer_id, stream_id) do update"
+            " set incarnation = excluded.incarnation, updated_at = clock_timestamp()"
+            " where p.incarnation < excluded.incarnation",
+            (who.producer_id, who.incarnation),
+        )
+
+
+def fenced(producer_id: str, incarnation: int) -> ProducerFenced:
+    """What an append that was `FENCED` comes to for whoever wanted it."""
+    return ProducerFenced(
+        f"producer {producer_id!r}: a newer incarnation of it has begun, and this one ({incarnation}) may write no "
+        "more. Give each process a name of its own."
+    )
+
+
+def _send(conn: psycopg.Connection[Any], appends: list[Append], in_pipeline: bool) -> list[Appended]:
+    if in_pipeline or len(appends) == 1:
+        cursors = [_execute(conn, each) for each in appends]
+    elif conn.info.transaction_status != TransactionStatus.IDLE:
+        with conn.pipeline():
+            cursors = [_execute(conn, each) for each in appends]
+    else:
+        with conn.pipeline(), conn.transaction():
+            cursors = [_execute(conn, each) for each in appends]
+    return [_answer(cursor) for cursor in cursors]
+
+
+def _execute(conn: psycopg.Connection[Any], append: Append) -> psycopg.Cursor[Any]:
+    stamp, block = append.stamp, append.block
+    who = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
+    what = (block.first_timestamp, block.last_timestamp, block.topics, Int2(block.codec), memoryview(block.payload))
+    parameters = (*who, Int8(append.stream_id), Int4(block.count), *what, _epochs(block.epochs))
+    return conn.execute(_APPEND, parameters, prepare=True, binary=True)
+
+
+def _epochs(epochs: Epochs | None) -> str | None:
+    if epochs is None:
+        return None
+    return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "mixed": epochs.mixed})
+
+
+def _stamp(stamp: Stamp) -> tuple[object, ...]:
+    return stamp.producer_id, Int8(stamp.incarnation), Int8(stamp.sequence)
+
+
+def _answer(cursor: psycopg.Cursor[Any]) -> Appended:
+    row = cursor.fetchone()
+    assert row is not None
+    return Appended(Outcome(row[0]), row[1])
+
+
+def _generation_of(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
+    row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
+    if row is None:
+        raise no_stream(conn, stream_id, offset)
+    return int(row[0])
+
+
+def no_stream(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> Gone | NotFound:
+    """Of one that is past and gone nothing but its number is known."""
+    if missing(conn, [stream_id]):
+        return Gone(stream_id, offset, None)
+    return NotFound(f"stream {stream_id}: there is no such stream in this database. Look at the catalogue of streams.")
+
+
+def check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: int | None) -> None:
+    if offset > head:
+        raise beyond_head(stream_id, offset, head)
+    if (gone or oldest is None) and offset < head:
+        raise Gone(stream_id, offset, None)
+    if oldest is not None and oldest > offset:
+        raise Gone(stream_id, offset, oldest)
+
+
+def beyond_head(stream_id: int, offset: int, head: int) -> BeyondHead:
+    """The stream ended there or further once, by the word of whoever asks."""
+    return BeyondHead(
+        f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup, or a "
+        "standby promoted that lacked the last messages? "
+        "Read from an offset up to the head. A group begins again with `sublet groups delete` and `sublet groups "
+        "create ... --start`."
+    )
+
+
+def consecutive(spans: Sequence[tuple[int, int]]) -> int:
+    """How many of these [first, end) follow directly on one another; what lies behind a hole is left to the next read,
+    which names it."""
+    for index, (before, behind) in enumerate(pairwise(spans), start=1):
+        if behind[0] != before[1]:
+            return index
+    return len(spans)
+
+
+def _found(
+    conn: psycopg.Connection[Any], statement: str, parameters: Any, generation_id: int, stream_id: int, offset: int
+) -> tuple[int, bool, list[tuple[Any, ...]]]:
+    """The stream's head, whether it is closed, and its blocks with their payloads."""
+    rows = conn.execute(statement, parameters, prepare=True, binary=True).fetchall()
+    if not rows:
+        raise no_stream(conn, stream_id, offset)
+    head, closed, gone, first_end, count = rows[0][:5]
+    check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
+    blocks = [] if first_end is None else [row[3:] for row in rows]
+    blocks = blocks[: consecutive([(row[0] - row[1], row[0]) for row in blocks])]
+    return head, closed, fetched(generation_id, stream_id, blocks)
+
+
+def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The blocks with their batches as they are stored in place of the payloads, up to before the first that cannot be
+    decoded. Raises `PoisonBlock` where that is the very first."""
+    found: list[tuple[Any, ...]] = []
+    for row in blocks:
+        end_offset, count, codec, _, payload = row[:5]
+        try:
+            batch = None if payload is None else checked(codec, payload, stream_id, end_offset, count)
+        except PoisonBlock:
+            if not found:
+                raise
+            break
+        found.append((*row[:4], batch))
+    return found
+
+
+def _is_for_postgres(filter: Filter) -> bool:
+    return filter != ALL and len(filter.regex) <= LONGEST_PATTERN
+
+
+@lru_cache
+def _statement(*asked: bool) -> str:
+    """`since` with those of these conditions that are asked for."""
+    conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, IN_BLOCK, _BEFORE_END), asked)
+    return _SINCE.format(matched=" and ".join(f"({condition})" for condition in conditions) or "true")
+
+
+def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:
+    """Those that follow on one another and lie alike, if they have fewer messages than that on average; the others one
+    by one."""
+    parts = []
+    for (codec, is_here), group in groupby(blocks, lambda row: (row[2], row[4] is not None)):
+        part = list(group)
+        if is_here and not has_one_epoch(codec) and sum(row[1] for row in part) < few * len(part):
+            parts.append(part)
+        else:
+            parts += [[row] for row in part]
+    return parts
+
+
+def _batch(
+    stream_id: int,
+    offset: int,
+    filter: Filter,
+    left_out: LeftOut | None,
+    wanted: Wanted | None,
+    blocks: Sequence[tuple[Any, ...]],
+) -> pa.RecordBatch | None:
+    """The wanted messages of a block, or of several that lie alike; None if there are none."""
+    end_offset, count, codec, topics, stored = blocks[0][:5]
+    if stored is None:
+        return None
+    first = end_offset - count
+    whole = deliver(restored(codec, [row[4] for row in blocks]), stream_id, first)
+    found = matching(from_offset(whole, first, offset), filter, topics)
+    if left_out is not None:
+        found = without(found, left_out)
+    if wanted is not None:
+        found = wanted.of(found)
+    return found if found.num_rows else None

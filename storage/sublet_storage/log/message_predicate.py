@@ -1,0 +1,83 @@
+"""What a replay wants of the streams that it reads, beside its filter: which blocks can have it, which messages are it.
+
+A block's row says which topics, times and epochs are in the block: what cannot have anything is not fetched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sublet_protocol.domain.epochs import LARGEST, SMALLEST
+from sublet_protocol.domain.errors import InvalidEpoch
+
+IN_BLOCK = """
+  (topics is null or exists (
+     select from unnest(topics) as t(topic)
+      where (%(only_topics)s::text[] is null or topic = any(%(only_topics)s::text[]))
+        and starts_with(topic, %(prefix)s::text)))
+  and last_timestamp >= coalesce(%(first)s::timestamptz, '-infinity')
+  and first_timestamp <= coalesce(%(last)s::timestamptz, 'infinity')
+  and (%(any_epoch)s::boolean
+       or (jsonb_array_length(epochs #> '{greatest,0}') > 1
+           or (epochs #>> '{greatest,0,0}')::bigint >= %(least)s::bigint
+              and (epochs #>> '{least,0,0}')::bigint < %(beyond)s::bigint))"""
+"""Of a block's row: whether such messages can be in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All of this is to be true of a message; None: whatever it is.
+
+    `topics`: one of these; `prefix`: how its topic begins. `first` and `last`: blocks are left out that have only
+    earlier or only later timestamps, and of other blocks nothing is. `epochs`: from the first up to before the second;
+    what has no epoch is not wanted then.
+    """
+
+    topics: frozenset[str] | None = None
+    prefix: str = ""
+    first: datetime | None = None
+    last: datetime | None = None
+    epochs: tuple[int, int] | None = None
+
+    def parameters(self) -> dict[str, object]:
+        """What `IN_BLOCK` asks for."""
+        least, beyond = self.epochs or (SMALLEST, LARGEST)
+        return {
+            "only_topics": None if self.topics is None else sorted(self.topics),
+            "prefix": self.prefix,
+            "first": self.first,
+            "last": self.last,
+            "any_epoch": self.epochs is None,
+            "least": least,
+            "beyond": beyond,
+        }
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The messages of a block that are wanted, but for their timestamps. Raises `InvalidEpoch`."""
+        if self.topics is not None or self.prefix:
+            batch = batch.filter(self._by_topic(batch))
+        return batch if self.epochs is None else batch.filter(_within(batch.column("epoch"), *self.epochs))
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether messages of the topic can be wanted."""
+        return (self.topics is None or topic in self.topics) and topic.startswith(self.prefix)
+
+    def _by_topic(self, batch: pa.RecordBatch) -> pa.Array:
+        coded = batch.column("topic").dictionary_encode()
+        return pa.array(map(self.has_topic, coded.dictionary.to_pylist()), pa.bool_()).take(coded.indices)
+
+
+def _within(column: pa.Array, least: int, beyond: int) -> pa.Array:
+    """Which epochs of one number lie from the first up to before the second."""
+    most = pc.max(pc.list_value_length(column)).as_py() or 1
+    if most > 1:
+        raise InvalidEpoch(
+            f"epochs of {most} numbers are among what the filter matches, and have no order of before and after. Read "
+            "their space without startingEpoch and endingEpoch."
+        )
+    first = pc.list_element(column, 0)
+    return pc.and_(pc.greater_equal(first, least), pc.less(first, beyond))

@@ -1,0 +1,147 @@
+"""The directory of leader nodes: how borrowers find them, and what keeps two of them from having one name.
+
+A node is listed under a lease, by the database's clock. A name belongs to one incarnation at a time: when that one's
+lease has run out, the next may take it. What an operator wants of a live node stands here too
+(`sublet_storage.groups.admin.node_desired_state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import NodeNameTaken
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRef:
+    """One life of one node: a name can come back, an incarnation cannot."""
+
+    name: str
+    incarnation: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify`: where notifications reach it.
+    `draining`: it is to lead nothing any more."""
+
+    node: NodeRef
+    http_address: str | None
+    protocol_version: int
+    started_at: datetime
+    remaining_s: float
+    notify: str | None = None
+    draining: bool = False
+
+
+_REGISTER = """
+insert into node as n (name, incarnation, address, http_address, protocol_version, notify, expires_at)
+values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify)s,
+        clock_timestamp() + make_interval(secs => %(lease_s)s))
+on conflict (name) do update
+   set incarnation = excluded.incarnation, address = excluded.address, http_address = excluded.http_address,
+       protocol_version = excluded.protocol_version, notify = excluded.notify, expires_at = excluded.expires_at,
+       draining = n.draining and n.incarnation = excluded.incarnation,
+       started_at = case when n.incarnation = excluded.incarnation then n.started_at else excluded.started_at end
+ where n.incarnation = excluded.incarnation or n.expires_at <= clock_timestamp()
+returning name"""
+
+_RENEW = """
+update node set expires_at = clock_timestamp() + make_interval(secs => %s) where name = %s and incarnation = %s"""
+
+_LIVE = """
+select name, incarnation, address from node where expires_at > clock_timestamp() and not draining order by name"""
+
+_ALL = """
+select name, incarnation, address, http_address, protocol_version, started_at,
+       extract(epoch from expires_at - clock_timestamp())::float8, notify, draining
+  from node order by name"""
+
+_LED = """
+select incarnation, count(*) from leadership
+ where leadership_id <> 0 and expires_at > clock_timestamp() group by incarnation"""
+
+_ENDPOINTS = """
+select distinct notify from node where expires_at > clock_timestamp() and notify is not null order by notify"""
+
+
+def register(
+    conn: psycopg.Connection[Any],
+    node: NodeRef,
+    lease_s: float,
+    protocol_version: int,
+    http_address: str | None = None,
+    notify: str | None = None,
+) -> None:
+    """List the node for `lease_s`; the same incarnation again changes its addresses and renews. `notify`: the endpoint
+    of its notification driver.
+
+    Raises `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
+    long and try again; if the other has renewed meanwhile, it is alive.
+    """
+    parameters = {
+        "name": node.name,
+        "incarnation": node.incarnation,
+        "address": node.address,
+        "http": http_address,
+        "version": protocol_version,
+        "notify": notify,
+        "lease_s": lease_s,
+    }
+    while conn.execute(_REGISTER, parameters).fetchone() is None:
+        for other in list_nodes(conn):
+            if other.node.name == node.name and other.remaining_s > 0:
+                raise NodeNameTaken(node.name, other.node.address, other.remaining_s)
+
+
+def renew(conn: psycopg.Connection[Any], node: NodeRef, lease_s: float) -> bool:
+    """Extend the lease; False if the name is another incarnation's by now, or was removed: register again."""
+    return conn.execute(_RENEW, (lease_s, node.name, node.incarnation)).rowcount == 1
+
+
+def remove(conn: psycopg.Connection[Any], node: NodeRef) -> None:
+    """Take this incarnation off the list; another's line of the same name stays."""
+    conn.execute("delete from node where name = %s and incarnation = %s", (node.name, node.incarnation))
+
+
+def live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
+    """The nodes to go to, by name: their leases live, and they are not draining."""
+    return [NodeRef(*row) for row in conn.execute(_LIVE)]
+
+
+def endpoints(conn: psycopg.Connection[Any]) -> list[str]:
+    """Where the notifications of publishers reach the nodes whose leases live."""
+    return [row[0] for row in conn.execute(_ENDPOINTS)]
+
+
+def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
+    """The whole directory by name, with the nodes that have stopped renewing and were not collected yet."""
+    return [NodeEntry(NodeRef(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
+
+
+def as_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
+    """A line of the directory as programs are shown it; `led` is what `led_groups` says."""
+    line = {**asdict(entry.node), **asdict(entry), "leads": led.get(entry.node.incarnation, 0)}
+    del line["node"]
+    return {**line, "started_at": entry.started_at.isoformat(), "lives": entry.remaining_s > 0}
+
+
+def collect(conn: psycopg.Connection[Any]) -> list[str]:
+    """Delete the lines whose leases have run out at this very instant; their names.
+
+    A node that renews at the same time is either deleted first, and learns it from `renew`, or stays.
+    """
+    return sorted(
+        row[0] for row in conn.execute("delete from node where expires_at <= clock_timestamp() returning name")
+    )
+
+
+def led_groups(conn: psycopg.Connection[Any]) -> dict[str, int]:
+    """{incarnation: how many groups it leads}."""
+    return dict(conn.execute(_LED).fetchall())

@@ -1,0 +1,149 @@
+"""What is known of objects, by version: late, repeated and reordered changes leave it as it is.
+
+Deleted objects leave a tombstone, which keeps an older story from reviving them. A change bears the version of its
+deletion; of what is merely absent from a snapshot the version is unknown, and only another snapshot can revive that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from sublet_storage.notify.changes import Change, Snapshot
+
+MOST_TOMBSTONES = 10_000
+"""Of more, the oldest is given up early."""
+
+
+class Verdict(Enum):
+    """What a change is to the cache."""
+
+    NEWER = "newer"  # it was taken in
+    OLD = "old"  # this version or a later one is known
+    DOUBTFUL = "doubtful"  # a snapshot did not have the object, and may be newer or older than this
+
+
+@dataclass(slots=True)
+class _Entry:
+    """`at`: when it was last taken in, or a snapshot last confirmed it. `turn`: of all takings-in, which."""
+
+    change: Change
+    turn: int
+    at: float
+
+
+class Cache:
+    """Objects of all kinds. Not thread-safe."""
+
+    def __init__(self, tombstone_s: float, most_tombstones: int = MOST_TOMBSTONES) -> None:
+        self.old = 0
+        """Changes that were no news."""
+        self._tombstone_s, self._most_tombstones = tombstone_s, most_tombstones
+        self._live: dict[str, dict[str, _Entry]] = {}
+        self._dead: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by when they died
+        self._turn = 0
+        self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
+
+    def get(self, kind: str, key: str) -> Change | None:
+        """What is known of a living object."""
+        entry = self._live.get(kind, {}).get(key)
+        return entry.change if entry else None
+
+    def objects(self, kind: str) -> dict[str, Change]:
+        """All living objects of a kind, by key."""
+        return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
+
+    def apply(self, change: Change, now: float) -> Verdict:
+        """Take in a change, if it is newer than what is known."""
+        self._expire(now)
+        place = change.kind, change.key
+        if place in self._absent and not change.deleted:
+            verdict = Verdict.DOUBTFUL if change.version > self._dead[place].change.version else Verdict.OLD
+        else:
+            verdict = Verdict.NEWER if change.rank > self._rank(place) else Verdict.OLD
+        if verdict is Verdict.NEWER:
+            self._put(change, now)
+        self.old += verdict is Verdict.OLD
+        return verdict
+
+    def begin(self) -> int:
+        """Call before a snapshot is read, and hand what it returns to `merge`."""
+        return self._turn
+
+    def merge(self, kind: str, snapshot: Snapshot, begun: int, now: float) -> list[Change]:
+        """Take in a snapshot whose reading began then; what was new in it.
+
+        Living objects that it should have and does not are dead, unless they were taken in since.
+        """
+        self._expire(now)
+        news = [change for change in snapshot.changes if self._confirm(change, begun, now)]
+        there = {change.key for change in snapshot.changes}
+        for key, entry in list(self._live.get(kind, {}).items()):
+            if key in there or entry.turn > begun:
+                continue
+            if snapshot.keys is None or key in snapshot.keys:
+                news.append(self._bury_absent(entry, now))
+            elif now > entry.at + self._tombstone_s:
+                del self._live[kind][key]  # nobody asks for it any more
+        return news
+
+    # --- entries ----------------------------------------------------------------------------------------------------
+
+    def _confirm(self, change: Change, begun: int, now: float) -> bool:
+        """Whether the snapshot's word on one object was news."""
+        place = change.kind, change.key
+        if place in self._absent and self._dead[place].turn <= begun and not change.deleted:
+            is_news = change.version >= self._dead[place].change.version
+        else:
+            is_news = change.rank > self._rank(place) or self._is_refuted(place, change, begun)
+        if is_news:
+            self._put(change, now)
+        elif entry := self._live.get(change.kind, {}).get(change.key):
+            entry.at = now
+        return is_news
+
+    def _is_refuted(self, place: tuple[str, str], change: Change, begun: int) -> bool:
+        """What was said before the reading began is in it, if it was ever true: versions only grow, and are told after
+        they are committed."""
+        entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(place)
+        return entry is not None and entry.turn <= begun and change.rank < entry.change.rank
+
+    def _rank(self, place: tuple[str, str]) -> int:
+        kind, key = place
+        entry = self._live.get(kind, {}).get(key) or self._dead.get(place)
+        return entry.change.rank if entry else -1
+
+    def _put(self, change: Change, now: float) -> None:
+        place = change.kind, change.key
+        self._turn += 1
+        entry = _Entry(change, self._turn, now)
+        self._dead.pop(place, None)
+        self._absent.discard(place)
+        if change.deleted:
+            self._live.get(change.kind, {}).pop(change.key, None)
+            self._dead[place] = entry
+            self._expire(now)
+        else:
+            self._live.setdefault(change.kind, {})[change.key] = entry
+
+    def _bury_absent(self, entry: _Entry, now: float) -> Change:
+        last = entry.change
+        gone = Change(last.kind, last.key, last.version, deleted=True)
+        self._put(gone, now)
+        self._absent.add((gone.kind, gone.key))
+        return gone
+
+    def _expire(self, now: float) -> None:
+        for place in list(self._expired(now)):
+            del self._dead[place]
+            self._absent.discard(place)
+
+    def _expired(self, now: float) -> Iterator[tuple[str, str]]:
+        too_many = len(self._dead) - self._most_tombstones
+        for place, entry in self._dead.items():
+            if too_many <= 0 and now < entry.at + self._tombstone_s:
+                return
+            too_many -= 1
+            yield place

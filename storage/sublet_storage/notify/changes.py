@@ -1,0 +1,181 @@
+"""What is said when something has changed, and the times by which it is said. Bytes of it are made by `codec`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from sublet_protocol.domain.errors import InvalidSetting, SubletError
+
+STREAM, SPACE, GROUP, NODE, EPOCHS = "stream", "space", "group", "node", "epochs"
+KINDS = (STREAM, SPACE, GROUP, NODE, EPOCHS)
+"""The kinds of objects; each has a channel of its own, of the same name."""
+
+PREFIX = "SUBLET_NOTIFY_"
+
+_REVISION_BITS = 20
+_LAST_REVISION = (1 << _REVISION_BITS) - 1
+"""In the version of a group; of more changes than that only those who look by themselves hear."""
+
+
+class MalformedMessage(SubletError):
+    """Bytes that are no message of ours: they are counted and dropped, and nothing else is concerned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The object `key` of that kind is at `version` now, or was deleted at it.
+
+    Of one object, versions only grow, also when it is deleted and made again; of two changes of one version the
+    deletion is the later.
+    """
+
+    kind: str
+    key: str
+    version: int
+    deleted: bool = False
+    data: Mapping[str, Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Grows from change to change of one object."""
+        return 2 * self.version + self.deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Changes on one channel, number `sequence` of that publisher there; `predecessor` is the number before it."""
+
+    publisher: str
+    incarnation: str
+    channel: str
+    sequence: int
+    predecessor: int
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A publisher lives, and these are the last numbers of all channels it has spoken on. `leaving`: its last word."""
+
+    publisher: str
+    incarnation: str
+    sequences: Mapping[str, int]
+    leaving: bool = False
+
+
+Message = Envelope | Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the database says of one kind at one instant.
+
+    `keys`: the objects that were asked for, of which those without a change do not exist; None: all there are.
+    """
+
+    changes: tuple[Change, ...]
+    keys: frozenset[str] | None = None
+
+
+def stream_change(stream_id: int, head: int, closed: bool) -> Change:
+    """A stream has grown or was closed."""
+    return Change(STREAM, str(stream_id), 2 * head + closed, data={"head": head, "closed": closed})
+
+
+def space_change(name: str, generation_id: int, deleted: bool = False, data: Mapping[str, Any] | None = None) -> Change:
+    """A space was created, rolled over or dropped; `generation_id` is its newest generation."""
+    return Change(SPACE, name, generation_id, deleted, data)
+
+
+def group_change(subscription: str, group_id: int, deleted: bool = False, revision: int = 0) -> Change:
+    """A group was created or deleted; `revision` counts the changes of its orders."""
+    version = group_id << _REVISION_BITS | (_LAST_REVISION if deleted else min(revision, _LAST_REVISION))
+    data = None if deleted else {"group_id": group_id, "revision": revision}
+    return Change(GROUP, subscription, version, deleted, data)
+
+
+def node_change(name: str, started_us: int, deleted: bool = False, data: Mapping[str, Any] | None = None) -> Change:
+    """A node has come or gone; `started_us`: when this incarnation was listed first, by the database's clock."""
+    return Change(NODE, name, started_us, deleted, data)
+
+
+def epochs_change(space: str, moves: int) -> Change:
+    """More epochs of a space are completed; `moves`: how often its lower frontier has moved."""
+    return Change(EPOCHS, space, moves)
+
+
+@dataclass(frozen=True, slots=True)
+class NotifySettings:
+    """Seconds, but for `sends_per_s`. Publishers and listeners of one database must be told the same."""
+
+    max_idle_s: float = 5.0
+    """After so long without a message a publisher says hello again."""
+    gap_window_s: float = 0.2
+    """How long a listener waits for what seems to be missing: the longest that news is under way."""
+    catch_up_every_s: float = 0.5
+    """Least time between the beginnings of two catch-ups of one channel; more are put off, never dropped."""
+    spread_s: float = 0.5
+    """Catch-ups that all listeners need at once are spread over so long."""
+    poll_s: float = 1.0
+    """Between two catch-ups where nothing is pushed: with the driver `poll`, or while a driver cannot listen."""
+    review_s: float = 30.0
+    """Between two catch-ups that nothing asked for, with a driver that pushes."""
+    forget_s: float = 60.0
+    """A publisher that has been silent for so long is forgotten."""
+    tombstone_s: float = 600.0
+    """How long it is remembered that something was deleted."""
+    tell_look_s: float = 5.0
+    """How often a publisher looks who listens where, while it has something to tell."""
+    sends_per_s: float = 200.0
+    """Most messages a publisher sends per second, and under load a tenth of it; what changes meanwhile is told with the
+    next."""
+
+    @property
+    def silence_s(self) -> float:
+        """A publisher unheard of for longer than this has stopped, or what it said was lost."""
+        return self.max_idle_s + self.gap_window_s
+
+    def check(self) -> NotifySettings:
+        """Itself, or `InvalidSetting` naming the value, the rule it breaks and the remedy."""
+        for name, value in self._values():
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidSetting(f"{name} is {value}: it must be a positive number. Leave it out for the default.")
+        for name, least, bound in (
+            ("max_idle_s", "gap_window_s", self.gap_window_s),
+            ("forget_s", "max_idle_s + gap_window_s", self.silence_s),
+            ("tombstone_s", "max_idle_s + gap_window_s", self.silence_s),
+            ("poll_s", "catch_up_every_s", self.catch_up_every_s),
+            ("review_s", "poll_s", self.poll_s),
+        ):
+            value = getattr(self, name)
+            if value < bound:
+                raise InvalidSetting(f"{name} is {value} and {least} is {bound:g}: it must not be less. Raise {name}.")
+        return self
+
+    def scaled(self, factor: float) -> NotifySettings:
+        """All times divided by `factor`, the rate multiplied by it: for tests."""
+        times = {name: value / factor for name, value in self._values()}
+        return replace(self, **(times | {"sends_per_s": self.sends_per_s * factor}))
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> NotifySettings:
+        """Defaults, overridden by `SUBLET_NOTIFY_MAX_IDLE_S` and so on for each field's name in capitals; checked."""
+        source = os.environ if environ is None else environ
+        found = {each.name: _number(PREFIX + each.name.upper(), source) for each in fields(cls)}
+        return replace(cls(), **{name: value for name, value in found.items() if value is not None}).check()
+
+    def _values(self) -> list[tuple[str, float]]:
+        return [(each.name, getattr(self, each.name)) for each in fields(self)]
+
+
+def _number(name: str, source: Mapping[str, str]) -> float | None:
+    if (text := source.get(name)) is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidSetting(f"{name} is {text!r}: it must be a number, such as 2.5.") from None

@@ -1,0 +1,96 @@
+"""Messages as bytes: JSON in ASCII, so that every driver can carry them.
+
+Whatever arrives is checked here: what comes out is well-formed, and everything else is a `MalformedMessage`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sublet_storage.notify.changes import Change, Envelope, Hello, MalformedMessage, Message
+
+LARGEST_MESSAGE = 1 << 20
+"""In bytes; longer ones are nobody's."""
+
+LARGEST_NUMBER = 1 << 64
+LONGEST_NAME = 200
+LONGEST_KEY = 100_000
+MOST_CHANNELS = 64
+
+_compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def encode(message: Message) -> bytes:
+    """The message as bytes that `decode` reads."""
+    if isinstance(message, Hello):
+        return _compact(
+            {
+                "p": message.publisher,
+                "i": message.incarnation,
+                "h": dict(message.sequences),
+                "l": message.leaving,
+            }
+        ).encode()
+    return encode_parts(message, [encode_change(change) for change in message.changes])
+
+
+def encode_change(change: Change) -> str:
+    """One change: what `encode_parts` puts together."""
+    data = None if change.data is None else dict(change.data)
+    return _compact([change.key, change.version, int(change.deleted), data])
+
+
+def encode_parts(envelope: Envelope, changes: list[str]) -> bytes:
+    """The envelope around changes that are encoded already; its own are not looked at."""
+    head = _compact([envelope.publisher, envelope.incarnation, envelope.channel])
+    return f'{{"e":{head},"s":{envelope.sequence},"b":{envelope.predecessor},"c":[{",".join(changes)}]}}'.encode()
+
+
+def decode(raw: bytes) -> Message:
+    """What those bytes say. Raises `MalformedMessage`, which says what is wrong with them."""
+    if len(raw) > LARGEST_MESSAGE:
+        raise MalformedMessage(f"a message of {len(raw)} bytes: the longest is {LARGEST_MESSAGE}.")
+    try:
+        found = json.loads(raw)
+        return _envelope(found) if isinstance(found, dict) and "e" in found else _hello(found)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise MalformedMessage(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
+
+
+def _envelope(found: dict[str, Any]) -> Envelope:
+    publisher, incarnation, channel = found["e"]
+    name = _text(channel, LONGEST_NAME)
+    sequence, predecessor = _whole(found["s"]), _whole(found["b"])
+    if predecessor >= sequence:
+        raise ValueError("a message cannot come before its predecessor")
+    changes = tuple(_change(name, *each) for each in found["c"])
+    return Envelope(
+        _text(publisher, LONGEST_NAME), _text(incarnation, LONGEST_NAME), name, sequence, predecessor, changes
+    )
+
+
+def _hello(found: dict[str, Any]) -> Hello:
+    sequences = {_text(channel, LONGEST_NAME): _whole(number) for channel, number in found["h"].items()}
+    if len(sequences) > MOST_CHANNELS:
+        raise ValueError("too many channels")
+    publisher, incarnation = _text(found["p"], LONGEST_NAME), _text(found["i"], LONGEST_NAME)
+    return Hello(publisher, incarnation, sequences, bool(found["l"]))
+
+
+def _change(kind: str, key: object, version: object, deleted: object, data: object) -> Change:
+    if not (data is None or isinstance(data, dict)):
+        raise TypeError("data is an object or null")
+    return Change(kind, _text(key, LONGEST_KEY), _whole(version), bool(_whole(deleted)), data)
+
+
+def _text(value: object, longest: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= longest:
+        raise TypeError("a name is text")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST_NUMBER:
+        raise TypeError("a number is whole, and not negative")
+    return value

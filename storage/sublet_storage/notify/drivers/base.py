@@ -1,0 +1,99 @@
+"""What a notification driver must offer: it moves bytes, and says truly what it can and cannot do.
+
+Names, sequences, gaps, windows, catch-ups and versions are the base's business (`publisher_machine`,
+`subscriber_machine`, `change_cache`); a driver may lose, repeat or reorder messages, as long as its `Capabilities` say
+so and no message arrives torn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+OnMessage = Callable[[bytes], None]
+"""Called with each message that arrives, from a thread of the driver; must return soon."""
+
+OnConnected = Callable[[], None]
+"""Called whenever listening has begun, the first time and after each loss: messages sent from now on may arrive."""
+
+OnLost = Callable[[], None]
+"""Called when the connection is lost: messages may be missed until `OnConnected` is called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a driver can do.
+
+    `ordered`: one outlet's messages arrive in the order they were sent. `lossless`: what an outlet has not counted as
+    dropped arrives at every inlet that stays connected.
+    `payload_limit`: the longest message in bytes (None: no limit). `pushes`: False if it moves nothing at all, so that
+    nobody need open an outlet and the periodic catch-up is all there is.
+    """
+
+    ordered: bool
+    lossless: bool
+    payload_limit: int | None
+    pushes: bool
+
+
+class Outlet(Protocol):
+    """The sending end, of one process. Used by one thread at a time; in a fork of its process it sends nothing."""
+
+    @property
+    def dropped(self) -> int:
+        """How many messages it has given up so far: too long, nobody to be reached, too many waiting."""
+        ...
+
+    def send(self, message: bytes) -> None:
+        """Send to every endpoint it was opened for. Never blocks for long, never raises: what fails is counted."""
+        ...
+
+    def close(self) -> None:
+        """Give what waits a moment to leave, then let go of everything, in bounded time; harmless when repeated."""
+        ...
+
+
+class Inlet(Protocol):
+    """The listening end, of one node."""
+
+    @property
+    def endpoint(self) -> str:
+        """What publishers must know to reach it, beginning with the driver's name: `postgres:`,
+        `zmq:tcp://10.0.0.5:40211`."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening, in bounded time; no callback is called after it returns; harmless when repeated."""
+        ...
+
+
+class Driver(Protocol):
+    """One way to move notifications."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the entry point group `sublet.notify`, and the beginning of its endpoints."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        ...
+
+    def outlet(self, endpoints: Sequence[str]) -> Outlet:
+        """Open the sending end towards these endpoints of its own kind."""
+        ...
+
+    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> Inlet:
+        """Begin to listen. The three callbacks come one at a time, and may come before this has returned.
+
+        Raises `SubletError` where it can never listen; what may pass, such as a database that is away, is retried.
+        """
+        ...
+
+
+class Factory(Protocol):
+    """What an entry point of the group `sublet.notify` names: makes the driver for a database URL and opens nothing."""
+
+    def __call__(self, url: str, *, host: str = "127.0.0.1") -> Driver:
+        """`host`: the address of this machine that a node listens on, for drivers that open a port."""
+        ...

@@ -1,0 +1,76 @@
+"""Places for a few readers that listen at the database themselves, to what publishers tell nodes.
+
+Each NOTIFY wakes every connection of its database that listens. So there are only so many places, each an advisory
+lock, which ends with its connection. Whoever has none hears from its leader's node, as everybody does of what is missed
+here: numbers are not looked at, and what is missing is not asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any, Final
+
+import psycopg
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.db.connect import schema_name
+from sublet_storage.notify.changes import STREAM, Envelope, MalformedMessage
+from sublet_storage.notify.codec import decode
+from sublet_storage.notify.drivers.postgres import ENDPOINT, channel_of, from_payload, listen
+
+VARIABLE: Final = "SUBLET_NOTIFY_PLACES"
+PLACES: Final = 8
+MOST_PLACES: Final = 1000
+LONGEST_ID: Final = 19
+"""In digits: of 63 bits."""
+
+_CLASS: Final = zlib.crc32(b"sublet places") & 0x7FFFFFFF
+"""Of the locks: the same for all schemas, since a NOTIFY wakes whoever listens in the database."""
+
+_TAKE = """
+select place from generate_series(1, %(places)s) place
+ where exists (select from node where notify = %(endpoint)s and expires_at > clock_timestamp())
+   and pg_try_advisory_lock(%(class)s, place) limit 1"""
+
+
+def places() -> int:
+    """How many there are in a database, as this process was told: 0 and it takes none. Raises `InvalidSetting`."""
+    text = os.environ.get(VARIABLE, str(PLACES))
+    if not text.isdecimal() or len(text) > 4 or int(text) > MOST_PLACES:
+        raise InvalidSetting(
+            f"{VARIABLE} is {text[:40]!r}: it must be a whole number from 0 (never listen) to {MOST_PLACES}. "
+            f"Leave it out for {PLACES}."
+        )
+    return int(text)
+
+
+def take_place(connection: psycopg.Connection[Any]) -> bool:
+    """Listen on this connection from now on, if a place is free and some node listens the same way.
+
+    Never through a pooler that lends the server's connections to others: the server's process is another there than the
+    one that the connection began with.
+    """
+    row = connection.execute("select pg_backend_pid()").fetchone()
+    if row != (connection.info.backend_pid,):
+        return False
+    wanted = {"places": places(), "endpoint": ENDPOINT, "class": _CLASS}
+    if connection.execute(_TAKE, wanted).fetchone() is None:
+        return False
+    listen(connection, channel_of(schema_name()))
+    return True
+
+
+def heads_of(payload: bytes) -> dict[int, int]:
+    """{stream: head} of what was said; nothing of what is not news of streams, or not ours."""
+    try:
+        message = decode(from_payload(payload) or b"")
+    except MalformedMessage:
+        return {}
+    if not isinstance(message, Envelope) or message.channel != STREAM:
+        return {}
+    return {int(change.key): change.version // 2 for change in message.changes if _is_id(change.key)}
+
+
+def _is_id(key: str) -> bool:
+    return key.isdecimal() and len(key) <= LONGEST_ID

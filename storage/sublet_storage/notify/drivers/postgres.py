@@ -1,0 +1,262 @@
+"""LISTEN and NOTIFY: nothing to install and nothing to open beside the database that is there anyway.
+
+NOTIFY goes over a connection of its own, never in an append's transaction, where its commit lock would cost the
+publishers. What waits is sent in one statement, so that the rate is that of round trips and not of messages. LISTEN
+needs a connection of its own too, without a pooler in the way that would lend it to somebody else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import select
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import xxhash
+from psycopg import sql
+
+from sublet_protocol.domain.errors import SubletError
+from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.notify.drivers.base import Capabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.poll import PollOutlet
+from sublet_storage.util.retry import Backoff
+from sublet_storage.util.threads import DriverThread
+
+log = logging.getLogger(__name__)
+
+ENDPOINT = "postgres:"
+LONGEST_CHANNEL = 63
+PER_STATEMENT = 64
+MOST_WAITING = 1024
+PAYLOAD_LIMIT = 5997
+"""Postgres takes 7999 bytes of text: two for the header leave so many bytes of anything in base64."""
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+SILENCE_S = 5.0
+"""A server that does not answer a NOTIFY for so long is taken for lost."""
+FLUSH_S = 0.25
+"""What waits when an outlet is closed is given so long to leave."""
+
+_TROUBLE = (SubletError, psycopg.Error)
+
+_NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
+
+
+def channel_of(schema: str) -> str:
+    """The channel's name: the schema's, so that two in one database do not hear each other; a long one's is hashed."""
+    name = f"sublet_{schema}"
+    return name if len(name) <= LONGEST_CHANNEL else f"{name[:46]}_{xxhash.xxh3_64_hexdigest(name.encode())}"
+
+
+def as_payload(message: bytes, place: int) -> str:
+    """The message as text. `place`: its number in the statement, 0 to 63.
+
+    Postgres drops a payload that equals another of its transaction: with the place in it no two are equal.
+    """
+    if message.isascii() and b"\0" not in message:
+        return f"t{chr(48 + place)}{message.decode('ascii')}"
+    return f"b{chr(48 + place)}{base64.b64encode(message).decode('ascii')}"
+
+
+def from_payload(payload: bytes) -> bytes | None:
+    """The message; None if this is not one of `as_payload`."""
+    kind, body = payload[:1], payload[2:]
+    if kind == b"t" and len(payload) > 1:
+        return body
+    try:
+        return base64.b64decode(body, validate=True) if kind == b"b" and len(payload) > 1 else None
+    except binascii.Error:
+        return None
+
+
+def listen(connection: psycopg.Connection[Any], channel: str) -> None:
+    """Hear what is said on the channel from now on."""
+    # Who is stopped while it listens would hold up the notifications of the whole server (over TCP).
+    connection.execute("set tcp_user_timeout = '60s'")
+    connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+
+
+def payloads(connection: psycopg.Connection[Any], thread: DriverThread) -> Iterator[bytes]:
+    """What a connection that listens hears, until the thread is asked to end, or `psycopg.OperationalError`."""
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    waiting.register(thread.bell, select.POLLIN)
+    while not thread.ending:
+        while (notification := connection.pgconn.notifies()) is not None:
+            yield notification.extra
+        waiting.poll()
+        connection.pgconn.consume_input()
+
+
+class PostgresOutlet:
+    """Queues what is sent for the thread that says NOTIFY; when too much waits, the oldest is dropped."""
+
+    def __init__(self, url: str, channel: str) -> None:
+        self._sender = _Sender(url, channel)
+        self._too_long = 0
+        self._sender.start()
+
+    @property
+    def dropped(self) -> int:
+        """Too long, too many waiting, refused by the server, or left over when it was closed."""
+        return self._too_long + self._sender.dropped
+
+    def send(self, message: bytes) -> None:
+        """Queue it, unless it is longer than the limit."""
+        if len(message) > PAYLOAD_LIMIT:
+            self._too_long += 1
+        else:
+            self._sender.add(message)
+
+    def close(self) -> None:
+        """Give what waits a moment, then close the connection."""
+        self._sender.flush()
+        self._sender.end()
+
+
+class _Sender(DriverThread):
+    """Says NOTIFY, and tries again while the database is away."""
+
+    def __init__(self, url: str, channel: str) -> None:
+        super().__init__("sublet notify postgres sender")
+        self._url, self._channel = url, channel
+        self._waiting: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._in_hand: list[bytes] = []
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.dropped = 0
+
+    def add(self, message: bytes) -> None:
+        """Queue a message; where the thread is over or another process's, it is dropped at once."""
+        if self.ending or not self.is_ours:
+            self.dropped += 1
+            return
+        with self._changed:
+            if len(self._waiting) == MOST_WAITING:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append(message)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until nothing waits, but not for long."""
+        if self.is_ours and not self.ending:
+            with self._changed:
+                self._changed.wait_for(lambda: not (self._waiting or self._in_hand), FLUSH_S)
+
+    def end(self) -> None:
+        """As every driver's thread; what is still waiting is dropped."""
+        if not self.is_ours:
+            return
+        self._asked.set()
+        with self._changed:
+            self.dropped += len(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        super().end()
+
+    def run(self) -> None:
+        while not self.ending:
+            try:
+                with self._connect() as connection:
+                    while self._take():
+                        self._say(connection)
+            except _TROUBLE as error:
+                # Whoever publishes hears of a database that is away from its publisher; of one that was stopped at the
+                # end of a program nobody need hear.
+                log.info("notifications cannot be sent at present, and wait: %s", error)
+                self.pause(self._pauses.next_s())
+        with self._changed:
+            self.dropped += len(self._in_hand)
+            self._in_hand = []
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        connection = connect(self._url, application_name="sublet notify", silence_s=SILENCE_S)
+        # Nothing is stored, so there is nothing to wait for on a disk.
+        connection.execute("set synchronous_commit = off")
+        self._pauses.succeeded()
+        return connection
+
+    def _take(self) -> bool:
+        """Wait for messages and take some; what a lost connection left in the hand comes first. False: it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._in_hand or self.ending)
+            while self._waiting and len(self._in_hand) < PER_STATEMENT:
+                self._in_hand.append(self._waiting.popleft())
+        return not self.ending
+
+    def _say(self, connection: psycopg.Connection[Any]) -> None:
+        payloads = [as_payload(message, place) for place, message in enumerate(self._in_hand)]
+        try:
+            connection.execute(_NOTIFY, (self._channel, payloads), prepare=True)
+            refused = 0
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as error:
+            refused = len(payloads)
+            self.complain("Postgres refuses %d notifications: %s", refused, error)
+        with self._changed:
+            self.dropped += refused
+            self._in_hand = []
+            self._changed.notify_all()
+
+
+class PostgresInlet(DriverThread):
+    """Listens, and again when the connection was lost."""
+
+    endpoint = ENDPOINT
+
+    def __init__(
+        self, url: str, channel: str, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost
+    ) -> None:
+        super().__init__("sublet notify postgres inlet")
+        self._url, self._channel = url, channel
+        self._on_message, self._on_connected, self._on_lost = on_message, on_connected, on_lost
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.start()
+
+    def close(self) -> None:
+        """End the connection and the thread."""
+        self.end()
+
+    def run(self) -> None:
+        while not self.ending:
+            connected = False
+            try:
+                with connect(self._url, application_name="sublet listen", silence_s=SILENCE_S) as connection:
+                    listen(connection, self._channel)
+                    connected = True
+                    self.call(self._on_connected)
+                    self._pauses.succeeded()
+                    for payload in payloads(connection, self):
+                        if (message := from_payload(payload)) is not None:
+                            self.call(self._on_message, message)
+            except _TROUBLE as error:
+                self.complain("no notifications at present: %s", error)
+            if connected:
+                self.call(self._on_lost)
+            self.pause(self._pauses.next_s())
+
+
+class PostgresDriver:
+    """Lossless: a listener's connection that lives has all that was notified. `url` must lead past any pooler."""
+
+    name = "postgres"
+    capabilities = Capabilities(ordered=True, lossless=True, payload_limit=PAYLOAD_LIMIT, pushes=True)
+
+    def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
+        self._url, self._channel = url, channel_of(schema_name())
+
+    def outlet(self, endpoints: Sequence[str]) -> PostgresOutlet | PollOutlet:
+        """The sending end: one connection, however many listen; none, if nobody does."""
+        return PostgresOutlet(self._url, self._channel) if ENDPOINT in endpoints else PollOutlet()
+
+    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PostgresInlet:
+        """The listening end: one connection."""
+        return PostgresInlet(self._url, self._channel, on_message, on_connected, on_lost)

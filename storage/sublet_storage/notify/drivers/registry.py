@@ -1,0 +1,81 @@
+"""Notification drivers by name, as installed: the entry points of the group `sublet.notify`."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from sublet_protocol.domain.errors import InvalidSetting, SubletError
+from sublet_storage.notify.drivers.base import Driver, Factory
+
+GROUP = "sublet.notify"
+OURS = "sublet"
+
+_BUILT_IN = {"poll": "PollDriver", "postgres": "PostgresDriver", "zmq": "ZmqDriver"}
+"""Ours, which are there also where nothing is installed: the source on a path, code shipped to executors."""
+
+
+def installed() -> list[str]:
+    """The names that `load` knows, in order; a library that one of them needs may be missing still."""
+    return sorted({*_BUILT_IN, *(each.name for each in entry_points(group=GROUP))})
+
+
+def load(name: str) -> Factory:
+    """What makes the driver of that name.
+
+    Raises `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
+    """
+    found = _entry(name)
+    try:
+        factory: Factory = found.load()
+    except Exception as error:
+        raise InvalidSetting(
+            f"notification driver {name!r} is installed but cannot be loaded ({error}). {_remedy(found)}."
+        ) from error
+    return factory
+
+
+def make(name: str, url: str, **how: str) -> Driver:
+    """The driver of that name. Raises `InvalidSetting`, or what of ours the driver raises."""
+    try:
+        return load(name)(url, **how)
+    except SubletError:
+        raise
+    except Exception as error:
+        raise InvalidSetting(
+            f"notification driver {name!r} cannot be used here ({error}). {_remedy(_entry(name))}, or use another one."
+        ) from error
+
+
+def name_of(endpoint: str) -> str:
+    """The name of the driver that reaches an endpoint."""
+    return endpoint.partition(":")[0]
+
+
+def _entry(name: str) -> EntryPoint:
+    found = {_distribution(each): each for each in entry_points(group=GROUP, name=name)}
+    if not found and name in _BUILT_IN:
+        return EntryPoint(name, f"sublet_storage.notify.drivers.{name}:{_BUILT_IN[name]}", GROUP)
+    if not found:
+        raise InvalidSetting(
+            f"notification driver {name!r}: no installed package brings one of that name. Installed are "
+            f"{', '.join(installed()) or 'none'}: choose one of these, or install the package that has it."
+        )
+    if OURS in found:
+        return found[OURS]
+    if len(found) > 1:
+        raise InvalidSetting(
+            f"notification driver {name!r} is brought by several packages ({', '.join(sorted(found))}), and it has to "
+            "be clear which one is meant. Uninstall all but one."
+        )
+    return next(iter(found.values()))
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else OURS
+
+
+def _remedy(entry: EntryPoint) -> str:
+    package = _distribution(entry)
+    if package == OURS:
+        return f"Run `pip install '{OURS}[{entry.name}]'`"
+    return f"Install what the package {package} needs, or another version of it"

@@ -1,0 +1,205 @@
+"""ZeroMQ: a node opens a port, publishers connect to it; the database is not asked to carry anything.
+
+The port is opened where the node itself listens. Its endpoint ends in a key (CURVE's public key of the inlet), and lets
+in only who has it, so whoever may read the directory of nodes: a stranger cannot make the node buffer anything. On the
+publishers' side all processes of a user share one connection to each node, see `zmq_shared_publisher`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.db.connect import schema_name
+from sublet_storage.notify.drivers.base import Capabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.poll import PollOutlet
+from sublet_storage.notify.drivers.zmq_rendezvous import Place
+from sublet_storage.notify.drivers.zmq_shared_publisher import KEY, LINGER_MS, PATIENCE_MS, Host, Socket, join, leave
+from sublet_storage.util.threads import DriverThread
+
+log = logging.getLogger(__name__)
+
+LARGEST = 1024 * 1024
+"""ZeroMQ cuts off a peer that sends more in one message."""
+PAYLOAD_LIMIT = LARGEST - 64
+"""The rest is for what encryption adds."""
+MOST_UNREAD = 64
+"""Messages of one peer that an inlet has taken and not handed on; further ones wait on the way."""
+BACK_MS = 1000
+"""After a peer was lost, the way counts as open again when one connects, or without that after so long."""
+
+KEEPALIVE_S = 5
+"""Between two questions of the kernel's whether a silent peer is there."""
+
+_ENDPOINT = re.compile(r"zmq:(tcp://(?:[\w.-]{1,253}|\[[\w:.%]{2,64}\]):[0-9]{1,5}\?key=[0-9a-f]{64})", re.ASCII)
+_LOST = zmq.Event.DISCONNECTED
+_FOUND = zmq.Event.HANDSHAKE_SUCCEEDED
+_STRANGER = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+
+
+class ZmqOutlet:
+    """Hands what is sent to the machine's publisher."""
+
+    def __init__(self, host: Host, addresses: Sequence[str]) -> None:
+        self._host, self._targets = host, "\n".join(addresses).encode()
+        self._publisher, self._socket = host.number, host.sender()
+        self.dropped = 0
+        """Too long, or more than the publisher takes; what it cannot pass on is its own and not counted here."""
+
+    def send(self, message: bytes) -> None:
+        """Hand it over; where nobody takes it for long, it is dropped."""
+        if len(message) > PAYLOAD_LIMIT or self._socket.closed or not self._host.is_ours:
+            self.dropped += 1
+            return
+        if self._host.number not in (None, self._publisher):
+            self._turn()
+        try:
+            self._socket.send_multipart([self._targets, message], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.dropped += 1
+
+    def _turn(self) -> None:
+        """To another publisher: a connection to the one before may be open still, where that is frozen, or forked and
+        died."""
+        self._socket.close(LINGER_MS)
+        self._publisher, self._socket = self._host.number, self._host.sender()
+
+    def close(self) -> None:
+        """Give what was sent a moment to leave."""
+        if self._host.is_ours and not self._socket.closed:
+            self._socket.close(LINGER_MS)
+            leave(self._host)
+
+
+class ZmqInlet(DriverThread):
+    """A port that takes messages."""
+
+    def __init__(self, host: str, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> None:
+        super().__init__("sublet notify zmq inlet")
+        self._on_message, self._on_connected, self._on_lost = on_message, on_connected, on_lost
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._lost_at: float | None = None
+        self._stranger = False
+        self._incoming = self._context.socket(zmq.PULL)
+        self._monitor: Socket = self._incoming.get_monitor_socket(_LOST | _FOUND | _STRANGER)
+        try:
+            self.endpoint = _listen(self._incoming, host)
+        except (OSError, zmq.ZMQError) as error:
+            self.end()
+            self._let_go()
+            raise InvalidSetting(
+                f"host {host!r}: the notification driver 'zmq' cannot open a port there ({error}). Give an address of "
+                "this machine."
+            ) from error
+        self.start()
+
+    def close(self) -> None:
+        """Close the port."""
+        self.end()
+
+    def run(self) -> None:
+        self.call(self._on_connected)
+        poller = zmq.Poller()
+        for each in (self._incoming, self._monitor, self.bell):
+            poller.register(each, zmq.POLLIN)
+        try:
+            while not self.ending:
+                poller.poll(None if self._lost_at is None else BACK_MS)
+                self._watch()
+                self._hear()
+        finally:
+            self._let_go()
+
+    def _hear(self) -> None:
+        """Hand on some of what has come; ours are messages of one part."""
+        for _ in range(MOST_UNREAD):
+            if not self._incoming.poll(0):
+                return
+            parts = self._incoming.recv_multipart()
+            if len(parts) == 1:
+                self.call(self._on_message, parts[0])
+
+    def _watch(self) -> None:
+        """Peers that come and go. One that was never let in is none."""
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == _FOUND:
+                self._back()
+            elif event == _LOST and not self._stranger:
+                self._lost()
+            self._stranger = bool(event & _STRANGER)
+        if self._lost_at is not None and time.monotonic() >= self._lost_at + BACK_MS / 1000:
+            self._back()
+
+    def _lost(self) -> None:
+        if self._lost_at is None:
+            self.call(self._on_lost)
+        self._lost_at = time.monotonic()
+
+    def _back(self) -> None:
+        if self._lost_at is not None:
+            self._lost_at = None
+            self.call(self._on_connected)
+
+    def _let_go(self) -> None:
+        self._incoming.disable_monitor()
+        self._context.destroy(0)
+
+
+class ZmqDriver:
+    """Not lossless: what is on its way when a process or a node goes is lost. Not ordered, when another process takes
+    over as publisher."""
+
+    name = "zmq"
+    capabilities = Capabilities(ordered=False, lossless=False, payload_limit=PAYLOAD_LIMIT, pushes=True)
+
+    def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
+        if not zmq.has("curve"):
+            raise InvalidSetting(
+                "the notification driver 'zmq' needs a pyzmq with CURVE, and this one was built without. Install a "
+                "wheel of it: `pip install --force-reinstall --only-binary :all: pyzmq`."
+            )
+        self._url, self._host, self._schema = url, host, schema_name()
+
+    def outlet(self, endpoints: Sequence[str]) -> ZmqOutlet | PollOutlet:
+        """The sending end of this process, towards those endpoints. Raises `InvalidSetting` without a directory to
+        meet the other processes in."""
+        addresses = _addresses(endpoints)
+        return ZmqOutlet(join(Place.of(self._url, self._schema)), addresses) if addresses else PollOutlet()
+
+    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> ZmqInlet:
+        """The listening end, on a free port."""
+        return ZmqInlet(self._host, on_message, on_connected, on_lost)
+
+
+def _listen(incoming: Socket, host: str) -> str:
+    """Bind to a free port of the host; the endpoint, with the address and the key."""
+    family, *_, found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    public, secret = zmq.curve_keypair()
+    incoming.curve_server, incoming.curve_secretkey = True, secret
+    incoming.rcvhwm, incoming.maxmsgsize, incoming.linger = MOST_UNREAD, LARGEST, 0
+    incoming.handshake_ivl = PATIENCE_MS
+    incoming.tcp_keepalive, incoming.tcp_keepalive_idle = 1, KEEPALIVE_S
+    incoming.tcp_keepalive_intvl, incoming.tcp_keepalive_cnt = KEEPALIVE_S, 3
+    incoming.ipv6 = family == socket.AF_INET6
+    incoming.bind(f"tcp://[{found[0]}]:*" if incoming.ipv6 else f"tcp://{found[0]}:*")
+    address = incoming.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    return f"zmq:{address}{KEY}{z85.decode(public).hex()}"
+
+
+def _addresses(endpoints: Sequence[str]) -> list[str]:
+    """The endpoints without the driver's name; malformed ones are left out, and said."""
+    found = [(endpoint, _ENDPOINT.fullmatch(endpoint)) for endpoint in endpoints]
+    for endpoint, match in found:
+        if match is None:
+            log.warning("endpoint %.40r is left out: it is not one of the notification driver 'zmq'", endpoint)
+    return [match[1] for _, match in found if match]

@@ -1,0 +1,368 @@
+"""A process's voice: the thread around `Announcer`, and the outlets to whoever listens at present.
+
+Who listens where is looked up in the directory of nodes, every few seconds and only while something is told; where
+nobody can be told, telling costs nothing but that. A process that has told nothing for long takes its leave, and its
+outlets are closed until it tells again. What was dropped meanwhile is not known to anybody: so a new incarnation speaks
+then, at which every listener catches up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from sublet_protocol.domain.errors import SubletError
+from sublet_storage import nodes
+from sublet_storage.db.connect import connect
+from sublet_storage.notify.changes import Change, NotifySettings, stream_change
+from sublet_storage.notify.drivers import registry
+from sublet_storage.notify.drivers.base import Driver, Factory, Outlet
+from sublet_storage.notify.publisher_machine import Announcer, Event, Leave, Open, Status, Tell, Tick
+from sublet_storage.util.log_throttle import Quiet
+
+log = logging.getLogger(__name__)
+
+MOST_TOLD = 10_000
+"""Calls of `tell` that nobody has looked at yet; after one more, a new incarnation says that some are missing."""
+
+REST_S = 600.0
+"""Having told nothing for so long, a process takes its leave."""
+
+LOOK_TIMEOUT_S = 2.0
+"""A directory that does not answer for so long is not to be had."""
+
+CLOSE_S = 1.0
+"""How long closing waits for what was told to go out, unless told otherwise."""
+
+GRACE_S = 1.0
+"""How much longer than that it takes at most."""
+
+
+class Teller:
+    """Tells whoever listens what has changed. Thread-safe; nothing it does raises or waits. In a fork it is silent.
+
+    `publisher` is a name that no other process has at the same time; without one, it is made up.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        publisher: str | None = None,
+        settings: NotifySettings | None = None,
+        load: Callable[[str], Factory] = registry.load,
+    ) -> None:
+        self._settings = (settings or NotifySettings()).check()
+        self._url = url
+        self._publisher = publisher or f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._told: deque[Sequence[Change]] = deque()
+        self._has_overflown = self._is_closing = False
+        self._is_looking = self._is_napping = False
+        self._found: list[str] | None = None
+        self._deaf_until = -math.inf  # nobody is listening, and until then nobody looks
+        self._close_by = math.inf
+        self._thread: threading.Thread | None = None
+        # The rest belongs to that thread.
+        self._look_at = self._rest_at = -math.inf
+        self._announcer = self._new_announcer()
+        self._voices = Voices(url, load)
+        self._quiet = Quiet()
+        self.sent = 0
+        """Messages handed to drivers."""
+
+    def tell(self, changes: Sequence[Change]) -> None:
+        """Let everybody know of changes that are committed. The sequence must not change afterwards."""
+        if self._is_in_vain():
+            return
+        with self._changed:
+            if len(self._told) < MOST_TOLD:
+                self._told.append(changes)
+            else:
+                self._has_overflown = True
+            if self._thread is None:
+                self._start()
+            if not self._is_napping:
+                self._changed.notify()
+
+    def tell_heads(self, heads: Mapping[int, int]) -> None:
+        """Let everybody know where streams that take more end now, {stream: head}; free where nobody listens."""
+        if heads and not self._is_in_vain():
+            self.tell([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Send what was told, within that time, take leave and let go of everything; harmless when repeated."""
+        if self._process != os.getpid():
+            return
+        with self._changed:
+            self._close_by = min(self._close_by, time.monotonic() + timeout_s)
+            self._is_closing = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s + GRACE_S)
+
+    def _is_in_vain(self) -> bool:
+        return self._process != os.getpid() or self._is_closing or time.monotonic() < self._deaf_until
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="sublet notify teller", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process ends, or may have no more threads
+            log.warning("nothing is told, as no thread can be started: %s", error)
+            self._is_closing = True
+        else:
+            self._thread = thread
+
+    def _run(self) -> None:
+        wake_at = math.inf
+        while self._wait(wake_at):
+            wake_at = self._work(time.monotonic())
+        self._say(Leave(), time.monotonic())
+        self._voices.close()
+
+    def _wait(self, wake_at: float) -> bool:
+        """Until there is something to do and the rate allows it; False: it is over."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                has_work = bool(self._told) or self._found is not None
+                is_early = now < self._announcer.ready_at and not self._is_closing
+                if has_work and not is_early:
+                    return True
+                if not has_work and self._is_over():
+                    return False
+                until = self._announcer.ready_at if is_early else min(wake_at, self._close_by)
+                if until <= now:
+                    return True
+                self._is_napping = is_early  # nobody need wake it then
+                self._changed.wait(None if until == math.inf else until - now)
+                self._is_napping = False
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left to be done before closing: what waits for the directory is, while there is time."""
+        is_waiting = self._is_looking and self._announcer.status is Status.WAITING
+        return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
+
+    def _work(self, now: float) -> float:
+        """Do it; when to come back at the latest."""
+        with self._changed:
+            told, has_overflown, found = list(self._told), self._has_overflown, self._found
+            self._told.clear()
+            self._has_overflown, self._found = False, None
+        if told:
+            self._rest_at = now + REST_S
+            self._say(Tell(tuple(change for changes in told for change in changes)), now)
+            self._look_if_due(now)
+        if found is not None:
+            self._reach(found, now)
+        if has_overflown:
+            self._begin_anew(now)
+        if now >= self._rest_at:
+            self._rest(now)
+        if self._announcer.status is Status.WAITING and self._announcer.has_waiting:
+            self._look_if_due(now)  # the last look may have failed
+            return self._look_at
+        return self._say(Tick(), now)
+
+    def _say(self, event: Event, now: float) -> float:
+        outcome = self._announcer.decide(event, now)
+        for message in outcome.sends:
+            self.sent += self._voices.send(message)
+        return math.inf if outcome.wake_at is None else min(outcome.wake_at, self._rest_at)
+
+    def _new_announcer(self) -> Announcer:
+        return Announcer(self._publisher, secrets.token_hex(6), self._settings)
+
+    def _begin_anew(self, now: float) -> None:
+        self._announcer = self._new_announcer()
+        if self._voices:
+            self._say(Open(self._voices.payload_limit), now)
+
+    def _rest(self, now: float) -> None:
+        self._say(Leave(), now)
+        self._voices.close()
+        self._announcer = self._new_announcer()
+        self._look_at, self._rest_at = -math.inf, math.inf
+
+    # --- who listens ------------------------------------------------------------------------------------------------
+
+    def _look_if_due(self, now: float) -> None:
+        if self._is_looking or now < self._look_at:
+            return
+        self._is_looking = True
+        self._look_at = now + self._settings.tell_look_s
+        try:
+            threading.Thread(target=self._look, name="sublet notify look", daemon=True).start()
+        except RuntimeError:
+            self._is_looking = False
+
+    def _look(self) -> None:
+        """In a thread of its own, so that a slow database holds up nobody who is told already."""
+        found: list[str] | None = None
+        try:
+            with connect(self._url, application_name="sublet look", silence_s=LOOK_TIMEOUT_S) as connection:
+                found = nodes.endpoints(connection)
+        except (psycopg.Error, SubletError) as error:
+            if self._quiet.ask("look") is not None:
+                log.info("nobody new is told of changes, as the directory cannot be read: %s", error)
+        with self._changed:
+            self._found, self._is_looking = found, False
+            self._changed.notify()
+
+    def _reach(self, endpoints: list[str], now: float) -> None:
+        """Open outlets to these endpoints; where they are others than before, everybody is greeted."""
+        opened = self._voices.reach(endpoints)
+        if not self._voices:
+            self._announcer = self._new_announcer()
+            self._deaf_until = self._look_at
+        elif opened:
+            self._say(Open(self._voices.payload_limit), now)
+
+
+_shared: dict[str, Teller] = {}
+_inherited: list[Teller] = []
+"""Of the processes that this one was forked from: never let go of, as that might reach for the parent's sockets."""
+
+_sharing = threading.Lock()
+
+
+def shared(url: str) -> Teller:
+    """This process's teller for that database, which is closed when the process ends."""
+    with _sharing:
+        if url not in _shared:
+            _shared[url] = Teller(url, settings=NotifySettings.from_env())
+        return _shared[url]
+
+
+def tell_now(url: str, changes: Sequence[Change], timeout_s: float = CLOSE_S) -> bool:
+    """For a process that ends at once: tell everybody, take leave. False if nothing went out in time; never raises."""
+    try:
+        teller = Teller(url, settings=NotifySettings.from_env())
+        teller.tell(changes)
+        teller.close(timeout_s)
+    except Exception:
+        log.exception("changes are not announced, and will be noticed later")
+        return False
+    return teller.sent > 0
+
+
+def _close_all() -> None:
+    for teller in list(_shared.values()):
+        teller.close(CLOSE_S / 2)
+
+
+def _forget_parents() -> None:
+    global _sharing
+    _inherited.extend(_shared.values())
+    _shared.clear()
+    _sharing = threading.Lock()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_parents)
+
+
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """The outlet of one driver, to these endpoints."""
+
+    outlet: Outlet
+    endpoints: tuple[str, ...]
+    payload_limit: int | None
+
+
+class Voices:
+    """Not thread-safe. A driver that this process cannot have, or that fails, is logged and harms no other."""
+
+    def __init__(self, url: str, load: Callable[[str], Factory]) -> None:
+        self._url, self._load = url, load
+        self._voices: dict[str, _Voice] = {}
+        self._drivers: dict[str, Driver | None] = {}
+        self._quiet = Quiet()
+
+    def __bool__(self) -> bool:
+        """Whether anybody can be reached."""
+        return bool(self._voices)
+
+    @property
+    def payload_limit(self) -> int | None:
+        """The longest message that all of them take, in bytes; None: any."""
+        limits = (voice.payload_limit for voice in self._voices.values())
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def reach(self, endpoints: Iterable[str]) -> bool:
+        """Have outlets to these endpoints, and no others; True if one was opened."""
+        wanted: dict[str, list[str]] = {}
+        for endpoint in endpoints:
+            wanted.setdefault(registry.name_of(endpoint), []).append(endpoint)
+        opened = [self._open(name, tuple(sorted(places))) for name, places in wanted.items()]
+        for name in self._voices.keys() - wanted.keys():
+            self._close(name, self._voices.pop(name).outlet)
+        return any(opened)
+
+    def send(self, message: bytes) -> int:
+        """Send by all of them; how many took it."""
+        return sum(self._send(name, voice.outlet, message) for name, voice in self._voices.items())
+
+    def close(self) -> None:
+        """Close all outlets; others may be opened later."""
+        self.reach(())
+
+    def _send(self, name: str, outlet: Outlet, message: bytes) -> bool:
+        try:
+            outlet.send(message)
+        except Exception as error:  # noqa: BLE001 - a driver that breaks the rules must not silence the others
+            self._complain(name, f"{name} failed to send a notification: %s", error)
+            return False
+        return True
+
+    def _open(self, name: str, endpoints: tuple[str, ...]) -> bool:
+        before, driver = self._voices.get(name), self._driver(name)
+        if driver is None or (before and before.endpoints == endpoints):
+            return False
+        try:
+            if not driver.capabilities.pushes:
+                return False
+            limit = driver.capabilities.payload_limit
+            self._voices[name] = _Voice(driver.outlet(endpoints), endpoints, None if limit is None else int(limit))
+        except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
+            self._complain(name, f"nobody is told of changes by {name}: %s", error)
+            return False
+        if before:
+            self._close(name, before.outlet)
+        return True
+
+    def _close(self, name: str, outlet: Outlet) -> None:
+        try:
+            outlet.close()
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._complain(name, f"{name} failed to close: %s", error)
+
+    def _driver(self, name: str) -> Driver | None:
+        """None if this process cannot have it: it is not tried again."""
+        if name not in self._drivers:
+            try:
+                self._drivers[name] = self._load(name)(self._url)
+            except Exception as error:  # noqa: BLE001 - it may be somebody else's, and do anything
+                self._complain(name, "some nodes cannot be told of changes: %s", error)
+                self._drivers[name] = None
+        return self._drivers[name]
+
+    def _complain(self, subject: str, text: str, error: Exception) -> None:
+        if self._quiet.ask(subject) is not None:
+            log.warning(text, error)

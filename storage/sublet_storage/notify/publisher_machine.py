@@ -1,0 +1,231 @@
+"""The publishing side, decided: what is told becomes messages, each numbered and none too long.
+
+Nothing is sent before an outlet is open; until then, and between two sends, the newest change of each object waits. A
+change that could not be sent takes a number all the same, so that the next message or hello shows that one is missing.
+
+One announcer is one incarnation. Where it is unknown what was told meanwhile (nobody listened), a new one takes over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import assert_never
+
+from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings
+from sublet_storage.notify.codec import encode, encode_change, encode_parts
+
+MOST_WAITING = 10_000
+"""Objects whose change waits to be sent; of more, the oldest is left out."""
+
+LONGEST_MESSAGE = 256 * 1024
+"""In bytes, with a driver that knows no limit."""
+
+NUMBERS = 44
+"""Bytes that a message may grow by when its numbers do."""
+
+
+BUSY = 10.0
+"""Under load, pauses grow to so many times the shortest: who reads such a stream looks for himself by then. What else
+the same process tells meanwhile waits as long."""
+
+GROWTH = 1.2
+"""From one pause to the next, while objects change more often than is told of them."""
+
+LIGHT = 0.6
+"""Of the most sends per second: where an object changes less often than so, the load is over."""
+
+
+class Status(Enum):
+    """Where an announcer stands."""
+
+    WAITING = "waiting"  # no outlet is open: what is told waits
+    OPEN = "open"  # what is told is sent
+    LEFT = "left"  # the last hello is out, and nothing is sent any more
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Outlets are open, to other places than before; none takes messages of more than `payload_limit` bytes."""
+
+    payload_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """These objects have changed."""
+
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The process ends, or has nothing more to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """It is `wake_at`."""
+
+
+Event = Open | Tell | Leave | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Messages for all outlets, in this order, and when to come back at the latest (None: with the next event)."""
+
+    sends: tuple[bytes, ...]
+    wake_at: float | None
+
+
+class Announcer:
+    """What one incarnation of a publisher says. Give it every event, and a `Tick` at `wake_at`."""
+
+    def __init__(
+        self, publisher: str, incarnation: str, settings: NotifySettings, most_waiting: int = MOST_WAITING
+    ) -> None:
+        self.status = Status.WAITING
+        self.left_out = 0
+        """Changes that were never sent: too many waited, or too long for a message."""
+        self.ready_at = -math.inf
+        """Before this, nothing that is told is sent, for the sake of the rate."""
+        self._publisher, self._incarnation, self._settings = publisher, incarnation, settings
+        self._pause_s = 1 / settings.sends_per_s
+        self._sent_at, self._replaced = -math.inf, 0
+        self._most_waiting = most_waiting
+        self._limit = LONGEST_MESSAGE
+        self._sequences: dict[str, int] = {}
+        self._waiting: OrderedDict[tuple[str, str], Change] = OrderedDict()
+        self._spoke_at = -math.inf
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anything was told and not sent."""
+        return bool(self._waiting)
+
+    def decide(self, event: Event, now: float) -> Outcome:
+        """What to send now; times are seconds of a monotonic clock."""
+        sends: list[bytes] = []
+        if self.status is not Status.LEFT:
+            sends += self._take_in(event)
+            if sends:
+                self._spoke_at = now
+            if self.status is Status.OPEN and (due := self._due(now)):
+                sends += due
+                self._spoke_at = now
+        return Outcome(tuple(sends), self._wake_at())
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _take_in(self, event: Event) -> Iterable[bytes]:
+        match event:
+            case Tell(changes):
+                for change in changes:
+                    self._keep(change)
+            case Open(payload_limit):
+                self.status = Status.OPEN
+                self._limit = LONGEST_MESSAGE if payload_limit is None else min(payload_limit, LONGEST_MESSAGE)
+                return [self._hello()]
+            case Leave():
+                return self._leave()
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        return ()
+
+    def _keep(self, change: Change) -> None:
+        """The newest change of each object waits, in the place of the first."""
+        place = change.kind, change.key
+        before = self._waiting.get(place)
+        if before is None:
+            self._waiting[place] = change
+            if len(self._waiting) > self._most_waiting:
+                self._skip(self._waiting.popitem(last=False)[1].kind)
+        elif change.rank > before.rank:
+            self._waiting[place] = change
+            self._replaced += 1
+
+    def _skip(self, channel: str) -> None:
+        """A number without a message: whoever listens will notice that something is missing."""
+        self.left_out += 1
+        self._sequences[channel] = self._sequences.get(channel, 0) + 1
+
+    def _leave(self) -> list[bytes]:
+        was_open = self.status is Status.OPEN
+        self.status = Status.LEFT
+        return [*self._messages(), self._hello(leaving=True)] if was_open else []
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def _due(self, now: float) -> list[bytes]:
+        if self._waiting and now >= self.ready_at:
+            self._pause_s = self._next_pause_s(now)
+            sends = list(self._messages())
+            self.ready_at = now + len(sends) * self._pause_s
+            self._sent_at, self._replaced = now, 0
+            return sends
+        return [self._hello()] if now >= self._spoke_at + self._settings.max_idle_s else []
+
+    def _next_pause_s(self, now: float) -> float:
+        """Longer, where an object has changed more often since the last send than may be sent, and the shortest again
+        where it has changed seldom: what comes once in a while is told at once, however regularly."""
+        most = self._settings.sends_per_s * (now - self._sent_at)
+        told = self._replaced + 1
+        if told >= most:
+            return min(self._pause_s * GROWTH, BUSY / self._settings.sends_per_s)
+        return self._pause_s if told > LIGHT * most else 1 / self._settings.sends_per_s
+
+    def _wake_at(self) -> float | None:
+        if self.status is not Status.OPEN:
+            return None
+        hello_at = self._spoke_at + self._settings.max_idle_s
+        return min(hello_at, self.ready_at) if self._waiting else hello_at
+
+    def _hello(self, leaving: bool = False) -> bytes:
+        return encode(Hello(self._publisher, self._incarnation, self._sequences, leaving))
+
+    def _messages(self) -> Iterator[bytes]:
+        """All that waits, by channel, in as few messages as the limit allows."""
+        channels: dict[str, list[Change]] = {}
+        for change in self._waiting.values():
+            channels.setdefault(change.kind, []).append(change)
+        self._waiting.clear()
+        for channel, changes in channels.items():
+            yield from self._split(channel, changes)
+
+    def _split(self, channel: str, changes: list[Change]) -> Iterator[bytes]:
+        empty = Envelope(self._publisher, self._incarnation, channel, 1, 0, ())
+        room = self._limit - len(encode_parts(empty, [])) - NUMBERS
+        part: list[str] = []
+        size = 0
+        for change in changes:
+            text = self._fitting(change, room)
+            if text is None:
+                self._skip(channel)
+                continue
+            if part and size + len(text) + 1 > room:
+                yield self._message(channel, part)
+                part, size = [], 0
+            part.append(text)
+            size += len(text) + 1
+        if part:
+            yield self._message(channel, part)
+
+    def _message(self, channel: str, parts: list[str]) -> bytes:
+        predecessor = self._sequences.get(channel, 0)
+        self._sequences[channel] = predecessor + 1
+        envelope = Envelope(self._publisher, self._incarnation, channel, predecessor + 1, predecessor, ())
+        return encode_parts(envelope, parts)
+
+    def _fitting(self, change: Change, room: int) -> str | None:
+        """The change as text, with as much of it as there is room for: the version is what matters."""
+        for shorter in (change, replace(change, data=None)):
+            text = encode_change(shorter)
+            if len(text) < room:
+                return text
+        return None

@@ -1,0 +1,95 @@
+"""The present state of objects, as changes: what a catch-up reads. Each function is one statement.
+
+What was deleted is not in the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.notify.changes import (
+    EPOCHS,
+    GROUP,
+    NODE,
+    SPACE,
+    STREAM,
+    Change,
+    Snapshot,
+    epochs_change,
+    group_change,
+    node_change,
+    space_change,
+    stream_change,
+)
+
+_EPOCHS = "select name, frontier_moves from space where dropped_at is null and frontier_moves > 0"
+
+Connection = psycopg.Connection[Any]
+ReadSnapshot = Callable[[Connection, str], Snapshot]
+"""Reads what there is of one kind of object."""
+
+_STREAMS = "select stream_id, head, state = 'closed' from stream where stream_id = any(%s::bigint[])"
+
+_SPACES = """
+select p.name, g.generation_id, p.filter, p.shards
+  from space p cross join lateral (
+    select generation_id from generation g where g.space_id = p.space_id order by ordinal desc limit 1) g
+ where p.dropped_at is null"""
+
+_GROUPS = "select kind, name, filter, group_id, revision from consumer_group where deleted_at is null"
+
+_NODES = """
+select name, (extract(epoch from started_at) * 1000000)::bigint, incarnation, address, http_address
+  from node where expires_at > clock_timestamp()"""
+
+
+def streams(conn: Connection, ids: Collection[int]) -> list[Change]:
+    """The heads of those streams."""
+    return [stream_change(*row) for row in conn.execute(_STREAMS, (list(ids),))]
+
+
+def spaces(conn: Connection) -> list[Change]:
+    """All spaces, with their newest generations."""
+    return [
+        space_change(name, newest, data={"filter": filter, "shards": shards})
+        for name, newest, filter, shards in conn.execute(_SPACES)
+    ]
+
+
+def groups(conn: Connection) -> list[Change]:
+    """All groups, by subscription."""
+    return [
+        group_change(str(Subscription(kind, name, Filter(filter))), group_id, revision=revision)
+        for kind, name, filter, group_id, revision in conn.execute(_GROUPS)
+    ]
+
+
+def nodes(conn: Connection) -> list[Change]:
+    """The nodes whose leases live."""
+    return [
+        node_change(name, started_us, data={"incarnation": incarnation, "address": address, "http_address": http})
+        for name, started_us, incarnation, address, http in conn.execute(_NODES)
+    ]
+
+
+def epochs(conn: Connection) -> list[Change]:
+    """How often the lower frontiers of the spaces that have one have moved."""
+    return [epochs_change(name, moves) for name, moves in conn.execute(_EPOCHS)]
+
+
+def reading(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
+    """A `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
+
+    def read(conn: Connection, kind: str) -> Snapshot:
+        if kind == STREAM:
+            ids = frozenset(wanted_streams())
+            found = streams(conn, ids) if ids else []
+            return Snapshot(tuple(found), frozenset(map(str, ids)))
+        return Snapshot(tuple({SPACE: spaces, GROUP: groups, NODE: nodes, EPOCHS: epochs}[kind](conn)))
+
+    return read

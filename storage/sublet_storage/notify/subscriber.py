@@ -1,0 +1,282 @@
+"""A node's ears: the threads and the connection around `Listener` and `Cache`.
+
+The driver's threads only queue what arrives. One thread decides, keeps the cache and calls `on_change`, so that changes
+are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection of its
+own, and gets over a database that is away: the read that failed is tried again at the pace of catch-ups.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import connect
+from sublet_storage.notify.catch_up_scheduler import CatchUp
+from sublet_storage.notify.change_cache import Cache, Verdict
+from sublet_storage.notify.changes import KINDS, Change, MalformedMessage, NotifySettings, Snapshot
+from sublet_storage.notify.codec import decode
+from sublet_storage.notify.drivers.base import Driver
+from sublet_storage.notify.snapshot import ReadSnapshot
+from sublet_storage.notify.subscriber_events import (
+    Asked,
+    CaughtUp,
+    Connected,
+    Doubted,
+    Event,
+    Heard,
+    Lost,
+    Malformed,
+    Started,
+    Tick,
+)
+from sublet_storage.notify.subscriber_machine import Listener
+from sublet_storage.util.log_throttle import Quiet
+
+log = logging.getLogger(__name__)
+
+OnChange = Callable[[Change], None]
+"""Called with each change that is newer than what was known of its object; must return soon."""
+
+MOST_QUEUED = 100_000
+"""Messages that wait to be looked at. One more is dropped: it will be missed like any that was lost under way."""
+
+READ_TIMEOUT_S = 5.0
+"""A database from which nothing comes for so long in the middle of a catch-up is away."""
+
+END_S = 2.0
+"""How long `close` waits for each thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A catch-up has ended; None: the database could not be read."""
+
+    channel: str
+    snapshot: Snapshot | None
+    begun: int
+
+
+class Ears:
+    """Listens from the moment it is made until `close`. In a fork of its process it does nothing.
+
+    `read_snapshot(connection, kind)` is called from a thread of its own, `on_change` from another. What either raises
+    is logged, and listening goes on. Raises what the driver raises if it can never listen.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        driver: Driver,
+        read_snapshot: ReadSnapshot,
+        on_change: OnChange,
+        *,
+        channels: Iterable[str] = KINDS,
+        settings: NotifySettings | None = None,
+    ) -> None:
+        self._settings = (settings or NotifySettings()).check()
+        self._channels = tuple(channels)
+        self._on_change, self._process = on_change, os.getpid()
+        self._lock = threading.Lock()
+        self._cache = Cache(self._settings.tombstone_s)
+        self._listener = Listener(self._settings, pushes=driver.capabilities.pushes, channels=self._channels)
+        self._queue: deque[bytes | Event | _Read] = deque([Started()])
+        self._rung = threading.Event()
+        self._closing = False
+        self._uncaught = set(self._channels)
+        self._caught_up = threading.Event()
+        self._handler_failures = self._dropped = 0
+        self._quiet = Quiet()
+        self._reader = _SnapshotReader(url, read_snapshot, self._put)
+        self._thread = threading.Thread(target=self._run, name="sublet notify ears", daemon=True)
+        self._inlet = driver.inlet(self._receive, lambda: self._put(Connected()), lambda: self._put(Lost()))
+        self._reader.start()
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        """What publishers must know to be heard here."""
+        return self._inlet.endpoint
+
+    def get(self, kind: str, key: str) -> Change | None:
+        """What is known of a living object."""
+        with self._lock:
+            return self._cache.get(kind, key)
+
+    def objects(self, kind: str) -> dict[str, Change]:
+        """All living objects of a kind that are known, by key."""
+        with self._lock:
+            return self._cache.objects(kind)
+
+    def ask(self, kind: str) -> None:
+        """Read the objects of that kind soon: somebody has a reason to want to know."""
+        self._put(Asked(kind))
+
+    def wait_caught_up(self, timeout_s: float) -> bool:
+        """Wait until every channel has been read once; False if that took longer."""
+        return self._caught_up.wait(timeout_s)
+
+    def counters(self) -> dict[str, int]:
+        """What has been seen, missed, healed and read so far; catch-ups also by what they were for."""
+        with self._lock:
+            catch_ups = self._listener.catch_ups
+            return {
+                **asdict(self._listener.counters),
+                "old_versions": self._cache.old,
+                "catch_ups": catch_ups.reads,
+                "deferred": catch_ups.deferred,
+                **{f"catch_ups_{cause.name.lower()}": times for cause, times in catch_ups.begun.items()},
+                "publishers": self._listener.publishers,
+                "handler_failures": self._handler_failures,
+                "dropped": self._dropped,
+            }
+
+    def close(self) -> None:
+        """Stop listening, in bounded time; harmless when repeated."""
+        if os.getpid() != self._process:
+            return
+        self._closing = True
+        self._inlet.close()
+        self._rung.set()
+        self._reader.end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(END_S)
+
+    # --- what comes in, from any thread -----------------------------------------------------------------------------
+
+    def _receive(self, message: bytes) -> None:
+        if len(self._queue) < MOST_QUEUED:
+            self._put(message)
+        else:
+            self._dropped += 1
+
+    def _put(self, event: bytes | Event | _Read) -> None:
+        self._queue.append(event)
+        self._rung.set()
+
+    # --- the thread that decides ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wake_at: float | None = None
+        while not self._closing:
+            self._rung.wait(None if wake_at is None else max(0.0, wake_at - time.monotonic()))
+            self._rung.clear()
+            wake_at = self._take_in(Tick())
+            while self._queue and not self._closing:
+                wake_at = self._take_in(self._queue.popleft())
+
+    def _take_in(self, event: bytes | Event | _Read) -> float | None:
+        if isinstance(event, bytes):
+            event = self._decoded(event)
+        if isinstance(event, _Read):
+            return self._merge(event)
+        with self._lock:
+            outcome = self._listener.decide(event, time.monotonic(), random.random())
+            news = [change for change in outcome.changes if self._is_news(change)]
+            begun = self._cache.begin()
+        for catch_up in outcome.catch_ups:
+            self._reader.read(catch_up, begun)
+        self._hand_on(news)
+        return outcome.wake_at
+
+    def _decoded(self, raw: bytes) -> Event:
+        try:
+            return Heard(decode(raw))
+        except MalformedMessage as error:
+            if self._quiet.ask("malformed") is not None:
+                log.warning("a notification is dropped: %s", error)
+            return Malformed()
+
+    def _is_news(self, change: Change) -> bool:
+        verdict = self._cache.apply(change, time.monotonic())
+        if verdict is Verdict.DOUBTFUL:
+            self._put(Doubted(change.kind))
+        return verdict is Verdict.NEWER
+
+    def _merge(self, read: _Read) -> float | None:
+        news: list[Change] = []
+        if read.snapshot is not None:
+            with self._lock:
+                news = self._cache.merge(read.channel, read.snapshot, read.begun, time.monotonic())
+        self._hand_on(news)
+        if read.snapshot is not None:
+            self._uncaught.discard(read.channel)
+            if not self._uncaught:
+                self._caught_up.set()
+        return self._take_in(CaughtUp(read.channel, read.snapshot is not None))
+
+    def _hand_on(self, news: list[Change]) -> None:
+        for change in news:
+            try:
+                self._on_change(change)
+            except Exception:
+                self._handler_failures += 1
+                if self._quiet.ask("handler") is not None:
+                    log.exception("the handler of changes failed on %r, and is called with the next", change)
+
+
+class _SnapshotReader(threading.Thread):
+    """Reads what it is asked for, in order, and puts a `_Read` for each."""
+
+    def __init__(self, url: str, read_snapshot: ReadSnapshot, put: Callable[[_Read], None]) -> None:
+        super().__init__(name="sublet notify catch-up", daemon=True)
+        self._url, self._read_snapshot, self._put = url, read_snapshot, put
+        self._wanted: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._ending = self._away = False
+
+    def read(self, catch_up: CatchUp, begun: int) -> None:
+        """Queue it; `begun` is handed back."""
+        self._wanted.put((catch_up.channel, begun))
+
+    def end(self) -> None:
+        """Stop; a read under way is given up."""
+        self._ending = True
+        self._wanted.put(None)
+        connection = self._connection
+        if isinstance(connection, BoundedConnection):
+            connection.silence_s = 0.0
+        if threading.current_thread() is not self:
+            self.join(END_S)
+
+    def run(self) -> None:
+        while (wanted := self._wanted.get()) is not None and not self._ending:
+            channel, begun = wanted
+            self._put(_Read(channel, self._attempt(channel), begun))
+        self._disconnect()
+
+    def _attempt(self, channel: str) -> Snapshot | None:
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect(self._url, application_name="sublet catch-up", silence_s=READ_TIMEOUT_S)
+            snapshot = self._read_snapshot(self._connection, channel)
+        except (psycopg.OperationalError, DatabaseUnreachable) as error:
+            if not (self._away or self._ending):
+                log.warning("the database is away, catching up waits until it is back: %s", error)
+            self._away = True
+            self._disconnect()
+            return None
+        except Exception:
+            log.exception("catching up on %s failed, and is tried again", channel)
+            self._disconnect()
+            return None
+        if self._away:
+            log.info("the database is back")
+            self._away = False
+        return snapshot
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,112 @@
+"""What a listener is told, what it answers, and what it has counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet_storage.notify.catch_up_scheduler import CatchUp
+from sublet_storage.notify.changes import Change, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Listening has begun, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Listening has ended, until `Connected`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message has come."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Something has come that is no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """The cache cannot tell whether a change on that channel is news."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Somebody wants that channel read."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The catch-up of that channel has ended; not `ok`: the database could not be read."""
+
+    channel: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """It is `wake_at`."""
+
+
+Event = Started | Connected | Lost | Heard | Malformed | Doubted | Asked | CaughtUp | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Changes for the cache, then catch-ups to begin; when to come back at the latest (None: with the next event)."""
+
+    changes: tuple[Change, ...]
+    catch_ups: tuple[CatchUp, ...]
+    wake_at: float | None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a listener has seen since it began. `repeated`: came twice, or after its gap had been given up."""
+
+    received: int = 0
+    repeated: int = 0
+    malformed: int = 0
+    gaps: int = 0
+    healed: int = 0
+    unhealed: int = 0
+    restarts: int = 0
+    silences: int = 0
+    forgotten: int = 0
+    losses: int = 0
+
+
+@dataclass(slots=True)
+class Gap:
+    """What is missing between messages that were seen, and until when it is waited for.
+
+    A piece (after, until) stands for a chain of messages: the first has the predecessor `after`, the last the number
+    `until`. No pieces: nothing is missing any more, or it was given up.
+    """
+
+    channel: str
+    deadline: float
+    pieces: list[tuple[int, int]]
+
+    def fill(self, predecessor: int, sequence: int) -> bool:
+        """Take in a message that came late; False if it was not missing here."""
+        for index, (after, until) in enumerate(self.pieces):
+            if after <= predecessor and sequence <= until:
+                rest = [(after, predecessor), (sequence, until)]
+                self.pieces[index : index + 1] = [piece for piece in rest if piece[0] < piece[1]]
+                return True
+        return False

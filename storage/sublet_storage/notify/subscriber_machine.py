@@ -1,0 +1,261 @@
+"""The listening side, decided: what of the news to take in, what was missed, and when to read the database instead.
+
+A *gap* is known by its ends: the last message seen before it and the predecessor of the one that showed it. What comes
+within `gap_window_s` closes it; else the channel is caught up, once.
+
+A catch-up answers for all that was missed before it began. Where something else than a gap shows that one is needed,
+it begins `gap_window_s` later at the earliest: older stories that are still under way have arrived then, so that none
+comes after the snapshot that knows better. Many listeners see such things at once, and spread their reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from sublet_storage.notify.catch_up_scheduler import CatchUps, Cause
+from sublet_storage.notify.changes import KINDS, Change, Envelope, Hello, Message, NotifySettings
+from sublet_storage.notify.subscriber_events import (
+    Asked,
+    CaughtUp,
+    Connected,
+    Counters,
+    Doubted,
+    Event,
+    Gap,
+    Heard,
+    Lost,
+    Malformed,
+    Outcome,
+    Started,
+    Tick,
+)
+
+MOST_PUBLISHERS = 10_000
+"""Of more, the one that was heard of longest ago is forgotten."""
+
+MOST_GAPS = 64
+"""On one channel of one publisher; of more, the oldest is given up early."""
+
+
+@dataclass(slots=True)
+class _Publisher:
+    """What is known of one. `last`: the newest number by channel; `is_whole`: what is not in it begins with 0."""
+
+    incarnation: str
+    heard_at: float = -math.inf
+    last: dict[str, int] = field(default_factory=dict)
+    is_whole: bool = False
+    is_leaving: bool = False
+    gaps: dict[str, list[Gap]] = field(default_factory=dict)
+
+
+class Listener:
+    """What one node hears. Give it every event, `Started` first, and a `Tick` at `wake_at`.
+
+    `pushes`: whether anything can be heard at all. `jitter` is a number in [0, 1), drawn anew for every event.
+    """
+
+    def __init__(self, settings: NotifySettings, *, pushes: bool, channels: Iterable[str] = KINDS) -> None:
+        self.counters = Counters()
+        self._settings, self._pushes = settings, pushes
+        self.catch_ups = CatchUps(settings, channels)
+        self._has_connected = False
+        self._speaking: OrderedDict[str, _Publisher] = OrderedDict()  # by when they were last heard
+        self._silent: OrderedDict[str, _Publisher] = OrderedDict()  # likewise
+        self._gaps: deque[Gap] = deque()  # by deadline; some are closed
+        self._changes: list[Change] = []
+
+    @property
+    def publishers(self) -> int:
+        """How many are known."""
+        return len(self._speaking) + len(self._silent)
+
+    def decide(self, event: Event, now: float, jitter: float) -> Outcome:
+        """Take in one event, and what has become due; times are seconds of a monotonic clock."""
+        self._take_in(event, now, jitter)
+        self._give_gaps_up(now)
+        self._notice_silence(now, jitter)
+        begun = self.catch_ups.begin(now, jitter)
+        changes, self._changes = tuple(self._changes), []
+        return Outcome(changes, begun, self._wake_at())
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _take_in(self, event: Event, now: float, jitter: float) -> None:
+        match event:
+            case Heard(message):
+                self.counters.received += 1
+                self._hear(message, now, jitter)
+            case Malformed():
+                self.counters.malformed += 1
+            case Started():
+                self._start(now)
+            case Connected():
+                self._connect(now, jitter)
+            case Lost():
+                self.counters.losses += 1
+                self.catch_ups.every(self._settings.poll_s, now + jitter * self._settings.poll_s)
+            case Doubted(channel):
+                self.catch_ups.need(channel, Cause.DOUBT, now + self._settings.gap_window_s)
+            case Asked(channel):
+                self.catch_ups.need(channel, Cause.ASKED, now)
+            case CaughtUp(channel, ok):
+                self.catch_ups.ended(channel, ok, now)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _start(self, now: float) -> None:
+        """Nobody waits for a connection to read what is there; what changes until then is polled for."""
+        self.catch_ups.every(self._settings.poll_s, now + self._settings.poll_s)
+        if not self._pushes:
+            self._connect(now, 0.0)
+
+    def _connect(self, now: float, jitter: float) -> None:
+        """The first read is at once: nothing was known before. Later ones are needed by everybody at the same time."""
+        if self._has_connected and not self._pushes:
+            return
+        at = self._by_all(now, jitter) if self._has_connected else now
+        self._has_connected = True
+        self.catch_ups.need_all(Cause.CONNECTED, at)
+        period_s = self._settings.review_s if self._pushes else self._settings.poll_s
+        self.catch_ups.every(period_s, now + period_s)
+
+    def _by_all(self, now: float, jitter: float) -> float:
+        """When to read what every listener has missed at the same time."""
+        return now + self._settings.gap_window_s + jitter * self._settings.spread_s
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, message: Message, now: float, jitter: float) -> None:
+        publisher, is_met = self._publisher(message, now, jitter)
+        if isinstance(message, Hello):
+            for channel, sequence in message.sequences.items():
+                if channel in self.catch_ups.channels:
+                    self._greeted(message, publisher, channel, sequence, now)
+            publisher.is_whole = True
+            publisher.is_leaving |= message.leaving
+            if message.leaving:
+                self._silent[message.publisher] = self._speaking.pop(message.publisher, publisher)
+        elif message.channel in self.catch_ups.channels:
+            if message.channel not in publisher.last:
+                self._first_of_channel(publisher, message, is_met, self._by_all(now, jitter))
+            self._follow(publisher, message, now)
+
+    def _publisher(self, message: Message, now: float, jitter: float) -> tuple[_Publisher, bool]:
+        """Who speaks, and whether that was not known before the message."""
+        name = message.publisher
+        known = self._speaking.pop(name, None) or self._silent.pop(name, None)
+        is_met = known is None or known.incarnation != message.incarnation
+        if known is None or is_met:
+            cause = Cause.FIRST_SIGHT if known is None else Cause.RESTARTED
+            self.counters.restarts += known is not None
+            self._drop_gaps(known)
+            self.catch_ups.need_all(cause, self._by_all(now, jitter))
+            known = _Publisher(message.incarnation)
+        known.heard_at = now
+        (self._silent if known.is_leaving else self._speaking)[name] = known
+        self._forget_beyond_bound()
+        return known, is_met
+
+    def _first_of_channel(self, publisher: _Publisher, envelope: Envelope, is_met: bool, at: float) -> None:
+        """Nothing came before it if a hello told of all channels; else nobody knows."""
+        publisher.last[envelope.channel] = 0 if publisher.is_whole else envelope.predecessor
+        if not publisher.is_whole and not is_met:
+            self.catch_ups.need(envelope.channel, Cause.FIRST_SIGHT, at)
+
+    def _greeted(self, hello: Hello, publisher: _Publisher, channel: str, sequence: int, now: float) -> None:
+        last = publisher.last.setdefault(channel, 0 if publisher.is_whole else sequence)
+        if sequence > last:
+            self._open_gap(publisher, channel, last, sequence, now)
+
+    def _follow(self, publisher: _Publisher, envelope: Envelope, now: float) -> None:
+        channel, last = envelope.channel, publisher.last[envelope.channel]
+        if envelope.sequence <= last:
+            if not self._heals(publisher, envelope):
+                self.counters.repeated += 1
+                return
+        elif envelope.predecessor > last:
+            self._open_gap(publisher, channel, last, envelope.predecessor, now)
+        self._changes += envelope.changes
+        publisher.last[channel] = max(publisher.last[channel], envelope.sequence)
+
+    # --- gaps -------------------------------------------------------------------------------------------------------
+
+    def _open_gap(self, publisher: _Publisher, channel: str, after: int, until: int, now: float) -> None:
+        self.counters.gaps += 1
+        gap = Gap(channel, now + self._settings.gap_window_s, [(after, until)])
+        publisher.last[channel] = until
+        still_open = [gap for gap in publisher.gaps.get(channel, ()) if gap.pieces]
+        if len(still_open) == MOST_GAPS:
+            self._give_up(still_open.pop(0), gap.deadline)
+        publisher.gaps[channel] = [*still_open, gap]
+        self._gaps.append(gap)
+
+    def _heals(self, publisher: _Publisher, envelope: Envelope) -> bool:
+        """Whether the message was missing; the gap may be closed by it."""
+        gaps = publisher.gaps.get(envelope.channel, [])
+        gap = next((gap for gap in gaps if gap.fill(envelope.predecessor, envelope.sequence)), None)
+        if gap is not None and not gap.pieces:
+            gaps.remove(gap)
+            self.counters.healed += 1
+        return gap is not None
+
+    def _give_gaps_up(self, now: float) -> None:
+        while self._gaps and (not self._gaps[0].pieces or self._gaps[0].deadline <= now):
+            gap = self._gaps.popleft()
+            if gap.pieces:
+                self._give_up(gap, now)
+
+    def _give_up(self, gap: Gap, at: float) -> None:
+        gap.pieces.clear()
+        self.counters.unhealed += 1
+        self.catch_ups.need(gap.channel, Cause.GAP, at)
+
+    def _drop_gaps(self, publisher: _Publisher | None) -> None:
+        """A catch-up of all channels answers for them."""
+        for gap in (gap for gaps in (publisher.gaps.values() if publisher else ()) for gap in gaps):
+            self.counters.unhealed += bool(gap.pieces)
+            gap.pieces.clear()
+
+    # --- silence ----------------------------------------------------------------------------------------------------
+
+    def _notice_silence(self, now: float, jitter: float) -> None:
+        """Of a publisher that should have said hello, the last words may be lost: once for each silence."""
+        while self._speaking:
+            name, publisher = next(iter(self._speaking.items()))
+            if now < publisher.heard_at + self._settings.silence_s:
+                break
+            del self._speaking[name]
+            self._silent[name] = publisher
+            self.counters.silences += 1
+            self.catch_ups.need_all(Cause.SILENCE, now + jitter * self._settings.spread_s)
+        while self._silent:
+            name, publisher = next(iter(self._silent.items()))
+            if now < publisher.heard_at + self._settings.forget_s:
+                break
+            self._forget(self._silent)
+
+    def _forget_beyond_bound(self) -> None:
+        if self.publishers > MOST_PUBLISHERS:
+            self._forget(self._silent or self._speaking)
+
+    def _forget(self, publishers: OrderedDict[str, _Publisher]) -> None:
+        publishers.popitem(last=False)
+        self.counters.forgotten += 1
+
+    def _wake_at(self) -> float | None:
+        times = [self.catch_ups.wake_at()]
+        if self._gaps:
+            times.append(self._gaps[0].deadline)
+        if self._speaking:
+            times.append(next(iter(self._speaking.values())).heard_at + self._settings.silence_s)
+        if self._silent:
+            times.append(next(iter(self._silent.values())).heard_at + self._settings.forget_s)
+        earliest = min(times)
+        return None if earliest == math.inf else earliest

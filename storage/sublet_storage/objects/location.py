@@ -1,0 +1,174 @@
+"""Where payloads lie: what may be said of a place, and how its objects are called.
+
+`file:///DIRECTORY`, or `s3://BUCKET/PREFIX` with options behind a `?`. Credentials have no place in it: it is stored in
+the database, and shown to everybody. An object is called PLACE/GENERATION/STREAM-END-DIGEST-TOKEN, by the block that it
+belongs to, the digest of its bytes, and a token that makes the name new each time.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from urllib.parse import parse_qsl, urlsplit
+
+import xxhash
+
+from sublet_protocol.domain.errors import InvalidSetting
+
+OPTIONS = ("endpoint_override", "region", "scheme")
+"""What may stand behind the `?` of an S3 place."""
+
+LONGEST = 1024
+SHOWN = 200
+"""So much of a text that is no place is repeated."""
+
+_PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_VALUE = re.compile(r"[A-Za-z0-9.:/\[\]_-]+")
+NAME = r"(\d+)/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{16}"
+"""An object's, relative to its place; also for Postgres."""
+
+_NAME = re.compile(NAME)
+_OPTION = re.compile(r"[a-z_]{1,32}")
+_SHAPES = "file:///DIRECTORY, or s3://BUCKET/PREFIX with ?endpoint_override=HOST:PORT&scheme=http&region=NAME as needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of `OPTIONS` that it has.
+
+    `marker`: the id in its marker; empty: it is not known.
+    """
+
+    scheme: str
+    root: str
+    options: tuple[tuple[str, str], ...] = ()
+    marker: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """What the URI of each of its objects begins with, before a slash."""
+        return f"{self.scheme}://{self.root}"
+
+    def __str__(self) -> str:
+        query = "&".join(f"{name}={value}" for name, value in self.options)
+        return f"{self.prefix}?{query}" if query else self.prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Which block an object belongs to, and the digest of its bytes. `text`: relative to its place."""
+
+    generation_id: int
+    stream_id: int
+    end_offset: int
+    digest: str
+    text: str
+
+
+def parse(text: str) -> Place:
+    """A place as somebody writes it. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
+    shown = _redacted(text)
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    if len(text) > LONGEST or not text.isascii() or not text.isprintable():
+        raise _invalid(shown, f"at most {LONGEST} printable ASCII characters")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise _invalid(shown, "a URI, without brackets around the host") from None
+    if parts.fragment or "@" in parts.netloc or "@" in parts.query:
+        raise _invalid(
+            shown, "without user, password or fragment: credentials come from the environment or the store's own files"
+        )
+    path = parts.path.rstrip("/")
+    if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
+        raise _invalid(shown, "a plain path, without empty parts, . and .., and of letters, digits and _.@:=+~- only")
+    if parts.scheme == "file":
+        if parts.netloc or parts.query or not path:
+            raise _invalid(shown, "file:// and an absolute directory other than /, without a host and options")
+        return Place("file", path)
+    if parts.scheme != "s3":
+        raise _invalid(shown, "of the scheme file or s3")
+    if not _BUCKET.fullmatch(parts.netloc):
+        rule = (
+            "s3:// and a bucket: 3 to 63 small letters, digits, dots and hyphens, with a letter or digit at both ends"
+        )
+        raise _invalid(shown, rule)
+    return Place("s3", parts.netloc + path, _options(shown, parts.query))
+
+
+def _options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _invalid(shown, "with each option once")
+    if unknown := sorted(found.keys() - set(OPTIONS)):
+        raise _invalid(shown, f"the options {', '.join(OPTIONS)}, and none of {', '.join(map(_option, unknown))}")
+    if not all(_VALUE.fullmatch(value) for value in found.values()) or found.get("scheme", "https") not in (
+        "http",
+        "https",
+    ):
+        raise _invalid(shown, "values of letters, digits and .:/[]_- only, and http or https as scheme")
+    return tuple(sorted(found.items()))
+
+
+def _invalid(shown: str, rule: str) -> InvalidSetting:
+    return InvalidSetting(f"payloads {shown!r}: a place is {rule}. Give {_SHAPES}.")
+
+
+def _redacted(text: str) -> str:
+    """Without what might be a secret: user and password, and the values of options."""
+    text = re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)
+    before, mark, query = text.partition("?")
+    return before + mark + "&".join(map(_redacted_option, query.split("&")))
+
+
+def _redacted_option(text: str) -> str:
+    name, mark, _ = text.partition("=")
+    return f"{_option(name)}=***" if mark else _option(name)
+
+
+def _option(name: str) -> str:
+    """It may be a secret that stands where a name should."""
+    return name if not name or _OPTION.fullmatch(name) else "***"
+
+
+@lru_cache(maxsize=256)
+def known(text: str) -> Place:
+    """A place as the database has it: with the id in its marker behind a #."""
+    place, _, marker = text.partition("#")
+    return replace(parse(place), marker=marker)
+
+
+def named(generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview) -> Name:
+    """A new name for the object of this block."""
+    of_bytes = digest(payload)
+    text = f"{generation_id}/{stream_id}-{end_offset}-{of_bytes}-{secrets.token_hex(8)}"
+    return Name(generation_id, stream_id, end_offset, of_bytes, text)
+
+
+def digest(payload: bytes | memoryview) -> str:
+    """What tells these bytes from others."""
+    return xxhash.xxh3_128_hexdigest(payload)
+
+
+def shown(text: str) -> str:
+    """The same for people."""
+    return text.partition("#")[0]
+
+
+def located(uri: str, places: Iterable[str]) -> tuple[Place, Name] | None:
+    """Where an object is, and what it is; None if it is not the name of one, or is in none of these places, which may
+    lie within one another."""
+    for place in map(known, places):
+        if not uri.startswith(f"{place.prefix}/"):
+            continue
+        text = uri[len(place.prefix) + 1 :]
+        matched = _NAME.fullmatch(text)
+        if matched is not None:
+            generation_id, stream_id, end_offset = map(int, matched.groups()[:3])
+            return place, Name(generation_id, stream_id, end_offset, matched[4], text)
+    return None

@@ -1,0 +1,319 @@
+"""Writing, reading and deleting the objects of a place.
+
+A write is whole and durable when it returns, or it is not there. On a file system that takes a file beside, fsync, a
+rename, and fsync of the directory, which pyarrow does not do; S3 comes from pyarrow, which every executor has.
+
+A place has a marker with an id of its own, written before its first object and never again: where that is missing, or
+has another id, the place is away (not mounted, say, or another bucket), and what is not found there is not lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Final, Protocol, TypeVar
+
+import pyarrow as pa
+
+from sublet_protocol.domain.errors import PayloadUnavailable
+from sublet_storage.objects.location import Place
+from sublet_storage.util.retry import Backoff
+
+MARKER: Final = ".sublet"
+WRITABLE: Final = ".sublet-writable"
+"""An object that is written to see whether one can."""
+
+MARKER_BYTES: Final = 1000
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 5.0
+CONNECT_TIMEOUT_S: Final = 5.0
+REQUEST_TIMEOUT_S: Final = 10.0
+ATTEMPTS: Final = 2
+
+ASK_DOCTOR: Final = "`sublet doctor` says whether it can be used."
+"""Behind each remedy, but the doctor's own."""
+_REMEDIES: Final = {
+    "file": "See that the directory is there on this machine, mounted, and that this process's user may read and "
+    "write in it",
+    "s3": "See that it can be reached from here, with the right credentials in this process's environment",
+}
+
+_FOR_GOOD = (PermissionError, IsADirectoryError, NotADirectoryError)
+_ID = re.compile(r"\bid ([0-9a-f]{32})\b")
+
+Payload = bytes | memoryview
+_T = TypeVar("_T")
+
+
+class Missing(Exception):
+    """There is no such object, and its place is there."""
+
+
+class ObjectRefused(PayloadUnavailable):
+    """Something ails this object, and its place is there: others may be read, written and deleted.
+
+    `is_for_good`: unless somebody does something about it.
+    """
+
+    is_for_good = False
+
+
+class Backend(Protocol):
+    """Names are relative to the place. All raise `OSError`, `FileNotFoundError` where there is nothing."""
+
+    def write(self, name: str, payload: Payload) -> None:
+        """Whole and durable, or not at all."""
+
+    def read(self, name: str, most: int) -> Payload:
+        """Its bytes, of which at most so many."""
+
+    def delete(self, name: str) -> None:
+        """Nothing is left of it."""
+
+
+class LocalBackend:
+    """A directory, which must exist. All that is done is done below it, whatever links there are."""
+
+    def __init__(self, place: Place) -> None:
+        self._root = place.root
+
+    def write(self, name: str, payload: Payload) -> None:
+        with self._folder(name, make=True) as (folder, file_name):
+            part = _part(file_name)
+            how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                with open(os.open(part, how, 0o666, dir_fd=folder), "wb") as file:
+                    file.write(payload)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(part, file_name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(part, dir_fd=folder)
+                raise
+            os.fsync(folder)
+
+    def read(self, name: str, most: int) -> Payload:
+        how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._folder(name) as (folder, file_name), open(os.open(file_name, how, dir_fd=folder), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise IsADirectoryError(f"{self._root}/{name} is not a file")
+            return file.read(most)
+
+    def delete(self, name: str) -> None:
+        try:
+            with self._folder(name) as (folder, file_name):
+                for each in (file_name, f"{file_name}.part"):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(each, dir_fd=folder)
+        except FileNotFoundError:
+            if not os.path.isdir(self._root):
+                raise
+        above = os.path.dirname(name)
+        if above:
+            with contextlib.suppress(OSError):  # there are others
+                os.rmdir(f"{self._root}/{above}")
+
+    @contextmanager
+    def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The directory of an object, open, and the object's name in it; no link below the place is followed."""
+        above, _, file_name = name.rpartition("/")
+        how = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with contextlib.ExitStack() as opened:
+            try:
+                folder = os.open(self._root, how)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                raise OSError(
+                    f"there is no directory {self._root}, and it must exist, as one that is not mounted would be made "
+                    "on the bare disk: mount it, or make it there with mkdir"
+                ) from None
+            opened.callback(os.close, folder)
+            for each in filter(None, above.split("/")):
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(each, dir_fd=folder)
+                        os.fsync(folder)
+                try:
+                    folder = os.open(each, how | os.O_NOFOLLOW, dir_fd=folder)
+                except OSError as error:
+                    if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                        raise
+                    raise NotADirectoryError(f"{self._root}/{above} leads out of {self._root}") from None
+                opened.callback(os.close, folder)
+            yield folder, file_name
+
+
+class S3Backend:
+    """A bucket's objects below a prefix."""
+
+    def __init__(self, place: Place) -> None:
+        from pyarrow import fs
+
+        self._root = place.root
+        self._fs: Any = fs.S3FileSystem(
+            **dict(place.options),
+            background_writes=False,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            request_timeout=REQUEST_TIMEOUT_S,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        )
+
+    def write(self, name: str, payload: Payload) -> None:
+        with self._fs.open_output_stream(f"{self._root}/{name}") as stream:
+            stream.write(payload)
+
+    def read(self, name: str, most: int) -> Payload:
+        with self._fs.open_input_file(f"{self._root}/{name}") as file:
+            return memoryview(file.read_buffer(most))
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(f"{self._root}/{name}")
+
+
+class Store:
+    """A place's objects, for any thread. Raises `PayloadUnavailable` while the place is away; for a short while after
+    that it does so without a look, so that whoever reads many streams is not held up by each."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._backend: Backend | None = None
+        self._lock = threading.Lock()
+        self._backoff, self._why = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), ""
+
+    def put(self, name: str, payload: Payload) -> None:
+        """Write an object that was not there, and see that it is there now. Raises `ObjectRefused`."""
+        self._attempt(name, lambda backend: _write(backend, name, payload))
+
+    def get(self, name: str, most: int) -> Payload:
+        """The bytes of an object, of which at most so many. Raises `Missing`, `ObjectRefused`."""
+        return self._attempt(name, lambda backend: backend.read(name, most), may_miss=True)
+
+    def delete(self, name: str) -> None:
+        """Have no such object. Raises `ObjectRefused`."""
+        self._attempt(name, lambda backend: backend.delete(name))
+
+    def try_to_write(self) -> None:
+        """Raise `PayloadUnavailable` where nothing can be written."""
+        self.put(WRITABLE, b"sublet\n")
+
+    def mark(self, marker: str) -> str:
+        """The id of the place, which is this one from now on where it had none."""
+        found = self._marked()
+        if found is None:
+            text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
+            with self._trouble():
+                self._opened().write(MARKER, text)
+            found = self._marked()
+        if not found:
+            raise self._unavailable(f"does not answer as it should: its object {MARKER} has no id")
+        return found
+
+    def check(self) -> None:
+        """Raise `PayloadUnavailable` unless the marker is there, with the id that it has had from the beginning."""
+        found, known = self._marked(), self.place.marker
+        if found is None:
+            raise self._unavailable(
+                f"is not there, or not mounted: it has no object {MARKER}, as all in use do"
+                + (f" (one that says `id {known}` is this place's)" if known else "")
+            )
+        if known and found != known:
+            raise self._unavailable(f"is not the one that it was: its object {MARKER} should have the id {known}")
+        self._backoff.succeeded()
+
+    def silent(self, seconds: float) -> PayloadUnavailable:
+        """What is raised where it has not answered for so long, and for as long again without a look."""
+        return self._unavailable(f"has not answered for {seconds:g} s", seconds)
+
+    def _marked(self) -> str | None:
+        """The id in the marker; empty if it is none of ours; None where there is no marker."""
+        self._pause()
+        with self._trouble():
+            try:
+                content = bytes(memoryview(self._opened().read(MARKER, MARKER_BYTES)))
+            except FileNotFoundError:
+                return None
+        matched = _ID.search(content.decode("ascii", "replace"))
+        return matched[1] if matched else ""
+
+    def _attempt(self, name: str, work: Callable[[Backend], _T], *, may_miss: bool = False) -> _T:
+        self._pause()
+        try:
+            answer = work(self._opened())
+        except (OSError, pa.ArrowException) as error:
+            if self.place.marker:
+                self.check()
+            if may_miss and isinstance(error, FileNotFoundError):
+                raise Missing from error
+            if not self.place.marker:
+                raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
+            refused = ObjectRefused(
+                f"the object {name} at the place of payloads {self.place} does not do as it should: {_said(error)}. It "
+                "is tried again, and others are not held up. See to this object, and to who may do what there."
+            )
+            refused.is_for_good = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
+            raise refused from error
+        self._backoff.succeeded()
+        return answer
+
+    def _pause(self) -> None:
+        if self._backoff.wait_s > 0:
+            raise PayloadUnavailable(self._why)
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
+
+    def _opened(self) -> Backend:
+        with self._lock:
+            if self._backend is None:
+                self._backend = LocalBackend(self.place) if self.place.scheme == "file" else S3Backend(self.place)
+            return self._backend
+
+    def _unavailable(self, what: str, pause_s: float = 0.0) -> PayloadUnavailable:
+        with self._lock:
+            self._backoff.failed(pause_s)
+        remedy = _REMEDIES[self.place.scheme]
+        self._why = f"the place of payloads {self.place} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
+        return PayloadUnavailable(self._why)
+
+
+def store(place: Place) -> Store:
+    """This process's, for it."""
+    return _store(os.getpid(), place)
+
+
+@lru_cache(maxsize=64)
+def _store(pid: int, place: Place) -> Store:
+    return Store(place)
+
+
+def _write(backend: Backend, name: str, payload: Payload) -> None:
+    """What a store keeps need not be what it was sent, and nobody has another copy of it soon: so it is read back."""
+    backend.write(name, payload)
+    given = memoryview(payload).cast("B")
+    found = memoryview(backend.read(name, given.nbytes + 1)).cast("B")
+    if found != given:
+        raise OSError(f"it came back different from what was written: {found.nbytes} bytes, of {given.nbytes}")
+
+
+def _part(name: str) -> str:
+    """Nobody can have put something there before: an object's name is new, that of another file is made so."""
+    return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")

@@ -1,0 +1,88 @@
+"""Several objects of a place at once, as what takes long is waiting for each; and no wait is without end.
+
+What comes to an end is told one by one. A place of which nothing comes for a while is away: whoever asked has other
+places to see to. Its threads are left to end when they can, and keep no process from ending.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import cache
+from typing import Any, Final, TypeVar
+
+from sublet_storage.objects.object_stores import Store
+
+AT_ONCE: Final = 8
+SILENCE_S: Final = 20.0
+"""Less than a member of a group waits for the node that reads for it."""
+
+TO_READ: Final = "to read"
+TO_CHANGE: Final = "to change"
+"""What is done at a place: who does the one does not wait for those who do the other."""
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def together(there: Store, what: str, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | Exception]:
+    """What it makes of each, or has raised, in their order. `what` is done there: `TO_READ` or `TO_CHANGE`.
+
+    Raises `PayloadUnavailable` where for `SILENCE_S` none of them has ended.
+    """
+    pool = _pool(os.getpid(), there.place.prefix, what)
+    futures: list[Future[_R]] = [pool.submit(work, item) for item in items]
+    waiting = set(futures)
+    while waiting:
+        ended, waiting = wait(waiting, timeout=SILENCE_S, return_when=FIRST_COMPLETED)
+        if not ended:
+            for future in waiting:
+                future.cancel()
+            raise there.silent(SILENCE_S)
+    errors = [future.exception() for future in futures]
+    return [
+        error if isinstance(error, Exception) else future.result()
+        for future, error in zip(futures, errors, strict=True)
+    ]
+
+
+def once(there: Store, what: str, work: Callable[[], _R]) -> _R:
+    """The same of a single thing: its answer. Raises what it raises."""
+    (outcome,) = together(there, what, lambda _: work(), (None,))
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+class _Pool:
+    """Threads that the interpreter does not wait for when it ends, unlike those of an executor."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], Any], Any]] = queue.SimpleQueue()
+        for _ in range(AT_ONCE):
+            threading.Thread(target=self._run, name="sublet payloads", daemon=True).start()
+
+    def submit(self, work: Callable[[_T], _R], item: _T) -> Future[_R]:
+        future: Future[_R] = Future()
+        self._waiting.put((future, work, item))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, work, item = self._waiting.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work(item))
+            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+                future.set_exception(error)
+            del future, work, item  # a payload may be large, and nothing more come for long
+
+
+@cache
+def _pool(pid: int, prefix: str, what: str) -> _Pool:
+    """A forked child has none of its parent's threads."""
+    return _Pool()

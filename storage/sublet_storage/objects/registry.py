@@ -1,0 +1,184 @@
+"""The objects that no block names: written down before they are there, and until they are gone.
+
+A row of `payload_object` is one of two things. Either somebody is writing the object, and will have a block name it,
+taking the row away in the same transaction; or it is doomed, and is deleted at any moment after its grace. Who writes
+so slowly that the object was doomed meanwhile finds no row to take, and leaves the block as it is.
+
+The grace is for a database that is restored from a backup, or a standby that takes over and is behind: blocks there may
+name what is doomed here. What no block ever named has none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from sublet_protocol.domain.errors import PayloadUnavailable
+from sublet_storage.db.store_connection import Guard
+from sublet_storage.objects.location import NAME, Place, known
+from sublet_storage.objects.object_stores import ObjectRefused, store
+from sublet_storage.objects.parallel_calls import TO_CHANGE, once, together
+
+ABANDONED_S: Final = 3600.0
+"""An object that was not named for so long after it was written down is nobody's any more."""
+
+GRACE_S: Final = 7 * 86400.0
+"""What a block has named is deleted so long after the last did."""
+
+MOST: Final = 1000
+CHUNK: Final = 64
+MOST_S: Final = 10.0
+"""A sweep ends soon after that; the next goes on."""
+
+_NOTE = """
+insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)
+select uri, %(space)s, %(generation)s, %(stream)s, ends, {doomed_at}
+  from unnest(%(uris)s::text[], %(ends)s::bigint[]) as o (uri, ends) order by uri
+on conflict (uri) do update set doomed_at = coalesce(payload_object.doomed_at, excluded.doomed_at, '-infinity')"""
+
+_INTEND = _NOTE.format(doomed_at="null::timestamptz")
+_DOOM_NAMED = _NOTE.format(doomed_at="clock_timestamp()")
+_DOOM_UNNAMED = _NOTE.format(doomed_at="timestamptz '-infinity'")
+
+_CLAIM = "delete from payload_object where uri = any(%s) and doomed_at is null returning uri"
+
+_ABANDON = """
+update payload_object set doomed_at = '-infinity'
+ where doomed_at is null and at <= statement_timestamp() - make_interval(secs => %s::float8)"""
+
+# Of the statement: a time that changes while it runs is not looked up in an index.
+_IS_DUE = "doomed_at <= statement_timestamp() - make_interval(secs => %(grace)s::float8)"
+_DUE = f"from payload_object where space_id = %(space)s and {_IS_DUE} and tried_at is null"
+_STUCK = f"from payload_object where space_id = %(space)s and {_IS_DUE} and tried_at is not null"
+
+_SPACES = "select space_id from space where payload_places <> '{}' and exists (select from payload_object) order by 1"
+
+_PLACES = f"""
+select place from unnest(payload_places_of(%(space)s)) as place
+ where exists (select {_DUE}) or exists (select {_STUCK}) order by 1"""
+
+# By an index so many and no more are looked at; those that could not be deleted come after all others. That no block
+# names one is so by the rules above; it is looked at all the same, as nothing brings a payload back.
+_IS_THERE = "starts_with(uri, %(prefix)s) and substr(uri, length(%(prefix)s::text) + 1) ~ %(name)s"
+_PICKED = f"""
+select uri, exists (
+         select from block b where b.generation_id = o.generation_id and b.stream_id = o.stream_id
+            and b.end_offset = o.end_offset and b.uri = o.uri)
+  from ((select * {_DUE} and {_IS_THERE} order by doomed_at limit %(most)s)
+        union all
+        (select * {_STUCK} and {_IS_THERE} order by tried_at limit %(most)s)) o limit %(most)s"""
+
+_GONE = "delete from payload_object where uri = any(%s) and doomed_at is not null"
+_TRIED = "update payload_object set tried_at = clock_timestamp() where uri = any(%s)"
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose block an object is for."""
+
+    space_id: int
+    generation_id: int
+    stream_id: int
+
+
+def intend(conn: Connection, owner: Owner, planned: Sequence[tuple[str, int]]) -> None:
+    """Write down (uri, end offset) of objects that are about to be written."""
+    _note(conn, _INTEND, owner, planned)
+
+
+def doom(conn: Connection, owner: Owner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
+    """Have these deleted: no block names them, from this transaction on. `was_named`: one did before, and may still do
+    so in a backup."""
+    _note(conn, _DOOM_NAMED if was_named else _DOOM_UNNAMED, owner, lost)
+
+
+def claim(conn: Connection, uris: Sequence[str]) -> set[str]:
+    """Those of them that blocks may name, if they do so in this transaction."""
+    return {row[0] for row in conn.execute(_CLAIM, (list(uris),))}
+
+
+def sweep(
+    conn: Connection,
+    guard: Guard | None = None,
+    abandoned_s: float = ABANDONED_S,
+    grace_s: float = GRACE_S,
+    most_s: float = MOST_S,
+) -> int:
+    """Delete doomed objects whose grace is over, some thousand of each place, for about so long; how many. What is
+    abandoned is doomed before. Autocommit.
+
+    Raises `PayloadUnavailable` when all that can be deleted has been: the others are tried again.
+    """
+    spaces = conn.execute(_SPACES).fetchall()
+    if not spaces:
+        return 0
+    until = time.monotonic() + most_s
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        conn.execute(_ABANDON, (abandoned_s,))
+    deleted = 0
+    problems: list[Exception] = []
+    for (space_id,) in spaces:
+        asked = {"space": space_id, "grace": grace_s, "name": f"^{NAME}$", "most": MOST}
+        for (text,) in conn.execute(_PLACES, asked).fetchall():
+            place = known(text)
+            try:
+                uris = _picked(conn, {**asked, "prefix": f"{place.prefix}/"})
+                deleted += _delete(conn, place, uris, until, problems)
+            except PayloadUnavailable as error:
+                problems.append(error)
+    if problems:
+        raise problems[0]
+    return deleted
+
+
+def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
+    """What is to be deleted at a place. What a block names is tried last from then on, like what cannot be deleted."""
+    rows = conn.execute(_PICKED, asked).fetchall()
+    conn.execute(_TRIED, ([uri for uri, is_named in rows if is_named],))
+    return [uri for uri, is_named in rows if not is_named]
+
+
+def _note(conn: Connection, statement: str, owner: Owner, uris: Sequence[tuple[str, int]]) -> None:
+    if uris:
+        parameters = {
+            "space": owner.space_id,
+            "generation": owner.generation_id,
+            "stream": owner.stream_id,
+            "uris": [uri for uri, _ in uris],
+            "ends": [end_offset for _, end_offset in uris],
+        }
+        conn.execute(statement, parameters)
+
+
+def _delete(conn: Connection, place: Place, uris: Sequence[str], until: float, problems: list[Exception]) -> int:
+    """A row goes after its object: one that cannot be deleted keeps it, and holds up no other."""
+    deleted, there = 0, store(place)
+
+    def delete(uri: str) -> None:
+        there.delete(uri[len(place.prefix) + 1 :])
+
+    for first in range(0, len(uris), CHUNK):
+        if time.monotonic() >= until:
+            break
+        chunk = uris[first : first + CHUNK]
+        once(there, TO_CHANGE, there.check)
+        outcomes = together(there, TO_CHANGE, delete, chunk)
+        once(there, TO_CHANGE, there.check)  # what is not found at a place that has gone away meanwhile is not deleted
+        gone = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
+        conn.execute(_GONE, (gone,))
+        conn.execute(_TRIED, ([uri for uri in chunk if uri not in gone],))
+        deleted += len(gone)
+        problems += [outcome for outcome in outcomes if isinstance(outcome, ObjectRefused)][:1]
+        others = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, ObjectRefused)]
+        if others:
+            problems.append(others[0])
+            break
+    return deleted

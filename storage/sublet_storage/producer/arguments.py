@@ -1,0 +1,66 @@
+"""What a publisher is made with, checked before anything is opened: value, rule and remedy."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+from sublet_protocol.domain.errors import InvalidSetting
+
+LARGEST_BYTES = 512 * 1024 * 1024
+"""The largest block and message: half of what Postgres takes in one field."""
+
+LARGEST_COUNT = 2**31 - 1
+LONGEST_LINGER_MS = 24 * 3600 * 1000.0
+LONGEST_PRODUCER = 200
+
+REMEDY = "Leave it out for the default."
+
+
+def whole(name: str, value: object, most: int = LARGEST_COUNT) -> int:
+    """A whole number from 1 to `most`. Raises `InvalidSetting`."""
+    number = _index(value)
+    if number is None:
+        raise InvalidSetting(f"{name} {_shown(value)}: must be a whole number. {REMEDY}")
+    if number < 1:
+        raise InvalidSetting(f"{name} {_shown(value)}: must be at least 1. {REMEDY}")
+    if number > most:
+        raise InvalidSetting(f"{name} {_shown(value)}: must be at most {most}. {REMEDY}")
+    return number
+
+
+def duration(name: str, value: object, most: float, remedy: str = REMEDY, least: float = 0) -> float:
+    """A number from `least` to `most`, in the unit that the name bears. Raises `InvalidSetting`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
+        raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {least:g} to {most:.12g}. {remedy}")
+    return float(value)
+
+
+def text(name: str, value: object) -> str | None:
+    """Text, or None. Raises `InvalidSetting`."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidSetting(f"{name} of type {type(value).__name__}: must be text. {REMEDY}")
+    return value
+
+
+def producer_name(value: object) -> str | None:
+    """A producer's name, or None. Raises `InvalidSetting`."""
+    name = text("producer", value)
+    if name is not None and not (name.isprintable() and 0 < len(name) <= LONGEST_PRODUCER):
+        raise InvalidSetting(
+            f"producer {_shown(name)}: must be 1 to {LONGEST_PRODUCER} printable characters. Choose a shorter or "
+            "plainer name, or leave it out."
+        )
+    return name
+
+
+def _index(value: object) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _shown(value: object) -> str:
+    """As much of a refused value as an error needs; without quotes where it is a number."""
+    return ascii(value)[:60]

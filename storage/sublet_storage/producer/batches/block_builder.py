@@ -1,0 +1,60 @@
+"""Messages gathered into blocks of a good size, stream by stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from sublet_storage.log.block import pack
+from sublet_storage.log.log import Append
+from sublet_storage.producer.batches.pending_blocks import Load, Piece, blocks
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.producer.delivery import Ticket
+
+BLOCK_MESSAGES: Final = 1000
+BLOCK_BYTES: Final = 256 * 1024
+"""About the most in a block."""
+
+WAITING_BYTES: Final = 32 * 1024 * 1024
+"""So much waits at most for its stream's block to be full."""
+
+
+class Gathering:
+    """Takes batches of `BLOCK_SCHEMA`, gives blocks; those of a stream have its messages in the order they came."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._waiting: dict[int, list[Piece]] = {}
+        self._counts: dict[int, tuple[int, int]] = {}
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[Append]:
+        """The blocks that are full with it. Raises what `Routes.split` raises."""
+        for stream_id, part, numbers in self._routes.split(batch, range(batch.num_rows)):
+            piece = Piece(part, numbers, Ticket(len(numbers)))
+            self._waiting.setdefault(stream_id, []).append(piece)
+            messages, size = self._counts.get(stream_id, (0, 0))
+            self._counts[stream_id] = messages + piece.count, size + piece.size
+            if messages + piece.count >= BLOCK_MESSAGES or size + piece.size >= BLOCK_BYTES:
+                yield from self._taken(stream_id, keep=True)
+        if sum(size for _, size in self._counts.values()) > WAITING_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Append]:
+        """What waits, in blocks that are not full."""
+        for stream_id in sorted(self._waiting):
+            yield from self._taken(stream_id, keep=False)
+
+    def _taken(self, stream_id: int, *, keep: bool) -> Iterator[Append]:
+        """All that waits for the stream; with `keep`, what does not fill a block goes on waiting."""
+        load = Load(stream_id, self._waiting.pop(stream_id))
+        del self._counts[stream_id]
+        whole = Piece(load.batch(), range(load.count), Ticket(load.count))
+        pieces = list(blocks(whole, BLOCK_MESSAGES, BLOCK_BYTES))
+        if keep and len(pieces) > 1:
+            last = pieces.pop()
+            self._waiting[stream_id] = [last]
+            self._counts[stream_id] = last.count, last.size
+        for piece in pieces:
+            yield Append(stream_id, pack(piece.batch, self._routes.compression(stream_id)))

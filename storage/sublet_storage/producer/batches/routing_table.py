@@ -1,0 +1,162 @@
+"""The publisher's routing table: the spaces and their open streams, of one instant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sublet_protocol.domain.errors import InvalidTopic, ProducerFenced, UnknownSpace, UsageError
+from sublet_protocol.domain.topics import check_topic
+from sublet_storage.producer.delivery import Rows
+from sublet_storage.spaces.catalogue import routing_table
+from sublet_storage.spaces.routing import Ring, Space, StreamInfo, hash_key, hash_keys, space_of
+
+_CACHED_TOPICS = 100_000
+
+Part: TypeAlias = tuple[int, pa.RecordBatch, Rows]
+"""The messages of a batch that go to one stream: (stream id, messages, their numbers in their ticket)."""
+
+
+class Routes:
+    """Finds the stream of a message, or of many. `only`: the name of the one space that may be published to."""
+
+    def __init__(self, spaces: Sequence[Space], streams: Sequence[StreamInfo], only: str | None) -> None:
+        self._spaces = {space.space_id: space for space in spaces}
+        self._rings = {id: Ring(each for each in streams if each.space_id == id) for id in self._spaces}
+        self._space_of_stream = {stream.stream_id: stream.space_id for stream in streams}
+        self._topics: dict[str, int] = {}
+        self._only = only
+
+    @classmethod
+    def load(cls, conn: psycopg.Connection[Any], only: str | None = None) -> Routes:
+        """Read the table as it is now."""
+        spaces, streams = routing_table(conn)
+        if not spaces:
+            raise UnknownSpace("there is no space in this database, not even `default`. Run `sublet migrate`.")
+        return cls(spaces, streams, only)
+
+    def check_timeline(self, conn: psycopg.Connection[Any], producer_id: str) -> None:
+        """Raise `ProducerFenced` unless these streams are the same on the timeline that the database has gone over to:
+        one that was opened last may be missing there, and its number another's."""
+        mine = {each.stream_id: each for ring in self._rings.values() for each in ring.streams}
+        rows = conn.execute(
+            "select stream_id, space_id, generation_id, hash_from::text, hash_to::text from stream"
+            " where stream_id = any(%s::bigint[])",
+            (list(mine),),
+        ).fetchall()
+        there = {(*row[:3], int(row[3]), int(row[4])) for row in rows}
+        for each in mine.values():
+            if (each.stream_id, each.space_id, each.generation_id, each.hash_from, each.hash_to) not in there:
+                raise ProducerFenced(
+                    f"producer {producer_id!r}: the database has gone over to another timeline, where stream "
+                    f"{each.stream_id} is missing or another. What had no answer by then may be stored or not: open a "
+                    "new publisher, and look before you publish it again."
+                )
+
+    def unrestricted(self) -> Routes:
+        """The same table for messages accepted before: they go where their topic belongs now."""
+        streams = [stream for ring in self._rings.values() for stream in ring.streams]
+        return Routes(list(self._spaces.values()), streams, None)
+
+    def is_open(self, stream_id: int) -> bool:
+        """True if the stream took messages when the table was read."""
+        return stream_id in self._space_of_stream
+
+    def compression(self, stream_id: int) -> str:
+        """How the blocks of the stream's space are compressed."""
+        return self._spaces[self._space_of_stream[stream_id]].compression
+
+    def stream_of(self, topic: str, key: bytes | None) -> int:
+        """The open stream of one message. Raises `InvalidTopic`, or `UsageError` for a topic of another space."""
+        return self._rings[self._space_id(topic)].stream_id(hash_key(key, topic))
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        """Raise what `stream_of` raises for the first topic that may not be published to."""
+        topics = batch.column("topic")
+        for topic in [topics[0].as_py()] if _constant(topics) else topics.unique().to_pylist():
+            self._space_id(topic)
+
+    def split(self, batch: pa.RecordBatch, rows: Rows) -> list[Part]:
+        """Part a batch by stream; inside each part the order stays. No Python per message, only per distinct key."""
+        targets = self._targets(batch)
+        if isinstance(targets, int):
+            return [(targets, batch, rows)]
+        order = pc.sort_indices(targets)
+        runs = pc.run_end_encode(targets.take(order))
+        batch = batch.take(order)
+        rows = order if isinstance(rows, range) and rows.start == 0 else _pick(rows, order)
+        parts, start = [], 0
+        for stream_id, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            parts.append((stream_id, batch.slice(start, end - start), rows.slice(start, end - start)))
+            start = end
+        return parts
+
+    def _targets(self, batch: pa.RecordBatch) -> int | pa.Array:
+        """The stream of each message; one number where it is the same for all."""
+        topics, keys = batch.column("topic"), batch.column("key")
+        keyless = keys.null_count == len(keys)
+        if _constant(topics) and (keyless or _constant(keys)):
+            return self.stream_of(topics[0].as_py(), keys[0].as_py())
+        topics = topics.dictionary_encode()
+        names = topics.dictionary.to_pylist()
+        by_topic = [self.stream_of(name, None) for name in names]
+        if len(self._space_of_stream) == 1:
+            return by_topic[0]
+        without_key = pa.array(by_topic, pa.int64()).take(topics.indices)
+        if keyless:
+            return without_key
+        keys = keys.dictionary_encode()
+        by_key = self._by_key(names, topics.indices, keys.dictionary.to_pylist(), keys.indices)
+        return pc.coalesce(by_key, without_key) if keys.null_count else by_key
+
+    def _by_key(self, names: list[str], topic_indices: pa.Array, keys: list[bytes], key_indices: pa.Array) -> pa.Array:
+        """Look every distinct key up in the ring of each space concerned; null where there is no key."""
+        spaces = [self._space_id(name) for name in names]
+        hashes = hash_keys(keys)
+        found: pa.Array | None = None
+        for space_id in sorted(set(spaces)):
+            streams = pa.array(self._rings[space_id].stream_ids(hashes), pa.int64()).take(key_indices)
+            if found is None:
+                found = streams
+            else:
+                mine = pa.array([each == space_id for each in spaces]).take(topic_indices)
+                found = pc.if_else(mine, streams, found)
+        return found
+
+    def _space_id(self, topic: str) -> int:
+        found = self._topics.get(topic)
+        return self._learn(topic) if found is None else found
+
+    def _learn(self, topic: str) -> int:
+        if not isinstance(topic, str):
+            raise InvalidTopic(f"topic {topic!r}: a topic is text, not {type(topic).__name__}.")
+        space = space_of(check_topic(topic), self._spaces.values())
+        if space is None:
+            raise UnknownSpace(f"topic {topic!r} is in no space. Create a space with a filter that matches it.")
+        if self._only not in (None, space.name):
+            raise UsageError(
+                f"topic {topic!r} belongs to space {space.name!r}, and this publisher is for space {self._only!r}. "
+                "Use another publisher, or leave its space out."
+            )
+        if len(self._topics) >= _CACHED_TOPICS:
+            self._topics.clear()
+        self._topics[topic] = space.space_id
+        return space.space_id
+
+
+def _constant(column: pa.Array) -> bool:
+    """True if all values are the same, and none is null."""
+    if column.null_count or column[0] != column[len(column) - 1]:
+        return False
+    same: bool = pc.all(pc.equal(column, column[0])).as_py()
+    return same
+
+
+def _pick(rows: Rows, order: pa.Array) -> pa.Array:
+    if isinstance(rows, range):
+        return pc.add(order.cast(pa.int64()), rows.start)
+    return rows.take(order)

@@ -1,0 +1,421 @@
+"""What waits to be sent: a queue of pieces per stream, bounded in bytes, filled by callers and emptied by the sender.
+
+Advances to other epochs wait among them, each for all that was published before it.
+
+Routing happens under the buffer's lock, so that while a closed stream's messages are moved to its children no newer
+message of the same key can get ahead of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sublet_protocol.domain.epochs import Epoch
+from sublet_protocol.domain.errors import PublisherClosed, SubletError
+from sublet_storage.log.block import pack
+from sublet_storage.producer.batches.columns import size_of
+from sublet_storage.producer.batches.pending_blocks import Growing, Header, Load, Piece, blocks, fitting
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.producer.delivery import BatchDelivery, Delivery, Ticket
+
+COMMIT_BYTES = 4 * 1024 * 1024
+ROUTED_AT_ONCE = 1 << 16
+ADVANCE_PAUSE_S = 0.02
+"""Under load, an advance that nobody waits for is not made sooner than so long after the last: each takes as much of
+the database as a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a block and the buffer may grow, and how long a message may wait for company."""
+
+    block_messages: int
+    block_bytes: int
+    blocks_per_commit: int
+    buffered_bytes: int
+    linger_s: float
+
+
+class Buffer:
+    """The queues. Callers add, the sender takes, settles and re-routes; any thread may call anything."""
+
+    def __init__(self, routes: Routes, limits: Limits) -> None:
+        self._routes, self._limits = routes, limits
+        self._lock = threading.Lock()
+        self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._queues: dict[int, deque[Piece | Growing]] = {}
+        self._unsettled: dict[Ticket, None] = {}
+        self._advances: deque[tuple[Ticket, Sequence[Epoch]]] = deque()
+        self._waiting_for_room: list[Callable[[], None]] = []
+        self._bytes = self._queued = 0
+        self._oldest_at = 0.0
+        self._advanced_at = float("-inf")
+        self._flushing = 0
+        self._closed: Exception | None = None
+        self._error: Exception | None = None
+
+    # --- callers --------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[Header] | None,
+        timestamp_us: int,
+        epoch: Epoch | None = None,
+        wait: bool = True,
+    ) -> Delivery | None:
+        """Queue one message; waits for room, or returns None at once if it is not to wait."""
+        size = size_of(topic, key, value, headers)
+        with self._lock:
+            if not self._has_room(wait):
+                return None
+            stream_id = self._routes.stream_of(topic, key)
+            queue = self._queue(stream_id)
+            last = queue[-1] if queue else None
+            if not isinstance(last, Growing) or not self._fits(last, size):
+                last = Growing()
+                queue.append(last)
+            row = last.add(topic, key, value, headers, timestamp_us, epoch)
+            last.size += size
+            self._added(last.ticket, 1, size)
+            return Delivery(last.ticket, row)
+
+    def add_batches(self, batches: Iterable[pa.RecordBatch]) -> BatchDelivery:
+        """Queue whole batches, part by part as there is room."""
+        batches = list(batches)
+        total = sum(batch.num_rows for batch in batches)
+        ticket = Ticket(total)
+        start = 0
+        try:
+            for batch in batches:
+                for offset in range(0, batch.num_rows, ROUTED_AT_ONCE):
+                    chunk = batch.slice(offset, ROUTED_AT_ONCE)
+                    self._add_chunk(Piece(chunk, range(start, start + chunk.num_rows), ticket))
+                    start += chunk.num_rows
+        except SubletError as error:
+            ticket.failed(total - start, error)
+            with self._lock:
+                self._unsettled.pop(ticket, None)
+                self._work.notify()  # an advance may have waited for it alone
+            raise
+        return BatchDelivery(ticket)
+
+    def advance(self, least: Sequence[Epoch]) -> Ticket:
+        """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
+        something has failed and nobody was told, that is raised."""
+        with self._lock:
+            self._check_open()
+            if self._error is not None:
+                raise self._take_error()
+            ticket = Ticket(1)
+            self._unsettled[ticket] = None
+            self._advances.append((ticket, least))
+            if not self._queued:
+                self._work.notify()
+            return ticket
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call back once, soon, when there may be room; for callers that must not block."""
+        with self._lock:
+            if self._bytes >= self._limits.buffered_bytes and self._closed is None:
+                self._waiting_for_room.append(callback)
+                return
+        callback()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all that is queued now is settled. Raises TimeoutError."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            tickets = list(self._unsettled)
+            self._flushing += 1
+            self._work.notify()
+        try:
+            for ticket in tickets:
+                _settled(ticket, deadline)
+        finally:
+            with self._lock:
+                self._flushing -= 1
+
+    def pop_error(self) -> Exception | None:
+        """The first failure since the last call."""
+        with self._lock:
+            return None if self._error is None else self._take_error()
+
+    def close(self, reason: Exception) -> None:
+        """Take nothing more; what is queued can still be taken out."""
+        with self._lock:
+            self._closed = self._closed or reason
+            self._work.notify_all()
+            self._room.notify_all()
+            callbacks = self._drain_callbacks()
+        _call(callbacks)
+
+    # --- the sender -----------------------------------------------------------------------------------------------
+
+    @property
+    def routes(self) -> Routes:
+        """The table in force."""
+        return self._routes
+
+    def take(self) -> list[Load] | None:
+        """Wait for work, as much as goes into one transaction: of advances alone an empty list. None once the buffer is
+        closed and empty."""
+        with self._lock:
+            while not self._queued or (pause := self._pause()) > 0:
+                if not self._queued and self._due(()):
+                    return []
+                if not self._queued and self._closed is not None:
+                    return None
+                self._work.wait(pause if self._queued else None)
+            loads: list[Load] = []
+            for stream_id in list(self._queues):
+                if sum(load.size for load in loads) >= COMMIT_BYTES:
+                    break
+                loads += self._cut_blocks(stream_id)
+            return loads
+
+    def due(self, loads: Iterable[Load]) -> Sequence[Epoch] | None:
+        """Where to advance to once these loads, which were taken, are stored: of several that are due, the last. None
+        also where it can wait, as more is sent at once."""
+        with self._lock:
+            is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
+            if is_early and self._queued and self._pause() <= 0 and not self._flushing:
+                return None
+            count = self._due(loads)
+            return self._advances[count - 1][1] if count else None
+
+    def advanced(self, least: Sequence[Epoch]) -> None:
+        """What was due is made."""
+        with self._lock:
+            self._advanced_at = time.monotonic()
+            made = False
+            while not made:
+                ticket, wanted = self._advances.popleft()
+                del self._unsettled[ticket]
+                ticket.made()
+                made = wanted is least
+
+    def failing(self, error: Exception) -> None:
+        """Tickets are about to be told of it: who is woken by one asks for the first failure at once."""
+        with self._lock:
+            self._error = self._error or error
+
+    def failed(self, loads: Sequence[Load], error: Exception) -> None:
+        """Tell these loads' tickets, and settle them. The advances behind them are given up; without loads all are: it
+        is an advance that cannot be made."""
+        self.failing(error)
+        for load in loads:
+            load.failed(error)
+        self._settle(loads, error)
+
+    def settled(self, loads: Iterable[Load]) -> None:
+        """Forget loads whose tickets were told that they are stored, and let in who waits for room."""
+        self._settle(list(loads), None)
+
+    def _settle(self, loads: Sequence[Load], error: Exception | None) -> None:
+        with self._lock:
+            if error is not None:
+                self._give_up_advances(error, {piece.ticket for load in loads for piece in load.pieces})
+            for load in loads:
+                self._bytes -= load.size
+                for piece in load.pieces:
+                    if piece.ticket.settled:
+                        self._unsettled.pop(piece.ticket, None)
+            self._room.notify_all()
+            callbacks = self._drain_callbacks()
+        _call(callbacks)
+
+    def reroute(self, routes: Routes, closed: list[Load]) -> None:
+        """Put a newer table in force; move what was for closed streams, first the loads they refused, in order."""
+        with self._lock:
+            self._routes = routes
+            routes = routes.unrestricted()
+            refused: dict[int, list[Piece]] = {}
+            for load in closed:
+                refused.setdefault(load.stream_id, []).extend(load.pieces)
+            dead = [stream_id for stream_id in self._queues if not routes.is_open(stream_id)]
+            for stream_id in dict.fromkeys([*refused, *dead]):
+                waiting = [piece.sealed() for piece in self._queues.pop(stream_id, ())]
+                self._queued -= sum(piece.count for piece in waiting)
+                for piece in [*refused.get(stream_id, ()), *waiting]:
+                    self._bytes -= piece.size
+                    self._enqueue(_parts(routes, piece))
+
+    def abandon(self, error: Exception) -> None:
+        """Close, and fail all that is not settled."""
+        self.close(error)
+        with self._lock:
+            tickets = list(self._unsettled)
+            self._queues.clear()
+            self._unsettled.clear()
+            self._advances.clear()
+            self._queued = self._bytes = 0
+            if tickets:
+                self._error = self._error or error
+        for ticket in tickets:
+            ticket.abandon(error)
+
+    # --- under the lock -------------------------------------------------------------------------------------------
+
+    def _add_chunk(self, chunk: Piece) -> None:
+        """Route and encode outside of the lock, which keeps the sender going; again if the routes changed meanwhile."""
+        while True:
+            routes = self._routes
+            limits = self._limits.block_messages, self._limits.block_bytes
+            parts = [(stream_id, block) for stream_id, part in _parts(routes, chunk) for block in blocks(part, *limits)]
+            for stream_id, part in parts:
+                if self._is_full_block(part):
+                    part.packed = pack(part.batch, routes.compression(stream_id))
+            with self._lock:
+                self._has_room(wait=True)
+                if routes is self._routes:
+                    self._enqueue(parts)
+                    return
+
+    def _enqueue(self, parts: list[tuple[int, Piece]]) -> None:
+        for stream_id, part in parts:
+            self._queue(stream_id).append(part)
+            self._added(part.ticket, part.count, part.size)
+
+    def _is_full_block(self, piece: Piece) -> bool:
+        """True if it will be a block of its own: encoding it early is not in vain."""
+        messages, size = self._limits.block_messages, self._limits.block_bytes
+        return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
+
+    def _queue(self, stream_id: int) -> deque[Piece | Growing]:
+        queue = self._queues.get(stream_id)
+        if queue is None:
+            queue = self._queues[stream_id] = deque()
+        return queue
+
+    def _added(self, ticket: Ticket, count: int, size: int) -> None:
+        self._unsettled[ticket] = None
+        if not self._queued:
+            self._oldest_at = time.monotonic()
+            self._work.notify()
+        elif self._limits.linger_s and self._queued + count >= self._limits.block_messages:
+            self._work.notify()
+        self._queued += count
+        self._bytes += size
+
+    def _has_room(self, wait: bool) -> bool:
+        """Wait for room if allowed. Raises if the publisher is closed, or closes meanwhile."""
+        while self._closed is None and self._bytes >= self._limits.buffered_bytes:
+            if not wait:
+                return False
+            self._room.wait()
+        self._check_open()
+        return True
+
+    def _take_error(self) -> Exception:
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
+
+    def _due(self, loads: Iterable[Load]) -> int:
+        """So many advances have nothing before them but these loads."""
+        if not self._advances:
+            return 0
+        taken: Counter[Ticket] = Counter()
+        for load in loads:
+            for piece in load.pieces:
+                taken[piece.ticket] += piece.count
+        return self._next_behind(lambda ticket: ticket.left <= taken[ticket])
+
+    def _next_behind(self, is_done: Callable[[Ticket], bool]) -> int:
+        """So many advances have nothing before them but what is done."""
+        count = 0
+        for ticket in self._unsettled:
+            if count < len(self._advances) and ticket is self._advances[count][0]:
+                count += 1
+            elif not is_done(ticket):
+                break
+        return count
+
+    def _give_up_advances(self, error: Exception, failed: Collection[Ticket]) -> None:
+        """But for those that waited for nothing but their turn."""
+        kept = self._next_behind(lambda ticket: not ticket.left and ticket not in failed) if failed else 0
+        while len(self._advances) > kept:
+            ticket, _ = self._advances.pop()
+            del self._unsettled[ticket]
+            ticket.abandon(error)
+
+    def _fits(self, growing: Growing, size: int) -> bool:
+        return growing.count < self._limits.block_messages and growing.size + size <= self._limits.block_bytes
+
+    def _pause(self) -> float:
+        """Seconds to linger still before taking what is queued."""
+        if not self._limits.linger_s or self._flushing or self._closed is not None:
+            return 0
+        if self._queued >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:
+            return 0
+        return self._oldest_at + self._limits.linger_s - time.monotonic()
+
+    def _cut_blocks(self, stream_id: int) -> list[Load]:
+        loads: list[Load] = []
+        while stream_id in self._queues and len(loads) < self._limits.blocks_per_commit:
+            loads.append(Load(stream_id, self._cut(stream_id)))
+        return loads
+
+    def _cut(self, stream_id: int) -> list[Piece]:
+        """Take a block's worth from the head of a queue; the stream then stands last in line."""
+        queue = self._queues.pop(stream_id)
+        count, size = self._limits.block_messages, self._limits.block_bytes
+        pieces: list[Piece] = []
+        while queue and count > 0:
+            piece = queue.popleft().sealed()
+            share = max(fitting(piece, count, size), 0 if pieces else 1)
+            if share < piece.count:
+                piece = self._divide(queue, piece, share)
+                count = size = 0
+            if piece.count:
+                pieces.append(piece)
+            count, size = count - piece.count, size - piece.size
+        if queue:
+            self._queues[stream_id] = queue
+        self._queued -= sum(piece.count for piece in pieces)
+        return pieces
+
+    def _divide(self, queue: deque[Piece | Growing], piece: Piece, count: int) -> Piece:
+        """The first messages of a piece; the rest goes back to the head of the queue."""
+        first, rest = piece.cut(count)
+        self._bytes += first.size + rest.size - piece.size
+        queue.appendleft(rest)
+        return first
+
+    def _drain_callbacks(self) -> list[Callable[[], None]]:
+        callbacks, self._waiting_for_room = self._waiting_for_room, []
+        return callbacks
+
+
+def _parts(routes: Routes, piece: Piece) -> list[tuple[int, Piece]]:
+    """The piece by stream."""
+    return [
+        (stream_id, piece if batch is piece.batch else Piece(batch, rows, piece.ticket))
+        for stream_id, batch, rows in routes.split(piece.batch, piece.rows)
+    ]
+
+
+def _settled(ticket: Ticket, deadline: float | None) -> None:
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    done = threading.Event()
+    ticket.when_settled(done.set)
+    if not done.wait(left):
+        raise TimeoutError("not everything was durable in time; it is still being tried")
+
+
+def _call(callbacks: Iterable[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()

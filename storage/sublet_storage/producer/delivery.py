@@ -1,0 +1,214 @@
+"""What a publisher hands out for each message: a promise of its place in the log, kept when it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from sublet_storage.util.fork_guard import check_process
+
+Rows: TypeAlias = range | pa.Array
+"""Which messages of a ticket: a range of their numbers, or an Arrow array of them."""
+
+
+def ring(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+    """Wake somebody on a loop; nobody, where it is closed, as those who waited there are gone with it."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(wake)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where one message lies."""
+
+    stream: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where some messages of a batch lie: number `rows[i]` at `first_offset + i` of the stream."""
+
+    stream: int
+    first_offset: int
+    rows: Rows
+
+    def offset_of(self, row: int) -> int | None:
+        """The offset of the message of that number; None if it is not in this span."""
+        if isinstance(self.rows, range):
+            index = row - self.rows.start if row in self.rows else -1
+        else:
+            index = self.rows.index(row).as_py()
+        return None if index < 0 else self.first_offset + index
+
+
+class Ticket:
+    """The common fate of messages published together: settled when each of them is durable or has failed."""
+
+    __slots__ = ("_callbacks", "_error", "_event", "_left", "_lock", "_process", "_spans")
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._left = count
+        self._spans: list[Span] = []
+        self._error: Exception | None = None
+        self._event: threading.Event | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._process = os.getpid()
+
+    def grow(self) -> int:
+        """One message more, while nothing of the ticket has been sent; its number."""
+        self._left += 1
+        return self._left - 1
+
+    @property
+    def settled(self) -> bool:
+        """True once nothing will change any more."""
+        return self._left == 0
+
+    @property
+    def left(self) -> int:
+        """So many have not met their fate."""
+        return self._left
+
+    def stored(self, span: Span) -> None:
+        """Some of the messages are durable."""
+        self._settle(len(span.rows), span, None)
+
+    def made(self) -> None:
+        """What has no place in the log has come about."""
+        self._settle(None, None, None)
+
+    def failed(self, count: int, error: Exception) -> None:
+        """Some of the messages will not be published, or nobody knows whether they were."""
+        self._settle(count, None, error)
+
+    def abandon(self, error: Exception) -> None:
+        """All that is not settled will never be."""
+        self._settle(None, None, error)
+
+    def wait(self, timeout_s: float | None) -> tuple[Span, ...]:
+        """Wait until settled; the spans, or the error of the first failure. Raises TimeoutError."""
+        self._check_process()
+        with self._lock:
+            if self._left and self._event is None:
+                self._event = threading.Event()
+            event = self._event
+        if event is not None and not event.wait(timeout_s):
+            raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
+        return self.outcome()
+
+    def outcome(self) -> tuple[Span, ...]:
+        """The spans of a settled ticket; raises its error."""
+        if self._error is not None:
+            raise self._error
+        return tuple(self._spans)
+
+    @property
+    def error(self) -> Exception | None:
+        """The first failure so far."""
+        return self._error
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call back once, from the publisher's thread, or at once if it is settled already."""
+        self._check_process()
+        with self._lock:
+            if self._left:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def _check_process(self) -> None:
+        """Raise `UsageError` where nobody will ever settle it."""
+        if self._left:
+            check_process(self._process, "this delivery", "Wait for it in the process that published.")
+
+    def _settle(self, count: int | None, span: Span | None, error: Exception | None) -> None:
+        """So many more have met their fate; without a count, all."""
+        with self._lock:
+            if span is not None:
+                self._spans.append(span)
+            if not self._left:
+                return
+            self._error = self._error or error
+            self._left -= self._left if count is None else count
+            if self._left:
+                return
+            event, callbacks = self._event, self._callbacks
+            self._callbacks = []
+        if event is not None:
+            event.set()
+        for callback in callbacks:
+            callback()
+
+
+class _Promise:
+    """What Delivery and BatchDelivery share."""
+
+    __slots__ = ("_ticket",)
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+
+    @property
+    def done(self) -> bool:
+        """True once the outcome is known."""
+        return self._ticket.settled
+
+    def _settled_in_loop(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self._ticket.when_settled(partial(ring, loop, wake))
+        return future
+
+
+class Delivery(_Promise):
+    """One message on its way: `result()` or `await` gives its position once it is durable, or raises."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, ticket: Ticket, row: int) -> None:
+        super().__init__(ticket)
+        self._row = row
+
+    def result(self, timeout_s: float | None = None) -> Position:
+        """Wait for the position. Raises what went wrong, or TimeoutError while it is still being tried."""
+        return self._position(self._ticket.wait(timeout_s))
+
+    def __await__(self) -> Generator[None, None, Position]:
+        yield from self._settled_in_loop()
+        return self._position(self._ticket.outcome())
+
+    def _position(self, spans: tuple[Span, ...]) -> Position:
+        for span in spans:
+            offset = span.offset_of(self._row)
+            if offset is not None:
+                return Position(span.stream, offset)
+        raise AssertionError(f"message {self._row} is in none of {spans}")
+
+
+class BatchDelivery(_Promise):
+    """A batch on its way: `result()` or `await` gives the spans where its messages lie once all are durable."""
+
+    __slots__ = ()
+
+    def result(self, timeout_s: float | None = None) -> tuple[Span, ...]:
+        """Wait for the spans. Raises what went wrong, or TimeoutError while it is still being tried."""
+        return self._ticket.wait(timeout_s)
+
+    def __await__(self) -> Generator[None, None, tuple[Span, ...]]:
+        yield from self._settled_in_loop()
+        return self._ticket.outcome()

@@ -1,0 +1,155 @@
+"""A batch for many streams, stored whole and once: for those who publish through somebody else.
+
+All parts are one transaction, which begins with a line in the producer's ledger (a row of `producer` that belongs to no
+stream): number and digest of its last batch. An attempt waits there for an earlier one whose outcome nobody knows, and
+then sees it. So a batch is stored once, whatever node tries it, also where its streams were closed meanwhile and the
+next attempt would go to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from sublet_protocol.domain.errors import NumberTaken, UnknownSpace, UsageError
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.block import pack
+from sublet_storage.log.log import Append, Outcome, Stamp, append, fenced
+from sublet_storage.producer.batches.routing_table import Part, Routes
+from sublet_storage.producer.delivery import Span
+from sublet_storage.spaces.routing import Space, StreamInfo
+
+LEDGER = -1
+"""Stands for the stream in the ledger's rows, which are forgotten with the others of an idle producer."""
+
+_ENTER = """
+insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
+values (%(producer)s, %(ledger)s, %(incarnation)s, %(number)s, %(digest)s)
+on conflict (producer_id, stream_id) do update
+   set incarnation = excluded.incarnation, sequence = excluded.sequence, end_offset = excluded.end_offset,
+       updated_at = clock_timestamp()
+ where (p.incarnation, p.sequence) < (excluded.incarnation, excluded.sequence)
+returning 1"""
+
+_NEWEST = """
+select incarnation, sequence, end_offset from producer
+ where producer_id = %(producer)s and stream_id = %(ledger)s"""
+
+_STORED = """
+select stream_id, end_offset from producer
+ where producer_id = %(producer)s and incarnation = %(incarnation)s and sequence = %(number)s and stream_id > 0"""
+
+_THEIR_GENERATIONS = """
+select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::text, g.filter
+  from stream s join generation g using (generation_id)
+ where generation_id in (select generation_id from stream where stream_id = any(%s)) order by s.stream_id"""
+
+
+class StreamClosed(Exception):
+    """A stream that the batch was routed to takes no more: nothing was stored, route again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages in `BLOCK_SCHEMA`; `number` grows under one incarnation of the producer. `digest` is the same for the
+    same messages: at least 0, and less than 2^63."""
+
+    producer_id: str
+    incarnation: int
+    number: int
+    messages: pa.RecordBatch
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The batch is durable. `repeated`: it was already. `spans` None: where it lies is forgotten."""
+
+    spans: tuple[Span, ...] | None
+    repeated: bool = False
+
+    @property
+    def heads(self) -> dict[int, int]:
+        """Where the streams ended after it."""
+        return {span.stream: span.first_offset + len(span.rows) for span in self.spans or ()}
+
+
+def store(conn: psycopg.Connection[Any], routes: Routes, batch: Batch) -> Stored:
+    """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`, `NumberTaken`, `UsageError`."""
+    with conn.transaction():
+        if not _enter(conn, batch):
+            return Stored(_places(conn, batch), repeated=True)
+        parts = routes.split(batch.messages, range(batch.messages.num_rows))
+        return Stored(_append(conn, routes, batch, parts))
+
+
+def _enter(conn: psycopg.Connection[Any], batch: Batch) -> bool:
+    """Whether the batch is new to the ledger, where it stands from now on; else it is the one that stands there."""
+    who = _who(batch)
+    if conn.execute(_ENTER, who, prepare=True).fetchone() is not None:
+        return True
+    newest = conn.execute(_NEWEST, who).fetchone()
+    assert newest is not None, "the row is locked since we looked, and was there"
+    incarnation, number, digest = newest
+    if incarnation > batch.incarnation:
+        raise fenced(batch.producer_id, batch.incarnation)
+    if (number, digest) != (batch.number, batch.digest):
+        with_others = "and it had other messages" if number == batch.number else "and nobody knows whether this one is"
+        raise NumberTaken(
+            f"producer {batch.producer_id!r}: batch number {batch.number} is not stored now, as number {number} is "
+            f"stored already, {with_others}. Give each producer a name of its own, and each batch a higher number than "
+            "the one before."
+        )
+    return False
+
+
+def _append(conn: psycopg.Connection[Any], routes: Routes, batch: Batch, parts: Sequence[Part]) -> tuple[Span, ...]:
+    stamp = Stamp(batch.producer_id, batch.incarnation, batch.number)
+    blocks = [Append(stream, pack(messages, routes.compression(stream)), stamp) for stream, messages, _ in parts]
+    answers = append(conn, blocks)
+    outcomes = {answer.outcome for answer in answers}
+    if Outcome.FENCED in outcomes:
+        raise fenced(batch.producer_id, batch.incarnation)
+    if outcomes & {Outcome.COMPLETED, Outcome.EXPIRED}:
+        raise UsageError("messages with an epoch: only a Publisher with access to the database can have them. Use one.")
+    if outcomes != {Outcome.APPENDED}:
+        raise StreamClosed
+    return tuple(
+        Span(stream, (answer.end_offset or 0) - len(rows), rows)
+        for (stream, _, rows), answer in zip(parts, answers, strict=True)
+    )
+
+
+def _places(conn: psycopg.Connection[Any], batch: Batch) -> tuple[Span, ...] | None:
+    """Where a stored batch lies: it is routed as it was then. None if later batches went to its streams since."""
+    ends = dict(conn.execute(_STORED, _who(batch)).fetchall())
+    try:
+        parts = _routes_of(conn, list(ends)).split(batch.messages, range(batch.messages.num_rows))
+    except UnknownSpace:
+        return None
+    if {stream for stream, _, _ in parts} != ends.keys():
+        return None
+    return tuple(Span(stream, ends[stream] - len(rows), rows) for stream, _, rows in parts)
+
+
+def _routes_of(conn: psycopg.Connection[Any], stream_ids: list[int]) -> Routes:
+    """The part of the routes in force when these streams were open that led to them."""
+    spaces, streams = {}, []
+    for stream_id, space_id, generation_id, low, high, filter in conn.execute(_THEIR_GENERATIONS, (stream_ids,)):
+        spaces[space_id] = Space(space_id, str(space_id), Filter(filter), 1)
+        streams.append(StreamInfo(stream_id, space_id, generation_id, int(low), int(high), 0, True))
+    return Routes(list(spaces.values()), streams, None)
+
+
+def _who(batch: Batch) -> dict[str, object]:
+    return {
+        "producer": batch.producer_id,
+        "incarnation": batch.incarnation,
+        "number": batch.number,
+        "digest": batch.digest,
+        "ledger": LEDGER,
+    }

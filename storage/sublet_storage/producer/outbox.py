@@ -1,0 +1,237 @@
+"""Messages published by SQL, and how they come into the log.
+
+`publish(...)` in `migrations/sql/0001_outbox.sql` writes a row of `outbox` in its caller's transaction. What has
+committed is read here without a lock, made into blocks, and then moved in one short transaction: the rows are deleted
+and the blocks appended, or neither. So a message is stored exactly once, whoever dies when.
+
+Each look takes the oldest rows that are visible at that instant, by transaction and id, and comes after the last move.
+A transaction that begins after another has committed has the higher number, and lies behind it. The leadership row and
+the streams are locked for the move alone, since renewals and publishers wait for them.
+
+While somebody has a transaction open for long, Postgres can forget nothing of what was deleted since, and whoever
+begins at the first row walks over all of it. So a look begins where the last one ended, and asks besides for the
+transactions that were running then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from sublet_storage.db.store_connection import Guard
+from sublet_storage.log.log import Append, Outcome, append
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.producer.outbox_rows import FETCHED_BYTES, Row, appends_for, judged
+
+MOVED_ROWS: Final = 8192
+MOVED_BYTES: Final = 4 * 1024 * 1024
+"""At most so many messages are moved at once; a single one may be larger than the second."""
+
+ROUTES_KEPT_S: Final = 5.0
+"""A closed stream is noticed at once; this is for what else may have changed in a space."""
+
+LOCKED_S: Final = 10.0
+"""For so long after a row was found locked, locked rows are passed over; it takes a write per row to know them."""
+
+AGAIN_S: Final = 60.0
+"""So often everything is looked at, in case somebody wrote rows under a transaction that is not their own."""
+
+# A queue is empty in one moment and long in the next: a plan made for an empty table would read all of a long one.
+_PLANS = "set enable_seqscan = off; set enable_bitmapscan = off"
+
+# What nobody could publish is not even fetched where it is too large; a time that has no microseconds since 1970
+# becomes one that is refused for certain. The snapshot is that of the statement, and comes with the first line.
+_READ = """
+select place::text, outbox_id, topic, case when size <= %(fetched)s then key end,
+       case when size <= %(fetched)s then value end, case when size <= %(fetched)s then headers::text end,
+       case when moment >= '10000-01-01 00:00:00+00' then 4611686018427387904
+            when moment < '0001-01-01 00:00:00+00' then -4611686018427387904
+            else (extract(epoch from moment) * 1000000)::bigint end,
+       size, sized.xact::text, case when coalesce(before, 0) = 0 then pg_current_snapshot()::text end
+  from (values (true)) as always (line) left join (
+    select *, sum(size) over (order by xact, outbox_id) - size as before from (
+      select *, coalesce("timestamp", at) as moment,
+             least(octet_length(topic) + coalesce(octet_length(key), 0)::bigint + coalesce(octet_length(value), 0)
+                   + coalesce(pg_column_size(headers), 0), 1000000000)::integer as size
+        from {rows} order by xact, outbox_id limit %(rows)s {locked}) near) sized on before < %(bytes)s
+ order by sized.xact, outbox_id"""
+_ALL = "(select ctid as place, * from outbox) waiting"
+_SINCE = """(
+  (select ctid as place, * from outbox where xact = any(%(running)s::text[]::xid8[])
+    order by xact, outbox_id limit %(rows)s)
+  union all
+  (select ctid as place, * from outbox
+    where (xact, outbox_id) > (%(xact)s::text::xid8, %(outbox_id)s::bigint) and xact <> all(%(running)s::text[]::xid8[])
+    order by xact, outbox_id limit %(rows)s)) waiting"""
+_READ_ALL = _READ.format(rows=_ALL, locked="")
+_READ_FREE = _READ.format(rows=_ALL, locked="for update skip locked")
+_READ_SINCE = _READ.format(rows=_SINCE, locked="")
+
+# By place, which costs the same however much was deleted before; the ids tell whether they are still the same rows.
+_TAKE = "delete from outbox where ctid = any(%s::text::tid[]) returning outbox_id"
+_SET_ASIDE = """
+with gone as (delete from outbox where ctid = any(%s::text::tid[]) returning *)
+insert into outbox_refused (outbox_id, topic, key, value, headers, "timestamp", at, reason)
+select outbox_id, topic, key, value, headers, "timestamp", at, bad.reason
+  from gone join unnest(%s::bigint[], %s::text[]) as bad (outbox_id, reason) using (outbox_id)
+returning outbox_id"""
+
+_WAITING = """
+select count(*), extract(epoch from clock_timestamp() - min(at))::float8, (select count(*) from outbox_refused)
+  from outbox"""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many messages the relay has still to move, the age in seconds of the oldest, and how many it set aside."""
+
+    messages: int
+    oldest_s: float | None
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What one move did: messages that came into the log, the new heads {stream_id: head}, {outbox_id: why refused}.
+
+    `more`: it took all that a move may take, and the next need not wait.
+    """
+
+    messages: int
+    heads: Mapping[int, int]
+    refused: Mapping[int, str]
+    more: bool = False
+
+
+NOTHING: Final = Moved(0, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """All up to this row has been moved, but for what the transactions that were running wrote."""
+
+    xact: str
+    outbox_id: int
+    running: list[str]
+
+
+class _Elsewhere(Exception):
+    """Rolls a move back: a stream was closed, or a row taken or locked by hand, since they were read."""
+
+
+class Outbox:
+    """The outbox as the relay sees it, over one autocommit connection. `guard` is called first in each move."""
+
+    def __init__(self, conn: psycopg.Connection[Any], guard: Guard) -> None:
+        self._conn, self._guard = conn, guard
+        conn.execute(_PLANS)
+        self._routes: Routes | None = None
+        self._seen: _Seen | None = None
+        self._routed_at = self._locked_at = self._looked_at = float("-inf")
+
+    def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> Moved:
+        """Move the oldest messages into the log, and aside what nobody could have published: all of it, or nothing.
+
+        `NOTHING` also where a stream was closed meanwhile: the next call routes again. A row that somebody keeps locked
+        is passed over from the next call on. Raises what the guard does; what goes wrong with the database passes
+        through, and the next call moves what was not moved.
+        """
+        found, seen = self._read(rows, bytes)
+        if not found:
+            self._seen = seen
+            return NOTHING
+        routes = self._current_routes()
+        batches, refused = judged(found, routes)
+        heads = self._stored(found, refused, [each for batch in batches for each in appends_for(batch, routes)])
+        if heads is None:
+            return NOTHING
+        self._seen = seen
+        more = len(found) == rows or sum(row.size for row in found) >= bytes
+        return Moved(len(found) - len(refused), heads, refused, more)
+
+    def _stored(
+        self, found: Sequence[Row], refused: Mapping[int, str], appends: Sequence[Append]
+    ) -> dict[int, int] | None:
+        """The move itself, in one transaction as short as can be: the new heads. None: it has to be done over."""
+        try:
+            with self._conn.transaction():
+                self._guard(self._conn)
+                self._take([row for row in found if row.outbox_id not in refused])
+                self._set_aside([row for row in found if row.outbox_id in refused], refused)
+                return self._append(appends)
+        except _Elsewhere:
+            self._routes = self._seen = None
+            return None
+
+    def _read(self, rows: int, bytes: int) -> tuple[list[Row], _Seen | None]:
+        """The oldest rows, and what will have been seen once they are moved."""
+        now = time.monotonic()
+        passing_over = now < self._locked_at + LOCKED_S
+        if passing_over or now > self._looked_at + AGAIN_S:
+            self._looked_at, self._seen = now, None
+        statement = _READ_FREE if passing_over else _READ_SINCE if self._seen else _READ_ALL
+        limits: dict[str, Any] = {"rows": rows, "bytes": bytes, "fetched": FETCHED_BYTES}
+        since = self._seen or _Seen("0", 0, [])
+        limits |= {"xact": since.xact, "outbox_id": since.outbox_id, "running": since.running}
+        found = [Row._make(line) for line in self._conn.execute(statement, limits, prepare=True, binary=True)]
+        seen = None if passing_over else _seen(found)
+        return [] if found[0].place is None else found, seen
+
+    def _current_routes(self) -> Routes:
+        if self._routes is None or time.monotonic() > self._routed_at + ROUTES_KEPT_S:
+            self._routed_at = time.monotonic()
+            self._routes = Routes.load(self._conn)
+        return self._routes
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        try:
+            taken = self._conn.execute(_TAKE, (_places(rows),), prepare=True, binary=True)
+        except psycopg.errors.LockNotAvailable:
+            self._locked_at = time.monotonic()
+            raise _Elsewhere from None
+        _check_same(rows, taken)
+
+    def _set_aside(self, rows: Sequence[Row], reasons: Mapping[int, str]) -> None:
+        if rows:
+            why = [reasons[row.outbox_id] for row in rows]
+            _check_same(rows, self._conn.execute(_SET_ASIDE, (_places(rows), [row.outbox_id for row in rows], why)))
+
+    def _append(self, appends: Sequence[Append]) -> dict[int, int]:
+        """The new head of each stream that got something."""
+        heads: dict[int, int] = {}
+        for each, answer in zip(appends, append(self._conn, appends) if appends else (), strict=True):
+            if answer.outcome is not Outcome.APPENDED or answer.end_offset is None:
+                raise _Elsewhere
+            heads[each.stream_id] = answer.end_offset
+        return heads
+
+
+def waiting(conn: psycopg.Connection[Any]) -> Waiting:
+    """What lies in the outbox now, committed."""
+    row = conn.execute(_WAITING).fetchone()
+    assert row is not None
+    return Waiting(*row)
+
+
+def _seen(lines: Sequence[Row]) -> _Seen:
+    """Postgres writes a snapshot as xmin:xmax:running,running,...; where nothing waits there is one line, all null."""
+    assert lines[0].snapshot is not None
+    _, next_xact, running = lines[0].snapshot.split(":")
+    last = (int(lines[-1].xact or next_xact), lines[-1].outbox_id or 0)
+    # A row restored from a backup may bear a number that is still to come: what comes must not be taken for seen.
+    xact, outbox_id = min(last, (int(next_xact), 0))
+    return _Seen(str(xact), outbox_id, running.split(",") if running else [])
+
+
+def _places(rows: Sequence[Row]) -> str:
+    """An array as Postgres reads it: made from a list, so many would take their time."""
+    return "{" + ",".join(f'"{row.place}"' for row in rows) + "}"
+
+
+def _check_same(rows: Sequence[Row], gone: psycopg.Cursor[Any]) -> None:
+    if {row.outbox_id for row in rows} != {outbox_id for (outbox_id,) in gone}:
+        raise _Elsewhere

@@ -1,0 +1,98 @@
+"""The rows of the outbox as messages, and as blocks: judged and routed as a publisher's are, by the same code."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from sublet_protocol.domain.errors import UsageError
+from sublet_storage.log.block import pack
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.log import Append
+from sublet_storage.producer.batches.columns import as_bytes, as_headers, check_size, check_sizes, normalise
+from sublet_storage.producer.batches.pending_blocks import Piece, blocks
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.producer.delivery import Ticket
+from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
+
+BLOCK_MESSAGES: Final = 1000
+BLOCK_BYTES: Final = 256 * 1024
+
+FETCHED_BYTES: Final = 2 * MAX_MESSAGE_BYTES
+"""A row that is larger by Postgres' own measure is not even fetched: it is refused for certain."""
+
+
+class Row(NamedTuple):
+    """A line that was read. `place` is the row's ctid; `snapshot`, of the statement, is in the first line only."""
+
+    place: str
+    outbox_id: int
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: str | None
+    timestamp_us: int
+    size: int
+    xact: str
+    snapshot: str | None
+
+
+def judged(rows: Sequence[Row], routes: Routes) -> tuple[list[pa.RecordBatch], dict[int, str]]:
+    """The messages in the order of their ids, and those that can never be published: {id: why}.
+
+    They are looked at one by one only where one of them is bad.
+    """
+    with suppress(UsageError):
+        return _batches(rows, routes), {}
+    refused: dict[int, str] = {}
+    for row in rows:
+        try:
+            _batches([row], routes)
+        except UsageError as error:
+            refused[row.outbox_id] = str(error)
+    return _batches([row for row in rows if row.outbox_id not in refused], routes), refused
+
+
+def _batches(rows: Sequence[Row], routes: Routes) -> list[pa.RecordBatch]:
+    """The rows in Arrow. Raises `UsageError` if a publisher would refuse one of them."""
+    if not rows:
+        return []
+    check_size(max(row.size for row in rows), FETCHED_BYTES, "the message", "publish smaller ones.")
+    _, _, topics, keys, values, headers, times, *_ = zip(*rows, strict=True)
+    columns = {"topic": pa.array(topics, pa.string()), "key": pa.array(keys, pa.binary())}
+    columns |= {"value": pa.array(values, pa.binary()), "timestamp": pa.array(times, pa.int64())}
+    if any(each is not None for each in headers):
+        columns["headers"] = pa.array(map(_headers, headers), BLOCK_SCHEMA.field("headers").type)
+    batches = normalise(columns)
+    for batch in batches:
+        check_sizes(batch, MAX_MESSAGE_BYTES)
+        routes.check(batch)
+    return batches
+
+
+def _headers(text: str | None) -> list[tuple[str, bytes | None]] | None:
+    try:
+        return None if text is None else as_headers([_header(pair) for pair in json.loads(text)])
+    except (TypeError, ValueError, LookupError, RecursionError):
+        raise UsageError(f"headers {text!a:.60}: not as publish() writes them. Publish by that function.") from None
+
+
+def _header(pair: Any) -> tuple[str, bytes | None]:
+    if not isinstance(pair, list):
+        raise TypeError
+    name, value = pair
+    if value is None or isinstance(value, str):
+        return name, as_bytes("header", value)
+    return name, base64.b64decode(value["base64"], validate=True)
+
+
+def appends_for(batch: pa.RecordBatch, routes: Routes) -> Iterator[Append]:
+    """Blocks for the streams that the messages belong to, in order within each."""
+    for stream_id, part, numbers in routes.split(batch, range(batch.num_rows)):
+        for piece in blocks(Piece(part, numbers, Ticket(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES):
+            yield Append(stream_id, pack(piece.batch, routes.compression(stream_id)))

@@ -1,0 +1,327 @@
+"""The publisher that users hold."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from types import TracebackType
+
+import psycopg
+
+from sublet_protocol.domain.epochs import Epoch, check_epoch
+from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
+from sublet_storage.bootstrap.database import open_database
+from sublet_storage.db.connect import connect
+from sublet_storage.log.block import epochs_of
+from sublet_storage.log.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from sublet_storage.log.log import UNNAMED, Producer, register_producer
+from sublet_storage.producer.arguments import LARGEST_BYTES, LONGEST_LINGER_MS, duration, producer_name, text, whole
+from sublet_storage.producer.batches.columns import (
+    Columns,
+    Headers,
+    as_bytes,
+    as_headers,
+    as_timestamp_us,
+    check_size,
+    check_sizes,
+    in_epoch,
+    normalise,
+    size_of,
+)
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.producer.buffer import Buffer, Limits
+from sublet_storage.producer.capability import Capability
+from sublet_storage.producer.delivery import BatchDelivery, Delivery
+from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender
+from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.util.fork_guard import check_process
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+MAX_BUFFERED_BYTES = 32 * 1024 * 1024
+RETRY_TIMEOUT_S = 120.0
+
+MOST_BLOCKS = 1000
+"""Of a stream in one transaction: of so many refusals a retry is told."""
+
+REGISTER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 5.0
+"""For so long a named producer waits for what its predecessor is writing: a frozen one is cut off before that."""
+
+GIVE_UP_S = 0.5
+"""What `close` grants the sender, and the leaving of an embedded server, once its own time is over."""
+
+
+class Publisher:
+    """Publishes messages durably, from any thread; a context manager that delivers all before it ends.
+
+    `url`: the database; without one SUBLET_DATABASE_URL, else the embedded server. `space`: refuse topics outside of
+    that space. `producer`: a name that outlives the process; a new publisher of the same name fences the older one.
+    `linger_ms`: let a message wait for company; 0 sends at once, and load alone makes the blocks large.
+    `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the blocks of a stream that are committed
+    together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks.
+    A lost database, or one that does not answer, is retried for `retry_timeout_s` (math.inf: for ever), after which
+    deliveries fail; what has been sent by then is given 5 s at least to be answered.
+    `epoch_lease_s`: for so long after its process has died, the epochs that it had not finished stay open.
+    It belongs to the process that made it: in a fork of that, every use but `close` raises `UsageError`.
+    Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        space: str | None = None,
+        *,
+        linger_ms: float = 0,
+        block_messages: int = 1000,
+        block_bytes: int = 256 * 1024,
+        blocks_per_commit: int = 8,
+        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
+        producer: str | None = None,
+        epoch_lease_s: float = LEASE_S,
+    ) -> None:
+        self._process = os.getpid()
+        self._max_message_bytes = whole("max_message_bytes", max_message_bytes, LARGEST_BYTES)
+        limits = Limits(
+            whole("block_messages", block_messages),
+            whole("block_bytes", block_bytes, LARGEST_BYTES),
+            whole("blocks_per_commit", blocks_per_commit, MOST_BLOCKS),
+            whole("max_buffered_bytes", max_buffered_bytes, 2**63 - 1),
+            duration("linger_ms", linger_ms, LONGEST_LINGER_MS) / 1000,
+        )
+        patience_s = duration("retry_timeout_s", retry_timeout_s, math.inf)
+        lease_s = duration("epoch_lease_s", epoch_lease_s, LONGEST_LEASE_S, least=SHORTEST_LEASE_S)
+        producer, url, space = producer_name(producer), text("url", url), text("space", space)
+        with ExitStack() as stack:
+            database = stack.enter_context(open_database(url))
+            routes, writer, space_id, timeline = _begin(database.url, space, producer)
+            self._capability = None
+            if space_id is not None:
+                self._capability = Capability(database.url, space_id, writer, patience_s, lease_s)
+            self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
+            self._buffer = Buffer(routes, limits)
+            advance = None if self._capability is None else self._capability.advance
+            self._sender = Sender(database.url, self._buffer, writer, space, patience_s, advance, timeline)
+            self._database = stack.pop_all()
+        self._sender.start()
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+    ) -> Delivery:
+        """Publish one message; its Delivery gives its position once it is durable.
+
+        Messages of one key (of one topic, without keys) keep their order. `timestamp` is an aware datetime or
+        microseconds since 1970, now by default. Blocks while the buffer is full. Raises `InvalidTopic`,
+        `ValueTooLarge`, `UsageError`, `PublisherClosed`.
+        """
+        delivery = self._offer(topic, value, key, headers, timestamp, wait=True)
+        assert delivery is not None
+        return delivery
+
+    def publish_batch(self, data: Columns) -> BatchDelivery:
+        """Publish an Arrow table or record batch, or a mapping of columns, by columns: the fast way.
+
+        Columns: topic and value; key, headers, timestamp, epoch if wanted. In a mapping, a single topic or key stands
+        for all. Bad input raises before any of it is accepted; the order per key is that of the rows.
+        """
+        return self._publish_batch(data, None)
+
+    def _publish_batch(self, data: Columns, epoch: Epoch | None) -> BatchDelivery:
+        check_process(self._process, "this publisher")
+        batches = normalise(data)
+        if epoch is not None:
+            batches = [in_epoch(batch, epoch) for batch in batches]
+        for batch in batches:
+            check_sizes(batch, self._max_message_bytes)
+            self._buffer.routes.check(batch)
+            if epoch is None and (found := epochs_of(batch)) is not None:
+                self._epochs().check(found.least)
+                for greatest in found.greatest:
+                    check_epoch(greatest)
+        return self._buffer.add_batches(batches)
+
+    def at(self, epoch: int | Sequence[int]) -> AtEpoch:
+        """Publish in an epoch: `publisher.at(7).publish(...)`.
+
+        An epoch is an integer, or a tuple of integers in product order; all epochs of a space have as many numbers. The
+        first one that is used, or advanced to, begins what this publisher may publish: anything at or after it, where
+        others have not gone further. Raises `InvalidEpoch`, `EpochCompleted`, `CapabilityExpired`, and `UsageError`
+        for a publisher without a space.
+        """
+        check_process(self._process, "this publisher")
+        wanted = check_epoch(epoch)
+        self._epochs().check([wanted])
+        return AtEpoch(self, wanted)
+
+    def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
+        """Publish only at or after this epoch (or any of these) from now on. It is done, and durable, once all that was
+        published so far is durable; without `wait` it may be done later, at the next `flush` at the latest.
+
+        When all publishers of the space have gone past an epoch it is completed: nobody publishes in it any more, and
+        those who consume it whole have it. Closing the publisher gives all up. Raises what `at` raises, and the first
+        delivery error since the last flush, in which case nothing has advanced.
+        """
+        check_process(self._process, "this publisher")
+        least = [check_epoch(epoch) for epoch in epochs]
+        if not least:
+            raise UsageError("advance() without an epoch: give the one that is next.")
+        capability = self._epochs()
+        with self._advancing:
+            capability.promise(least)
+            try:
+                made = self._buffer.advance(least)
+            except Exception:
+                capability.forget_promises()
+                raise
+        if wait:
+            self.flush()
+            if made.error is not None:
+                raise made.error  # somebody else was told of it first
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all published, and advanced, so far is durable. Raises the first delivery error since the last
+        flush."""
+        check_process(self._process, "this publisher")
+        self._buffer.flush(timeout_s)
+        if (error := self._buffer.pop_error()) is not None:
+            if self._capability is not None:
+                self._capability.forget_promises()  # with it all advances that were queued are given up
+            raise error
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error.
+
+        Epochs that it has not advanced from are finished by it, unless there is such an error: then they stay open
+        until the lease has run out. It returns a second after its timeout at the latest, also where the database does
+        not answer. In a process forked from the publisher's it does nothing.
+        """
+        self._close(timeout_s, abandon=False)
+
+    def _close(self, timeout_s: float | None, *, abandon: bool) -> None:
+        if self._process != os.getpid():
+            return
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._buffer.close(PublisherClosed("this publisher is closed."))
+        self._sender.join(timeout_s)
+        if self._sender.is_alive():
+            self._sender.give_up()
+            self._sender.join(GIVE_UP_S)
+        if self._sender.is_alive():
+            self._buffer.abandon(DatabaseUnreachable(f"not stored within the {timeout_s} s of close(), and given up."))
+        error = self._buffer.pop_error()
+        self._leave(deadline, abandon=abandon or error is not None)
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self._close(None, abandon=True)
+        except Exception as failure:  # noqa: BLE001 - the error that is under way says more
+            error.add_note(f"and while closing the publisher: {failure}")
+
+    def _offer(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None,
+        headers: Headers | None,
+        timestamp: datetime | int | None,
+        epoch: Epoch | None = None,
+        *,
+        wait: bool,
+    ) -> Delivery | None:
+        """`publish`; without `wait`, None instead of blocking."""
+        check_process(self._process, "this publisher")
+        plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
+        pairs = as_headers(headers)
+        check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
+        return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
+
+    def _epochs(self) -> Capability:
+        if self._capability is None:
+            raise UsageError(
+                "epochs are a space's own, and this publisher is for all spaces. Name one: Publisher(space='default')."
+            )
+        return self._capability
+
+    def _leave(self, deadline: float | None, *, abandon: bool) -> None:
+        """Give back what is held, and leave the database. That takes long where it does not answer, and where the last
+        user of an embedded server stops one of whose processes is frozen."""
+        if deadline is None:
+            self._let_go(abandon)
+            return
+        leaving = threading.Thread(target=self._let_go, args=(abandon,), name="sublet publisher leaving", daemon=True)
+        leaving.start()
+        leaving.join(max(GIVE_UP_S, deadline - time.monotonic()))
+
+    def _let_go(self, abandon: bool) -> None:
+        if self._capability is not None:
+            self._capability.close(abandon=abandon)
+        self._database.close()
+
+
+class AtEpoch:
+    """A publisher, in one epoch."""
+
+    def __init__(self, publisher: Publisher, epoch: Epoch) -> None:
+        self._publisher, self.epoch = publisher, epoch
+
+    def check(self) -> None:
+        """Raise `EpochCompleted` if it may be published no more."""
+        self._publisher._epochs().check([self.epoch])
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | int | None = None,
+    ) -> Delivery:
+        """As `Publisher.publish`."""
+        self.check()
+        delivery = self._publisher._offer(topic, value, key, headers, timestamp, self.epoch, wait=True)
+        assert delivery is not None
+        return delivery
+
+    def publish_batch(self, data: Columns) -> BatchDelivery:
+        """As `Publisher.publish_batch`; all messages are in this epoch."""
+        self.check()
+        return self._publisher._publish_batch(data, self.epoch)
+
+
+def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer, int | None, str | None]:
+    """The routes, who writes, the id of the one space if it is for one, and the database's timeline."""
+    try:
+        with connect(
+            url,
+            application_name="sublet publisher",
+            lock_timeout_s=REGISTER_TIMEOUT_S,
+            silence_s=ATTEMPT_TIMEOUT_S,
+        ) as conn:
+            space_id = None if space is None else find_space(conn, space).space_id
+            routes = Routes.load(conn, space)
+            if producer is None:
+                return routes, Producer(uuid.uuid4().hex, UNNAMED), space_id, conn.timeline
+            return routes, Producer(producer, register_producer(conn, producer)), space_id, conn.timeline
+    except psycopg.OperationalError as error:
+        raise DatabaseUnreachable(f"the database went away while opening a publisher: {error}") from error

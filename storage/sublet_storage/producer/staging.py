@@ -1,0 +1,263 @@
+"""A write by many processes, stored whole and once: each stages blocks, one commits.
+
+A task's blocks go into `staged_block`, some at a time, each time in a transaction of its own: no transaction is open
+while a task computes. Nobody reads them there. The commit names the attempts at tasks that count, in order; it enters
+the batch into `sink_batch` and appends their blocks to their streams, in one transaction and inside the database. What
+other attempts have staged goes with it.
+
+Where a stream was closed since a block was routed, its messages are first routed again by that transaction, to the
+children, in their places. So the messages of each key are in the order of the tasks, and in a task as they came.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+
+from sublet_protocol.domain.errors import BatchPassed, StagedBlocksLost
+from sublet_storage.log.block import decode
+from sublet_storage.log.log import Append
+from sublet_storage.producer.batches.block_builder import Gathering
+from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.spaces.catalogue import find_space
+
+COPIED_BYTES: Final = 4 * 1024 * 1024
+"""About so much is staged in one transaction."""
+
+KEPT_S: Final = 86400.0
+"""What was staged, and the record of a sink that nobody comes back to, are kept so long."""
+
+_FETCHED: Final = 64
+"""Blocks of closed streams fetched at a time."""
+
+_COPY = """
+copy staged_block
+  (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp, topics, codec, payload)
+from stdin (format binary)"""
+_TYPES = ["text", "int8", "uuid", "int4", "int8", "int4", "timestamptz", "timestamptz", "text[]", "int2", "bytea"]
+
+_ENTER = """
+insert into sink_batch as s (sink, batch, messages, once) values (%(sink)s, %(batch)s, %(messages)s, %(once)s)
+on conflict (sink) do update set batch = excluded.batch, messages = excluded.messages, at = clock_timestamp()
+ where s.batch < excluded.batch
+returning 1"""
+
+# In the order in which appends lock them.
+_LOCK = """
+select stream_id, state from stream
+ where stream_id in (select stream_id from staged_block
+                      where sink = %(sink)s and batch = %(batch)s and attempt = any(%(attempts)s))
+ order by stream_id for no key update"""
+
+_CLOSED = """
+select codec, payload, stream_id, count from staged_block
+ where sink = %(sink)s and batch = %(batch)s and attempt = %(attempt)s and stream_id = any(%(streams)s)
+ order by ordinal"""
+
+_REMOVE = """
+delete from staged_block
+ where sink = %(sink)s and batch = %(batch)s and attempt = %(attempt)s and stream_id = any(%(streams)s)"""
+
+_PUBLISH = """
+with lot as (
+  select b.*, sum(b.count) over (partition by b.stream_id order by named.place, b.ordinal) as upto
+    from staged_block b join unnest(%(attempts)s::uuid[]) with ordinality as named (attempt, place) using (attempt)
+   where b.sink = %(sink)s and b.batch = %(batch)s),
+grown as (
+  update stream s set head = s.head + size.total
+    from (select stream_id, max(upto) as total from lot group by stream_id) as size, space p
+   where s.stream_id = size.stream_id and s.state = 'open' and p.space_id = s.space_id
+  returning s.stream_id, s.generation_id, s.head, size.total, p.lower_frontier),
+stored as (
+  insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
+                     lower_frontier, codec, payload)
+  select g.generation_id, g.stream_id, g.head - g.total + l.upto, l.count, l.first_timestamp, l.last_timestamp,
+         l.topics, g.lower_frontier, l.codec, l.payload
+    from lot l join grown g on g.stream_id = l.stream_id)
+select stream_id, head, total from grown"""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A batch of a sink; the batches of a sink have growing numbers. `once`: the sink has no other."""
+
+    sink: str
+    batch: int
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What an attempt at a task has staged."""
+
+    task: int
+    attempt: uuid.UUID
+    blocks: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The batch is durable, with so many messages. `repeated`: it was already. `heads`: {stream: where it ends}, of
+    those that have grown."""
+
+    messages: int
+    heads: dict[int, int]
+    repeated: bool = False
+
+
+def stage(
+    conn: psycopg.Connection[Any],
+    write: Write,
+    task: int,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    space: str | None = None,
+) -> Staged:
+    """Stage a task's messages, batches of `BLOCK_SCHEMA`, over an autocommit connection; `space`: all are to be in it.
+
+    What it has staged when it fails is named by nobody. Raises `UnknownSpace`, what `Routes.split` raises, and the
+    database's own errors.
+    """
+    if space is not None:
+        find_space(conn, space)
+    stager, gathering = _Stager(conn, write), Gathering(Routes.load(conn, space))
+    for batch in batches:
+        stager.put(gathering.add(batch))
+    stager.put(gathering.rest())
+    stager.flush()
+    return Staged(task, stager.attempt, stager.blocks, stager.messages)
+
+
+def commit(conn: psycopg.Connection[Any], write: Write, staged: Sequence[Staged]) -> Committed:
+    """Store the batch unless it is stored, in one transaction over an autocommit connection; may be repeated.
+
+    Raises `BatchPassed` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a lost
+    connection it may be stored or not, and the next attempt finds out.
+    """
+    given = sum(each.messages for each in staged)
+    with conn.transaction():
+        before = _enter(conn, write, given)
+        if before is None:
+            attempts = [each.attempt for each in sorted(staged, key=lambda each: each.task) if each.blocks]
+            committed = Committed(given, _publish(conn, write, _routed(conn, write, attempts), given))
+        else:
+            committed = Committed(before, {}, repeated=True)
+        discard(conn, write)
+    return committed
+
+
+def discard(conn: psycopg.Connection[Any], write: Write) -> None:
+    """Forget what is staged for this batch, and for earlier ones of its sink."""
+    conn.execute("delete from staged_block where sink = %s and batch <= %s", (write.sink, write.batch))
+
+
+def forget_staged(conn: psycopg.Connection[Any], older_than_s: float = KEPT_S) -> int:
+    """Remove blocks that were staged longer ago and are not published, and records of sinks that nobody comes back to;
+    how many blocks they were."""
+    age = "< clock_timestamp() - make_interval(secs => %s)"
+    conn.execute(f"delete from sink_batch where once and at {age}", (older_than_s,))
+    return conn.execute(f"delete from staged_block where staged_at {age}", (older_than_s,)).rowcount
+
+
+def _enter(conn: psycopg.Connection[Any], write: Write, messages: int) -> int | None:
+    """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
+    `BatchPassed`."""
+    who = {"sink": write.sink, "batch": write.batch, "messages": messages, "once": write.once}
+    if conn.execute(_ENTER, who).fetchone() is not None:
+        return None
+    newest = conn.execute("select batch, messages from sink_batch where sink = %s", (write.sink,)).fetchone()
+    assert newest is not None, "the row is locked since we looked, and was there"
+    if newest[0] > write.batch:
+        raise BatchPassed(write.sink, write.batch, newest[0])
+    return int(newest[1])
+
+
+def _publish(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID], messages: int) -> dict[int, int]:
+    """Append what these attempts have staged, whose streams are open: {stream: head}. Raises `StagedBlocksLost`."""
+    who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
+    grown = conn.execute(_PUBLISH, who).fetchall() if attempts else []
+    found = sum(total for _, _, total in grown)
+    if found != messages:
+        raise StagedBlocksLost(write.sink, write.batch, messages, found)
+    return {stream_id: head for stream_id, head, _ in grown}
+
+
+def _routed(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
+    """Lock the streams, and stage anew what is for closed ones: the attempts in order, with those that came to it."""
+    while attempts:
+        who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
+        closed = [stream_id for stream_id, state in conn.execute(_LOCK, who).fetchall() if state != "open"]
+        if not closed:
+            break
+        attempts = [each for attempt in attempts for each in (*_again(conn, write, attempt, closed), attempt)]
+    return attempts
+
+
+def _again(conn: psycopg.Connection[Any], write: Write, attempt: uuid.UUID, closed: list[int]) -> Iterator[uuid.UUID]:
+    """The attempt that what this one has staged for closed streams belongs to now, if there is any.
+
+    What comes out has no stream in common with what is left: those that were open at one time are not each other's
+    children.
+    """
+    what = {"sink": write.sink, "batch": write.batch, "attempt": attempt, "streams": closed}
+    with conn.cursor(name="closed", binary=True) as blocks:
+        blocks.itersize = _FETCHED
+        blocks.execute(_CLOSED, what)
+        first = blocks.fetchone()
+        if first is None:
+            return
+        # Accepted before, they go where their topic belongs now.
+        again = stage(conn, write, 0, _decoded(first, blocks))
+    conn.execute(_REMOVE, what)
+    yield again.attempt
+
+
+def _decoded(first: Any, others: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    """Staged blocks have no offsets yet: each is named as if its stream began with it."""
+    for codec, payload, stream_id, count in chain([first], others):
+        yield decode(codec, payload, stream_id, count, count)
+
+
+class _Stager:
+    """One attempt's way into the table."""
+
+    def __init__(self, conn: psycopg.Connection[Any], write: Write) -> None:
+        self._conn, self._write = conn, write
+        self.attempt = uuid.uuid4()
+        self.blocks = self.messages = 0
+        self._waiting: list[Append] = []
+        self._size = 0
+
+    def put(self, appends: Iterable[Append]) -> None:
+        """Stage these, now or with the next."""
+        for append in appends:
+            self._waiting.append(append)
+            self._size += append.block.payload.size
+            if self._size >= COPIED_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Stage all that was put."""
+        if not self._waiting:
+            return
+        with self._conn.cursor() as cursor, cursor.copy(_COPY) as copy:
+            copy.set_types(_TYPES)
+            for append in self._waiting:
+                copy.write_row(self._row(append))
+                self.blocks += 1
+                self.messages += append.block.count
+        self._waiting.clear()
+        self._size = 0
+
+    def _row(self, append: Append) -> tuple[object, ...]:
+        who = self._write.sink, self._write.batch, self.attempt, self.blocks
+        block = append.block
+        span = block.first_timestamp, block.last_timestamp
+        return *who, append.stream_id, block.count, *span, block.topics, block.codec, memoryview(block.payload)

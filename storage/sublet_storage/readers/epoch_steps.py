@@ -1,0 +1,373 @@
+"""Reading a stream in whole epochs: which of its messages may be given out, once it is known what is completed.
+
+An epoch's messages lie wherever they were published, among those of others, and may be given out once the epoch is
+completed. Each block names the lower frontier that its writer saw: whatever that says is completed lies before the
+block. At the head the space's own frontier says it, read in the same statement. So a reader goes through the *marks* of
+the blocks, not through their messages, and what it reads then, in a *step*, are the blocks with messages of epochs that
+are completed by the end of the step and were not at its beginning. A block with messages of later epochs stays behind,
+and is read once more for these: nothing is kept in memory but marks.
+
+The first offset whose block stays behind is the position, and what is consumed beyond it a `ConsumedFrontier`; both
+move on together, step by step.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg.types.numeric import Int8
+
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_of_text
+from sublet_storage.log import log
+from sublet_storage.log.block import Epochs
+
+PAGE_MARKS: Final = 2048
+MOST_LOOKS: Final = 20_000
+"""A step ends sooner where so many looks at blocks were in vain, as among many of epochs far in the future."""
+
+_FIRST, _END = attrgetter("first"), attrgetter("end")
+
+_MARKS = """
+select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
+       b.end_offset, b.count, b.size, b.lower_frontier::text, b.epochs::text
+  from stream s join generation g using (generation_id) join space on space.space_id = s.space_id
+  left join lateral (
+    select end_offset, count, coalesce(octet_length(payload), uri_bytes) as size, lower_frontier, epochs from block
+     where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
+     order by end_offset limit %(blocks)s) b on true
+ where s.stream_id = %(stream)s
+ order by b.end_offset"""
+
+_LOWERS = """
+select s.stream_id, s.head, s.state = 'closed', space.lower_frontier::text from stream s join space using (space_id)
+ where s.stream_id = any(%s::bigint[])"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A block of [first, end): `size` in bytes, what its writer saw completed, and the epochs in it."""
+
+    first: int
+    end: int
+    size: int
+    lower: LowerFrontier | None
+    epochs: Epochs | None
+
+    def is_like(self, behind: Mark) -> bool:
+        """Whether one that follows at once says the same."""
+        return (self.end, self.lower, self.epochs) == (behind.first, behind.lower, behind.epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Blocks that follow on one another, and the stream at that instant. `lower` is what was completed in its space."""
+
+    blocks: tuple[Mark, ...]
+    head: int
+    closed: bool
+    lower: LowerFrontier | None
+
+
+def marks(conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int) -> Marks:
+    """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `log.since` raises."""
+    rows = conn.execute(
+        _MARKS,
+        {
+            "generation": Int8(generation_id),
+            "stream": Int8(stream_id),
+            "offset": Int8(offset),
+            "blocks": Int8(PAGE_MARKS),
+        },
+        prepare=True,
+    ).fetchall()
+    if not rows:
+        raise log.no_stream(conn, stream_id, offset)
+    head, closed, gone, lower = rows[0][:4]
+    found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
+    log.check_covered(stream_id, offset, head, gone, found[0].first if found else None)
+    behind = found[: log.consecutive([(mark.first, mark.end) for mark in found])]
+    return Marks(tuple(behind), head, closed, lower_of_text(lower))
+
+
+def lowers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Marks]:
+    """Where these streams end and what is completed in their spaces, without the marks of their blocks."""
+    rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
+    return {stream_id: Marks((), head, closed, lower_of_text(lower)) for stream_id, head, closed, lower in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blocks of [start, end) that follow on one another, to be read in one go. `clean`: all in them is wanted."""
+
+    start: int
+    end: int
+    size: int
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be given out next, and the position and frontier after that.
+
+    `before` is the frontier until then: wanted is what that wants, and `consumed` does not any more.
+    """
+
+    runs: tuple[Run, ...]
+    before: ConsumedFrontier
+    position: int
+    consumed: ConsumedFrontier
+
+    @property
+    def messages(self) -> int:
+        """At most so many."""
+        return sum(run.end - run.start for run in self.runs)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the blocks to be read."""
+        return sum(run.size for run in self.runs)
+
+    def reads(self, start: int, end: int) -> bool:
+        """Whether it has to read any of those offsets."""
+        return any(run.start < end and start < run.end for run in self.runs)
+
+    def sift(self, run: Run, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The messages of a batch that are in the run and wanted."""
+        offsets = batch.column("offset")
+        if len(offsets) and offsets[-1].as_py() >= run.end:
+            batch = batch.slice(0, pc.sum(pc.less(offsets, run.end)).as_py())
+        return batch if run.clean else batch.filter(self._wanted(batch))
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.Array:
+        column = batch.column("epoch")
+        has_epoch = column.is_valid()
+        unseen = pc.and_(pc.invert(has_epoch), pc.greater_equal(batch.column("offset"), self.before.upto))
+        epochs = column.drop_null()
+        if not len(epochs):
+            return unseen
+        completed = pc.invert(_may_come(epochs, self.consumed.lower))
+        return pc.replace_with_mask(unseen, has_epoch, pc.and_(_may_come(epochs, self.before.lower), completed))
+
+
+class WholeEpochs:
+    """How far one stream is read. Not thread-safe.
+
+    `position` and `consumed` are those after the last step that was taken; `scanned` is the offset up to which marks
+    are known.
+    """
+
+    def __init__(self, position: int, consumed: ConsumedFrontier) -> None:
+        self.position, self.consumed = position, consumed
+        self.scanned = position
+        self.lower: LowerFrontier | None = None
+        self._waiting: list[Mark] = []
+        self._draft, self._drafted = _Draft(consumed), 0
+
+    def copy(self) -> WholeEpochs:
+        """As it is now."""
+        other = WholeEpochs(self.position, self.consumed)
+        other.scanned, other.lower, other._waiting = self.scanned, self.lower, self._waiting.copy()
+        return other
+
+    @property
+    def is_waiting(self) -> bool:
+        """There are messages whose epochs are not completed, or that no step was made of yet."""
+        return self.position < self.scanned
+
+    def note(self, marks: Marks) -> None:
+        """Marks behind those that are known. What was completed counts only if they reach the head."""
+        for mark in marks.blocks:
+            if mark.first <= self.scanned < mark.end:
+                # Compaction makes one of several.
+                self._append(mark if mark.first == self.scanned else replace(mark, first=self.scanned))
+                self.scanned = mark.end
+        if self.scanned == marks.head:
+            self.lower = marks.lower
+
+    def next_step(self, limit_bytes: int) -> Step | None:
+        """The furthest step of about so many bytes, at least the smallest there is; None if there is none yet."""
+        best = None
+        for draft in self._drafts():
+            if best is not None and (draft.size > limit_bytes or draft.looks > MOST_LOOKS):
+                break
+            if draft.has_effect:
+                best = draft.wanted, len(draft.wanted), draft.reached
+        if best is None:
+            return None
+        wanted, count, reached = best  # a draft's list grows, and nothing else
+        self._begin_draft()
+        return self._step(wanted[:count], reached)
+
+    def step_to(self, upto: int, lower: LowerFrontier | None) -> Step:
+        """The step to where all that lies before `upto`, which is known, and is completed by `lower` is consumed."""
+        reached = self.consumed.moved(max(upto, self.consumed.upto), lower)
+        wanted = [
+            replace(mark, end=min(mark.end, reached.upto))
+            for mark in self._waiting
+            if mark.first < reached.upto and _touches(mark, self.consumed, reached)
+        ]
+        return self._step(wanted, reached)
+
+    def lowers(self) -> set[LowerFrontier]:
+        """What the writers of the blocks that are left to read saw completed, and what is completed at the end."""
+        return {lower for lower in (self.lower, *(mark.lower for mark in self._waiting)) if lower is not None}
+
+    def upto(self, lower: LowerFrontier) -> int:
+        """An offset before which all lies that is completed by then."""
+        seen = (mark.first for mark in self._waiting if mark.lower is not None and lower.is_at_or_before(mark.lower))
+        return next(seen, self.scanned)
+
+    def take(self, step: Step) -> None:
+        """The step is made: what comes next begins behind it."""
+        self.reach(step.position, step.consumed)
+
+    def reach(self, position: int, consumed: ConsumedFrontier) -> None:
+        """What comes next begins there."""
+        passed = self._before(consumed.upto)
+        left = [mark for mark in self._waiting[:passed] if _stays(mark, consumed)]
+        self._waiting = left + self._waiting[passed:]
+        self.position, self.consumed = position, consumed
+        self._begin_draft()
+        self.scanned = max(self.scanned, position)
+
+    def _append(self, mark: Mark) -> None:
+        """Of blocks that cannot be told apart one mark is enough, however long an epoch is."""
+        last = self._waiting[-1] if self._waiting else None
+        if last is not None and mark.epochs is not None and last.first >= self.consumed.upto and last.is_like(mark):
+            self._waiting[-1] = replace(last, end=mark.end, size=last.size + mark.size)
+        else:
+            self._waiting.append(mark)
+
+    def _drafts(self) -> Iterator[_Draft]:
+        """The draft at each place where a step may end. Places where no step ended are not gone through again, however
+        many blocks come while there is none."""
+        for mark, behind in pairwise(self._waiting[self._drafted :]):
+            self._draft.go_on((mark,), max(behind.first, self.consumed.upto), behind.lower)
+            self._drafted += 1
+            yield self._draft
+        last = self._draft.fork()
+        last.go_on(tuple(self._waiting[-1:]), max(self.scanned, self.consumed.upto), self.lower, is_last=True)
+        yield last
+
+    def _begin_draft(self) -> None:
+        self._draft, self._drafted = _Draft(self.consumed), 0
+
+    def _before(self, offset: int) -> int:
+        """How many of the blocks that wait end there or before. However many do not, nobody looks at them."""
+        return bisect_right(self._waiting, offset, key=_END)
+
+    def _step(self, wanted: Iterable[Mark], reached: ConsumedFrontier) -> Step:
+        left = (mark.first for mark in self._waiting[: self._before(reached.upto) + 1] if _stays(mark, reached))
+        position = max(self.position, next(left, reached.upto))
+        runs = self._runs(sorted(wanted, key=_FIRST), reached)
+        return Step(tuple(runs), self.consumed, position, reached)
+
+    def _runs(self, wanted: Iterable[Mark], reached: ConsumedFrontier) -> Iterator[Run]:
+        start, end, size, clean = -1, -1, 0, False
+        for mark in wanted:
+            is_clean = _is_clean(mark, self.consumed, reached)
+            if (end, clean) == (mark.first, is_clean):
+                end, size = mark.end, size + mark.size
+                continue
+            if end >= 0:
+                yield Run(start, end, size, clean)
+            start, end, size, clean = max(mark.first, self.position), mark.end, mark.size, is_clean
+        if end >= 0:
+            yield Run(start, end, size, clean)
+
+
+class _Draft:
+    """A step in the making, from one place where it may end to the next."""
+
+    def __init__(self, begun: ConsumedFrontier) -> None:
+        self._begun = self.reached = begun
+        self._unwanted: list[Mark] = []
+        self.wanted: list[Mark] = []
+        self.size = self.looks = 0
+        self._skips = False
+
+    @property
+    def has_effect(self) -> bool:
+        return self._skips or bool(self.wanted) or self.reached.lower != self._begun.lower
+
+    def fork(self) -> _Draft:
+        """Another that may go on once, as the last."""
+        other = _Draft(self._begun)
+        other.reached, other.size, other.looks, other._skips = self.reached, self.size, self.looks, self._skips
+        other.wanted, other._unwanted = list(self.wanted), self._unwanted
+        return other
+
+    def go_on(self, blocks: tuple[Mark, ...], upto: int, lower: LowerFrontier | None, *, is_last: bool = False) -> None:
+        before, self.reached = self.reached, self.reached.moved(upto, lower)
+        looked = blocks
+        if before.lower != self.reached.lower:
+            looked, self._unwanted = (*self._unwanted, *blocks), []
+        elif is_last:
+            self._unwanted = []  # which is the other's too
+        self.looks += len(looked)
+        for mark in looked:
+            if _touches(mark, self._begun, self.reached):
+                self.wanted.append(mark)
+                self.size += mark.size
+            elif mark.end > self._begun.upto and not _stays(mark, self.reached):
+                self._skips = True
+            else:
+                self._unwanted.append(mark)
+
+
+def _touches(mark: Mark, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+    """Whether a step from there to there has to read the block."""
+    epochs, is_new = mark.epochs, mark.end > begun.upto
+    if epochs is None:
+        return is_new
+    if epochs.mixed and is_new:
+        return True
+    if begun.lower == reached.lower:
+        return False
+    return any(map(begun.wants, epochs.greatest)) and not all(map(reached.wants, epochs.least))
+
+
+def _stays(mark: Mark, reached: ConsumedFrontier) -> bool:
+    """Whether something in the block is left to be read after a step up to there."""
+    if mark.end > reached.upto:
+        return True
+    return mark.epochs is not None and any(map(reached.wants, mark.epochs.greatest))
+
+
+def _is_clean(mark: Mark, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+    epochs = mark.epochs
+    if mark.first < begun.upto and (epochs is None or epochs.mixed):
+        return False  # of messages without an epoch only those that are new are wanted
+    return epochs is None or (all(map(begun.wants, epochs.least)) and not any(map(reached.wants, epochs.greatest)))
+
+
+def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
+    """Of each epoch (none is null), whether it is at or after one of the frontier's."""
+    if lower is None:
+        return pa.repeat(pa.scalar(True), len(epochs))
+    found = pa.repeat(pa.scalar(False), len(epochs))
+    for least in lower.least:
+        after = [pc.greater_equal(pc.list_element(epochs, place), number) for place, number in enumerate(least)]
+        found = pc.or_(found, functools.reduce(pc.and_, after))
+    return found
+
+
+def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> Mark:
+    return Mark(end - count, end, size or 0, lower_of_text(lower), None if epochs is None else _epochs(epochs))
+
+
+@functools.lru_cache(maxsize=1024)
+def _epochs(stored: str) -> Epochs:
+    found = json.loads(stored)
+    least, greatest = (tuple(tuple(epoch) for epoch in found[end]) for end in ("least", "greatest"))
+    return Epochs(least, greatest, found["mixed"])

@@ -1,0 +1,194 @@
+"""Reading what a filter matches, without a group, in whole epochs (after Strymon's subscriber).
+
+First comes a snapshot of the frontiers; from then on data, and the lower frontier whenever it has moved. A frontier is
+given only after all that was published in the epochs that it completes.
+
+Heads and frontiers are taken in one statement, the streams are read up to these heads, then the frontier is given: what
+was published in an epoch that it has passed lies below these heads, by the order in which publishers write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+
+from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier, lower_of_json, upper_of_json
+from sublet_protocol.domain.errors import Gone, UsageError
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log import log
+from sublet_storage.log.epoch_selection import Begin, LeftOut, Selection, active
+from sublet_storage.readers.tail import Place, Reading, matching
+
+_LOOK: Final = """
+select s.stream_id, s.head, s.state = 'closed', n.state = 'gone', s.space_id, p.lower_frontier
+  from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
+ where s.stream_id = any(%s::bigint[])"""
+
+_LOWER: Final = "select space_id, lower_frontier from space where space_id = any(%s::bigint[])"
+
+_UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where a reader begins. `lower`: it is given epochs at or after these only (None: any); `upper`: the greatest
+    that have begun and are not completed, or, of all history, that have begun."""
+
+    lower: LowerFrontier | None
+    upper: UpperFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Messages of one stream, in `DELIVERED_SCHEMA`."""
+
+    table: pa.Table
+
+
+Message = Snapshot | Data | LowerFrontier
+"""A `LowerFrontier` says that epochs that are not at or after it are completed, and were given whole or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The heads of all streams that are watched, and the frontiers of the spaces of those that are open."""
+
+    heads: dict[int, log.Head]
+    lowers: dict[int, LowerFrontier | None]
+
+
+class EpochReading:
+    """What a filter matches, in whole epochs. It holds no connection: each call is given one. Not thread-safe.
+
+    `begin`: `latest`, the epochs that begin after the snapshot; `active`, those too that are not completed, from
+    history; `earliest`, all of which retention has taken nothing. Messages without an epoch are always given: from the
+    snapshot on, or from history. `whole=False`: all messages, epochs in part too. `on_gone` is told of messages that
+    retention has taken; where whole epochs were among them `messages` raises `Gone`.
+
+    Raises `InvalidEpoch` where the spaces' epochs cannot be compared.
+    """
+
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        filter: Filter,
+        begin: str = "latest",
+        *,
+        whole: bool = True,
+        on_gone: Callable[[Gone], None] = lambda _: None,
+    ) -> None:
+        where = _begin(begin, whole)
+        with conn.transaction():
+            conn.execute("set transaction isolation level repeatable read, read only")
+            places = matching(conn, filter)
+            lowers = _lowers(conn, places)
+        start = "latest" if where is Begin.LATEST else "earliest"
+        self._reading = Reading(conn, filter, start, places)
+        self._selection, self.snapshot = _joined(where, places, lowers)
+        self._whole, self._on_gone = whole, on_gone
+        self._introduced = False
+        self._torn: Gone | None = None
+
+    @property
+    def filtering(self) -> bool:
+        """Whether anything is left out of the streams that are read."""
+        return any(self._left_out(space_id) is not None for space_id in self._reading.spaces)
+
+    def messages(self, conn: psycopg.Connection[Any]) -> Iterator[Message]:
+        """Everything unread that is there now, then the lower frontier if it has moved; then it ends.
+
+        The very first message is the snapshot. Raises `Gone` when retention was faster, and an epoch is not whole; as a
+        `Tail` does where payloads cannot be had.
+        """
+        if self._torn is not None:
+            raise self._torn
+        if not self._introduced:
+            self._introduced = True
+            yield self.snapshot
+        look = self._look(conn)
+        while due := self._due(look):
+            for place in due:
+                yield from self._read(conn, place, look)
+        self._reading.check()  # before the frontier is told
+        before, self._selection = self._selection.told, self._selection.after(look.lowers)
+        if self._selection.told is not None and self._selection.told != before:
+            yield self._selection.told
+
+    def _look(self, conn: psycopg.Connection[Any]) -> _Look:
+        """All matching streams, of one instant: while some were closed, others have opened that are not known yet."""
+        while True:
+            look = _look(conn, self._reading.watched)
+            self._reading.look(look.heads)
+            if not self._reading.stale:
+                return look
+            self._reading.rematch(conn)
+            if not self._reading.watched:
+                return _Look({}, {})
+
+    def _due(self, look: _Look) -> list[Place]:
+        """The streams that are to be read before the frontier may be told, as far as it is their turn."""
+        heads = look.heads
+        return [p for p in self._reading.turn() if p.stream_id in heads and p.position < heads[p.stream_id].head]
+
+    def _read(self, conn: psycopg.Connection[Any], place: Place, look: _Look) -> Iterator[Data]:
+        until = look.heads[place.stream_id].head if look.lowers.get(place.space_id) is None else None
+        step = self._reading.read(conn, place, left_out=self._left_out(place.space_id), until=until)
+        if step.gone is not None:
+            self._lost(conn, step.gone)
+        if step.batches:
+            yield Data(pa.Table.from_batches(step.batches))
+
+    def _left_out(self, space_id: int) -> LeftOut | None:
+        return self._selection.left_out(space_id) if self._whole else None
+
+    def _lost(self, conn: psycopg.Connection[Any], gone: Gone) -> None:
+        row = conn.execute(_UPPER, (gone.stream_id,)).fetchone()
+        if self._whole and (row is None or self._selection.wants(row[0], upper_of_json(row[1]))):
+            self._torn = gone
+            raise gone
+        self._on_gone(gone)
+
+
+def _begin(begin: str, whole: bool) -> Begin:
+    if begin not in list(Begin):
+        raise UsageError(f"begin {begin!r}: whole epochs are read from {', '.join(Begin)}. Give one of these.")
+    if begin == Begin.ACTIVE and not whole:
+        raise UsageError("begin 'active' is for whole epochs. Begin at latest or earliest to read them in part.")
+    return Begin(begin)
+
+
+def _joined(begin: Begin, places: list[Place], lowers: dict[int, LowerFrontier | None]) -> tuple[Selection, Snapshot]:
+    open = {place.space_id for place in places if not place.closed}
+    begun = [upper_of_json(place.greatest) for place in places if place.space_id in open]
+    taken = {space_id: UpperFrontier() for space_id in lowers}
+    for place in places:
+        if place.gone:
+            taken[place.space_id] = taken[place.space_id].join(upper_of_json(place.greatest))
+    apart = {
+        space_id: LeftOut(taken[space_id], lower if begin is Begin.ACTIVE else None)
+        for space_id, lower in lowers.items()
+        if space_id not in open
+    }
+    compared = {space_id: lowers[space_id] for space_id in open}
+    selection = Selection.at(begin, compared, begun, [taken[space_id] for space_id in open], apart)
+    return selection, Snapshot(selection.told, active(UpperFrontier().join(*begun), selection.told))
+
+
+def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
+    heads: dict[int, log.Head] = {}
+    lowers: dict[int, LowerFrontier | None] = {}
+    for stream_id, head, closed, gone, space_id, lower in conn.execute(_LOOK, (stream_ids,), prepare=True):
+        heads[stream_id] = log.Head(head, closed, gone)
+        if not closed:
+            lowers[space_id] = lower_of_json(lower)
+    ended = log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
+    return _Look(heads | ended, lowers)
+
+
+def _lowers(conn: psycopg.Connection[Any], places: list[Place]) -> dict[int, LowerFrontier | None]:
+    spaces = list({place.space_id for place in places})
+    return {space_id: lower_of_json(lower) for space_id, lower in conn.execute(_LOWER, (spaces,))}

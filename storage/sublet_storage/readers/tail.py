@@ -1,0 +1,322 @@
+"""Reading what a filter matches, across all streams and generations, without a group and without a trace.
+
+A stream is read only when all its ancestors have been read to their ends, whatever lies between, so that messages of
+one key come in the order they were published. Between different streams there is no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from sublet_protocol.domain.errors import BeyondHead, Gone, PayloadUnavailable, PoisonBlock, SubletError
+from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.bounded_connection import check_timeline, timeline_of
+from sublet_storage.log import log
+from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.epoch_selection import LeftOut
+from sublet_storage.spaces.catalogue import filled
+
+Begin = str | int | datetime | Bookmark
+"""Where to begin in the streams there are: `earliest`, `latest`, an offset, a time (of the database's clock), or where
+an earlier reader of the same filter was."""
+
+_STREAMS = """
+select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone', s.parents, s.space_id,
+       s.upper_frontier
+  from stream s join generation n using (generation_id)
+ where n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
+   and s.stream_id > %(after)s
+ order by s.generation_id, s.stream_id"""
+
+
+@dataclass(slots=True)
+class Place:
+    """How far one stream was read. `target`: where it ended when that began. `done`: there will never be more.
+
+    `greatest`: the greatest epochs in it when it came into view. `trouble`: why what comes next could not be had.
+    """
+
+    stream_id: int
+    generation_id: int
+    head: int
+    closed: bool
+    gone: bool
+    parents: list[int]
+    space_id: int
+    greatest: list[list[int]] | None
+    position: int = 0
+    target: int = 0
+    done: bool = False
+    trouble: SubletError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one read brought of one stream: the matching messages from `start` up to before `position`.
+
+    `gone`: retention has taken what was at `start`; reading goes on at `position`.
+    """
+
+    stream_id: int
+    start: int
+    position: int
+    batches: tuple[pa.RecordBatch, ...] = ()
+    gone: Gone | None = None
+
+
+class Reading:
+    """All matching streams, and how far each was read. It holds no connection: each call is given one. Not thread-safe.
+
+    Streams that open later are read from their beginning. `places`: what `matching` has just found, where the caller
+    has use for it too.
+    """
+
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        filter: Filter,
+        begin: Begin = "latest",
+        places: Sequence[Place] | None = None,
+    ) -> None:
+        self.filter = filter
+        self._timeline = timeline_of(conn)
+        if isinstance(begin, Bookmark):
+            check_timeline(conn, begin.timeline, "the bookmark")
+        self._places: dict[int, Place] = {}
+        self._known = begin.known if isinstance(begin, Bookmark) else 0
+        self._closures = False
+        for place in matching(conn, filter) if places is None else places:
+            self._known = max(self._known, place.stream_id)
+            place.target, place.position = place.head, _first_position(conn, place, begin)
+            self._add(place)
+        if isinstance(begin, Bookmark):
+            self._add_lost(conn, begin)
+        self._forget()
+
+    @property
+    def caught_up(self) -> bool:
+        """True once everything that was there at the beginning has been read."""
+        return all(place.done or place.position >= place.target for place in self._places.values())
+
+    @property
+    def watched(self) -> list[int]:
+        """The streams of which more may come."""
+        return [place.stream_id for place in self._places.values() if not place.done]
+
+    @property
+    def spaces(self) -> set[int]:
+        """Those of the streams of which more may come."""
+        return {place.space_id for place in self._places.values() if not place.done}
+
+    @property
+    def bookmark(self) -> Bookmark:
+        """How far it has come."""
+        offsets = {place.stream_id: place.position for place in self._places.values() if not place.done}
+        return Bookmark(self._known, offsets, self._timeline)
+
+    @property
+    def stale(self) -> bool:
+        """True if there may be streams it does not know: one was closed, or there is none of which more may come."""
+        return self._closures or not self.watched
+
+    def turn(self) -> list[Place]:
+        """The streams of which there is something to read now, each for a step or more."""
+        waiting = self._waiting()
+        return [each for each in self._places.values() if self._unread(each) and each.stream_id not in waiting]
+
+    def check(self) -> None:
+        """To be called when it is nobody's turn. Raises what hinders a stream whose payloads could not be had, if there
+        is one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
+        troubles = [place.trouble for place in self._places.values() if place.trouble is not None]
+        for place in self._places.values():
+            place.trouble = None
+        if troubles:
+            raise next((each for each in troubles if isinstance(each, PoisonBlock)), troubles[0])
+
+    def read(
+        self,
+        conn: psycopg.Connection[Any],
+        place: Place,
+        limit_bytes: int = log.PAGE_BYTES,
+        left_out: LeftOut | None = None,
+        until: int | None = None,
+    ) -> Step:
+        """The next page of a stream, at least one block; without the epochs that are to be left out, and up to before
+        the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then `check`.
+
+        Raises `BeyondHead` over a connection to another timeline of the database than that of the beginning."""
+        start = place.position
+        self.check_timeline(timeline_of(conn))
+        try:
+            page = log.since(
+                conn,
+                place.stream_id,
+                start,
+                filter=self.filter,
+                generation_id=place.generation_id,
+                left_out=left_out,
+                limit_bytes=limit_bytes,
+            )
+        except Gone as gone:
+            place.position = place.head if gone.oldest is None else gone.oldest
+            place.done = place.closed and gone.oldest is None
+            return Step(place.stream_id, start, place.position, gone=gone)
+        except (PoisonBlock, PayloadUnavailable) as trouble:
+            place.trouble = trouble
+            return Step(place.stream_id, start, start)
+        page = page if until is None else page.before(until)
+        self._closures = self._closures or page.closed != place.closed
+        place.position, place.head, place.closed, place.done = page.position, page.head, page.closed, page.finished
+        return Step(place.stream_id, start, page.position, page.batches)
+
+    def look(self, heads: Mapping[int, log.Head]) -> None:
+        """Where streams end now, as the log says. Raises `BeyondHead` where more was read than there is."""
+        for stream_id, head in heads.items():
+            place = self._places.get(stream_id)
+            if place is not None and place.position > head.head:
+                raise log.beyond_head(stream_id, place.position, head.head)
+        self.note(heads)
+
+    def note(self, heads: Mapping[int, log.Head]) -> None:
+        """Where streams end now, as far as somebody knows."""
+        for stream_id, head in heads.items():
+            place = self._places.get(stream_id)
+            if place is None or place.done or head.head < place.head:
+                continue
+            self._closures = self._closures or (head.closed and not place.closed)
+            end = max(place.head, place.position + 1) if head.head == log.UNKNOWN else head.head
+            place.head, place.closed = end, place.closed or head.closed
+            place.done = place.closed and place.position >= place.head
+
+    def check_timeline(self, timeline: str | None) -> None:
+        """Raise `BeyondHead` where the database is on another timeline than at the beginning."""
+        if timeline not in (None, self._timeline):
+            raise BeyondHead(
+                f"{self.filter}: the database has gone over to another timeline since the reading began, a standby was"
+                " promoted: before the offsets that were reached may lie other messages now. Begin again at a time, or "
+                "at earliest."
+            )
+
+    def rematch(self, conn: psycopg.Connection[Any]) -> None:
+        """Look for streams that have opened; forget those that are over.
+
+        Rollovers exclude each other, so that what comes into view has larger ids than what was there.
+        """
+        self._closures = False
+        for place in matching(conn, self.filter, after=self._known):
+            self._known = max(self._known, place.stream_id)
+            self._add(place)
+        self._forget()
+
+    def _add(self, place: Place) -> None:
+        place.done = place.closed and place.position == place.head
+        self._places[place.stream_id] = place
+
+    def _add_lost(self, conn: psycopg.Connection[Any], begin: Bookmark) -> None:
+        """What it names of streams that are no more is read once, and found to be gone."""
+        for stream_id, had_messages in missing(conn, begin.offsets.keys() - self._places.keys()).items():
+            if had_messages:
+                offset = begin.offsets[stream_id]
+                self._add(Place(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
+
+    def _forget(self) -> None:
+        """Those that are over. One that never had anything to read stays while there is something to read before it."""
+        waiting = self._waiting()
+        self._places = {
+            stream_id: place for stream_id, place in self._places.items() if stream_id in waiting or not place.done
+        }
+
+    @staticmethod
+    def _unread(place: Place) -> bool:
+        return not place.done and place.position < place.head and place.trouble is None
+
+    def _waiting(self) -> set[int]:
+        """Those with an ancestor that was not read to its end; parents come before their children here. Such as are
+        unknown here hold nothing that matches."""
+        waiting: set[int] = set()
+        for stream_id, place in self._places.items():
+            above = (self._places.get(parent) for parent in place.parents)
+            if any(parent is not None and (not parent.done or parent.stream_id in waiting) for parent in above):
+                waiting.add(stream_id)
+        return waiting
+
+
+@dataclass(slots=True)
+class Tail:
+    """A `Reading` on one connection. `on_gone` is told of what retention has taken. Not thread-safe."""
+
+    conn: psycopg.Connection[Any]
+    filter: Filter
+    begin: Begin = "latest"
+    on_gone: Callable[[Gone], None] = lambda _: None
+    _reading: Reading = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reading = Reading(self.conn, self.filter, self.begin)
+
+    @property
+    def caught_up(self) -> bool:
+        """True once everything that was there at the beginning has been read."""
+        return self._reading.caught_up
+
+    def pages(self) -> Iterator[pa.Table]:
+        """Everything unread that is there now, stream by stream, a page of each in turn; then it ends.
+
+        Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
+        """
+        reading = self._reading
+        reading.look(log.heads_or_ends(self.conn, reading.watched))
+        reading.check_timeline(timeline_of(self.conn))
+        if reading.stale:
+            reading.rematch(self.conn)
+        while turn := reading.turn():
+            for place in turn:
+                step = reading.read(self.conn, place)
+                if step.gone is not None:
+                    self.on_gone(step.gone)
+                if step.batches:
+                    yield pa.Table.from_batches(step.batches)
+        reading.check()
+
+
+def matching(conn: psycopg.Connection[Any], filter: Filter, after: int = 0) -> list[Place]:
+    """The streams that match, with ids above `after`, by the filters that generations were filled under, in one
+    snapshot."""
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read, read only")
+        wanted = filled(conn).wanted(filter)
+        parameters = {
+            "open": [filter.text for filter, now in wanted.items() if now],
+            "closed": [filter.text for filter in wanted],
+            "after": after,
+        }
+        return [Place(*row) for row in conn.execute(_STREAMS, parameters)]
+
+
+def _first_position(conn: psycopg.Connection[Any], place: Place, begin: Begin) -> int:
+    """Where to begin in a stream. Raises `BeyondHead` for a bookmark that cannot be."""
+    if isinstance(begin, Bookmark):
+        return _marked_position(place, begin)
+    if begin == "latest" or place.gone:
+        return place.head
+    if isinstance(begin, datetime):
+        return log.position_at(conn, place.stream_id, begin)
+    return min(begin, place.head) if isinstance(begin, int) else 0
+
+
+def _marked_position(place: Place, begin: Bookmark) -> int:
+    """Known streams that it does not name were read to their ends."""
+    position = begin.offsets.get(place.stream_id, place.head if place.stream_id <= begin.known else 0)
+    if position > place.head:
+        raise BeyondHead(
+            f"stream {place.stream_id}: offset {position} of the bookmark is beyond the head {place.head}. Is it of "
+            "another database, or was this one restored from a backup? Begin again at a time, or at earliest."
+        )
+    return position

@@ -1,0 +1,144 @@
+"""Generations of which nothing is left: their rows are deleted once every group is past them.
+
+A closed generation without a message is declared gone at once, as there is nothing to be kept. When the partition of a
+gone one is dropped, only rows are left: its own, those of its streams, and what groups have finished. They go in small
+steps under the maintenance term. The streams that descend from a deleted one get its parents instead of it, so that
+they wait for whatever is unread before it.
+
+What is left behind is a floor: `space.lost_stream` and `lost_generation`, the newest that had messages. A position in a
+stream that is no more was in messages that are gone, up to there; behind it, in nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.store_connection import Guard
+
+STEP = 20
+"""So many generations are looked at in one pass."""
+
+REST_S = 60.0
+"""For so long a generation stays after it was closed: who reads it hears of its end from its rows."""
+
+_LOOK_AT = """
+select generation_id from generation
+ where state = 'closed' and is_past is null and closed_at < now() - make_interval(secs => %(rest)s)
+ order by generation_id limit %(step)s for no key update skip locked"""
+
+_SEE = """
+update generation g set is_past = false, state = case when has.messages then g.state else 'gone' end
+  from (select u.generation_id, exists (
+          select from stream s where s.generation_id = u.generation_id and s.head > 0) as messages
+          from unnest(%(generations)s::bigint[]) as u (generation_id)) has
+ where g.generation_id = has.generation_id and g.state = 'closed'"""
+
+_DROPPED = """
+update generation set is_past = true
+ where state = 'gone' and is_past is not true and to_regclass('block_' || generation_id) is null"""
+
+_PAST = """
+select g.generation_id, g.filter from generation g
+ where g.is_past and g.generation_id > %(after)s and to_regclass('block_' || g.generation_id) is null
+ order by g.generation_id limit %(step)s"""
+
+_BEHIND = """
+select filter, after_generation from consumer_group where deleted_at is null and after_generation < %(newest)s"""
+
+_FINISHED = """
+select l.group_id from lending l where l.stream_id = any(%(streams)s::bigint[])
+ order by l.group_id, l.stream_id for no key update"""
+
+# One that is free at the end has nothing left; a leader, if there is one, has finished it long since.
+_UNFINISHED = """
+select exists (
+  select from lending l join stream s using (stream_id)
+   where l.stream_id = any(%(streams)s::bigint[]) and l.unfinished and (l.status <> 'free' or l.position <> s.head))"""
+
+_CHILDREN = """
+select stream_id from stream where parents && %(streams)s::bigint[] order by stream_id for no key update"""
+
+# Of its grandparents those that it has a key in common with.
+_INHERIT = """
+update stream c
+   set parents = array(
+         select p.stream_id from stream p
+          where p.stream_id = any(c.parents) and p.stream_id <> all(%(streams)s::bigint[])
+         union
+         select p.stream_id from stream gone join stream p on p.stream_id = any(gone.parents)
+          where gone.stream_id = any(c.parents) and gone.stream_id = any(%(streams)s::bigint[])
+            and p.hash_from < c.hash_to and c.hash_from < p.hash_to
+         order by 1)
+ where c.stream_id = any(%(children)s::bigint[])"""
+
+_FLOOR = """
+update space p set lost_stream = greatest(p.lost_stream, s.newest),
+                   lost_generation = greatest(p.lost_generation, %(generation)s)
+  from (select space_id, max(stream_id) as newest from stream
+         where stream_id = any(%(streams)s::bigint[]) and head > 0 group by space_id) s
+ where p.space_id = s.space_id"""
+
+_DELETE = (
+    "delete from lending where stream_id = any(%(streams)s::bigint[])",
+    "delete from stream where stream_id = any(%(streams)s::bigint[])",
+    "delete from generation where generation_id = %(generation)s",
+)
+
+
+class Collapse:
+    """Passes over an autocommit connection, each of a few generations, on from where the last one ended."""
+
+    def __init__(self, rest_s: float = REST_S, step: int = STEP) -> None:
+        self._rest_s, self._step, self._after = rest_s, step, 0
+
+    def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
+        """See what is past, and delete what every group is past; the generations that are no more."""
+        _see(conn, guard, {"rest": self._rest_s, "step": self._step})
+        past = conn.execute(_PAST, {"after": self._after, "step": self._step}).fetchall()
+        self._after = past[-1][0] if len(past) == self._step else 0
+        if not past:
+            return []
+        behind = [(Filter(text), after) for text, after in conn.execute(_BEHIND, {"newest": past[-1][0]})]
+        deleted = []
+        for generation_id, filter in past:
+            wanted = any(after < generation_id and each.intersects(Filter(filter)) for each, after in behind)
+            if _delete(conn, guard, generation_id, wanted):
+                deleted.append(generation_id)
+        return deleted
+
+
+def _see(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[str, float]) -> None:
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        ended = [generation_id for (generation_id,) in conn.execute(_LOOK_AT, parameters).fetchall()]
+        if ended:
+            conn.execute(_SEE, {"generations": ended})
+        conn.execute(_DROPPED)
+
+
+def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: int, wanted: bool) -> bool:
+    """`wanted`: a group has not noticed the generation yet: it is to hear of what it has lost."""
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
+        found = conn.execute("select stream_id, head from stream where generation_id = %s", (generation_id,)).fetchall()
+        streams = [stream_id for stream_id, _ in found]
+        parameters = {"generation": generation_id, "streams": streams}
+        if wanted and any(head for _, head in found):
+            return False
+        if conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
+            return False
+        conn.execute(_FINISHED, parameters)
+        if conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
+            return False  # by a reset, since
+        children = [stream_id for (stream_id,) in conn.execute(_CHILDREN, parameters).fetchall()]
+        conn.execute(_INHERIT, {**parameters, "children": children})
+        conn.execute(_FLOOR, parameters)
+        for statement in _DELETE:
+            conn.execute(statement, parameters)
+        return True

@@ -1,0 +1,94 @@
+"""Bringing payloads back into Postgres: read, checked, stored again; their objects are doomed in that transaction.
+
+What cannot be brought back holds up nothing else: it stays where it is, and is told in the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from sublet_protocol.domain.errors import PoisonBlock, SubletError
+from sublet_storage.objects import registry
+from sublet_storage.objects.registry import Owner
+from sublet_storage.objects.remote_reads import payloads
+
+BATCH_BLOCKS: Final = 32
+
+_OUTSIDE = """
+select g.generation_id, s.stream_id from generation g join stream s using (generation_id)
+ where g.space_id = %s and g.state <> 'gone' and s.tiered_offset is not null order by 1, 2"""
+
+_BLOCKS = """
+select end_offset, count, codec, topics, payload, array[uri, uri_bytes::text] || (select payload_places_of(%s))
+  from block
+ where generation_id = %s and stream_id = %s and end_offset > %s and uri is not null order by end_offset limit %s"""
+
+_BACK = """
+update block set payload = %s, uri = null, uri_bytes = null
+ where generation_id = %s and stream_id = %s and end_offset = %s and uri = %s"""
+
+_ALL_BACK = "update stream set tiered_offset = null where stream_id = %s"
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(slots=True)
+class _Left:
+    """What could not be brought back: how many, and what hindered the first."""
+
+    count: int = 0
+    first: Exception | None = None
+
+    def note(self, error: Exception) -> None:
+        self.count, self.first = self.count + 1, self.first or error
+
+
+def recall(conn: Connection, space_id: int) -> int:
+    """Bring all payloads of a space back, whose place was taken from it before; how many blocks. It may be repeated.
+
+    Raises what hindered the first of those that could not be brought back, after all others were: `PayloadUnavailable`,
+    `PayloadUnreadable`, `PayloadDamaged`.
+    """
+    brought, left = 0, _Left()
+    for generation_id, stream_id in conn.execute(_OUTSIDE, (space_id,)).fetchall():
+        owner, after, before = Owner(space_id, generation_id, stream_id), -1, left.count
+        while rows := _next(conn, owner, after):
+            after = rows[-1][0]
+            brought += _bring(conn, owner, rows, left)
+        if left.count == before:
+            conn.execute(_ALL_BACK, (stream_id,))
+    if left.first is not None:
+        raise _told(brought, left.count, left.first)
+    return brought
+
+
+def _next(conn: Connection, owner: Owner, after: int) -> list[tuple[Any, ...]]:
+    asked = (owner.space_id, owner.generation_id, owner.stream_id, after, BATCH_BLOCKS)
+    return conn.execute(_BLOCKS, asked, binary=True).fetchall()
+
+
+def _bring(conn: Connection, owner: Owner, rows: list[tuple[Any, ...]], left: _Left) -> int:
+    found = payloads(owner.generation_id, owner.stream_id, rows)
+    with conn.transaction():
+        back = []
+        for row, payload in zip(rows, found, strict=True):
+            if isinstance(payload, Exception):
+                left.note(payload)
+                continue
+            assert payload is not None, "only what lies outside was asked for"
+            where = (owner.generation_id, owner.stream_id, row[0], row[5][0])
+            if conn.execute(_BACK, (memoryview(payload), *where)).rowcount:
+                back.append((row[5][0], row[0]))
+        registry.doom(conn, owner, back, was_named=True)
+    return len(back)
+
+
+def _told(brought: int, left: int, first: Exception) -> Exception:
+    """What hindered the first, which names it, and how much else there is."""
+    before = f"{brought} payloads are back in Postgres, and {left} are not. The first: "
+    if isinstance(first, PoisonBlock):
+        return type(first)(first.stream_id, first.offsets, first.why, before)
+    return type(first)(f"{before}{first}") if isinstance(first, SubletError) else first

@@ -1,0 +1,193 @@
+"""Ending what is too old, generation by generation.
+
+A closed generation older than its space's retention is first declared gone, and that is committed: from then on every
+read says so. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the rows,
+without payloads, of a space that has had a place for these: what they name there is doomed. Every step can be repeated:
+a pass that was interrupted, or did not get a lock in time, is finished by the next one.
+
+Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`. Whoever
+creates or resets a group excludes this by a lock on the table `space`: so retention sees the group with what it is
+promised, or the group sees that this is gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.store_connection import Guard
+from sublet_storage.spaces.catalogue import filled
+from sublet_storage.spaces.rollover import partition
+
+LOCK_TIMEOUT_S = 2.0
+PRODUCERS_KEPT_S = 7 * 86400.0
+PRODUCERS_STEP = 200
+"""So many rows of producers are looked at in one pass."""
+
+_LATER = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.ObjectInUse,
+    psycopg.errors.ObjectNotInPrerequisiteState,  # the detach of another partition is pending
+    psycopg.errors.UndefinedTable,  # somebody else was faster
+)
+
+_ENDING = "select space_id, retention_s from space where retention_s is not null order by space_id"
+
+_HOLDERS = """
+select group_id, filter from consumer_group
+ where deleted_at is null and (kind = 'queue' or options ->> 'holds_retention' = 'true')"""
+
+# Of one space: what is over is few of many, which the server can only know where it is given the time.
+# A holder without a row for a stream of a generation younger than itself was not told of it yet: it wants all of it.
+_DECLARE_GONE = """
+update generation g set state = 'gone'
+ where g.space_id = %(space)s and g.state = 'closed' and g.closed_at <= now() - make_interval(secs => %(retention)s)
+   and not exists (
+     select from stream s
+       join unnest(%(filters)s::text[], %(groups)s::bigint[]) as held(filter, group_id) on held.filter = g.filter
+       join consumer_group c on c.group_id = held.group_id
+       left join lending l on l.group_id = held.group_id and l.stream_id = s.stream_id
+      where s.generation_id = g.generation_id
+        and case when l.stream_id is null then s.head > 0 and g.generation_id > c.after_generation
+                 else l.status <> 'finished' and l.position < s.head end)
+returning g.generation_id"""
+
+# A table has one pending detach at most, and while there is one no other can begin: it is finished first.
+_LEFTOVERS = """
+select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, false)
+  from generation g
+  join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
+  left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
+ where g.state = 'gone' and g.is_past is not true order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
+
+_FIRST = ("", -1)
+"""Before all producers and their streams."""
+
+# By age they cannot be found: an index over a time that each append moves would make each write to the indexes.
+_FORGET_PRODUCERS = """
+with few as materialized (
+  select producer_id, stream_id from producer where (producer_id, stream_id) > (%(after)s, %(stream)s)
+   order by producer_id, stream_id limit %(step)s
+), forgotten as (
+  delete from producer p using few
+   where (p.producer_id, p.stream_id) = (few.producer_id, few.stream_id) and p.stream_id <> 0
+     and p.updated_at < clock_timestamp() - make_interval(secs => %(idle)s) returning 1)
+select producer_id, stream_id, (select count(*) from forgotten) from few order by producer_id, stream_id"""
+
+# Of a space that never had a place no row is looked at.
+_DOOM = """
+insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)
+select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_timestamp()
+  from {part} b join generation g on g.generation_id = {generation}
+ where b.uri is not null and (
+   select payload_places <> '{{}}' from space join generation using (space_id) where generation_id = {generation})
+on conflict (uri) do update set doomed_at = coalesce(payload_object.doomed_at, excluded.doomed_at)"""
+
+
+def retain(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
+    """One pass over an autocommit connection: declare what is too old gone, drop what was; the ids of both.
+
+    A partition whose lock is not to be had within 2 s is left to the next pass, as are those that have to wait for
+    its detach. What else goes wrong with one is raised after all others were done.
+    """
+    declared = declare_gone(conn, guard)
+    return sorted({*declared, *drop_gone(conn)})
+
+
+def declare_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
+    """Commit state gone for every generation past its retention that nobody holds back; their ids."""
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        conn.execute("lock table space in row exclusive mode")  # against whoever holds it shared
+        holders = [(group_id, Filter(text)) for group_id, text in conn.execute(_HOLDERS)]
+        generations = filled(conn).filters
+        pairs = [(one.text, group) for one in generations for group, filter in holders if one.intersects(filter)]
+        parameters = {"filters": [pair[0] for pair in pairs], "groups": [pair[1] for pair in pairs]}
+        declared = []
+        for space_id, retention_s in conn.execute(_ENDING).fetchall():
+            asked = {**parameters, "space": space_id, "retention": retention_s}
+            declared += [generation_id for (generation_id,) in conn.execute(_DECLARE_GONE, asked)]
+        return declared
+
+
+def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
+    """Detach and drop the partitions of gone generations; the ids of those dropped. Raises as `retain` does."""
+    dropped: list[int] = []
+    failed: list[tuple[int, psycopg.Error]] = []
+    for generation_id, attached, pending in conn.execute(_LEFTOVERS).fetchall():
+        try:
+            if (not attached or _detach(conn, generation_id, pending)) and _drop(conn, generation_id):
+                dropped.append(generation_id)
+        except psycopg.Error as error:
+            if conn.closed:
+                raise
+            failed.append((generation_id, error))
+    if failed:
+        raise SubletError(_story(failed, dropped)) from failed[0][1]
+    return dropped
+
+
+class IdleProducers:
+    """Passes over an autocommit connection, each of some producers, on from where the last one ended: there may be very
+    many. Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
+
+    def __init__(self, idle_s: float = PRODUCERS_KEPT_S, step: int = PRODUCERS_STEP) -> None:
+        self._idle_s, self._step, self._after = idle_s, step, _FIRST
+
+    def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
+        """How many are forgotten."""
+        with conn.transaction():
+            if guard is not None:
+                guard(conn)
+            asked = {"after": self._after[0], "stream": self._after[1], "step": self._step, "idle": self._idle_s}
+            rows = conn.execute(_FORGET_PRODUCERS, asked).fetchall()
+        self._after = rows[-1][:2] if len(rows) == self._step else _FIRST
+        return rows[-1][2] if rows else 0
+
+
+def _story(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
+    what = "; ".join(f"block_{generation_id}: {str(error).strip()}" for generation_id, error in failed[:3])
+    more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
+    return (
+        f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {what}{more}. See to these tables."
+    )
+
+
+def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
+    """Detach without holding readers up; a detach that was begun and cut short is finished first."""
+    how = sql.SQL("finalize") if pending else sql.SQL("concurrently")
+    return _within_lock_timeout(
+        conn, sql.SQL("alter table block detach partition {} {}").format(partition(generation_id), how)
+    )
+
+
+def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
+    """What its rows name outside of Postgres is doomed at the same instant, and not before."""
+    part = partition(generation_id)
+    steps = [
+        sql.SQL("lock table {} in access exclusive mode").format(part),
+        sql.SQL(_DOOM).format(part=part, generation=sql.Literal(generation_id)),
+        sql.SQL("drop table {}").format(part),
+    ]
+    return _within_lock_timeout(conn, sql.SQL("; ").join(steps))
+
+
+def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed) -> bool:
+    """Run what must stand alone, as one; False if a lock was not to be had in time, or a detach is pending."""
+    row = conn.execute("select current_setting('lock_timeout')").fetchone()
+    assert row is not None
+    conn.execute(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'")
+    try:
+        conn.execute(statement)
+        return True
+    except _LATER:
+        return False
+    finally:
+        if not conn.closed:
+            conn.execute("select set_config('lock_timeout', %s, false)", (row[0],))

@@ -1,0 +1,124 @@
+"""How generations end and begin.
+
+In one transaction the open streams of every space concerned are closed and the next generations opened, so that no key
+has two open streams at any instant. The parents of a new stream are the streams closed in that transaction from which
+one of its keys may come; a group lends a child only after all its parents are consumed, and so the order of each key
+survives the move.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from sublet_protocol.domain.errors import Unavailable
+from sublet_storage.spaces.routing import HashRange, Space, moves_topics, overlap, ranges
+
+LOCK_TIMEOUT_S = 2.0
+LOCK_ATTEMPTS = 10
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parent:
+    """A stream that is being closed, with the space it belonged to as that was before the change."""
+
+    stream_id: int
+    space: Space
+    range: HashRange
+
+
+def retried(conn: psycopg.Connection[Any], change: Callable[[], _T]) -> _T:
+    """Run the change in a transaction of its own; begin again when a lock is not to be had soon."""
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            with conn.transaction():
+                conn.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
+                return change()
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            time.sleep(random.uniform(0.01, 0.05) * (attempt + 1))
+    raise Unavailable(
+        f"the spaces are locked by others: no change within {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_S} s. "
+        "Look for a long transaction (pg_stat_activity), then try again."
+    )
+
+
+def turn_over(conn: psycopg.Connection[Any], before: list[Space], after: list[Space], changed: int) -> dict[int, int]:
+    """Close all open streams of `before`, open the next generation of each of `after`: {space_id: generation_id}.
+
+    Only in or from the `changed` space may parents be of another space.
+    """
+    opened = {space.space_id: _open_generation(conn, space) for space in after}
+    parents = _close(conn, before)
+    for space in after:
+        streams = [
+            (space.space_id, opened[space.space_id], *each, _parents(parents, space, each, changed))
+            for each in ranges(space.shards)
+        ]
+        with conn.cursor() as cursor:
+            cursor.executemany(
+                "insert into stream (space_id, generation_id, hash_from, hash_to, parents) values (%s, %s, %s, %s, %s)",
+                streams,
+            )
+    return opened
+
+
+def _parents(closed: list[_Parent], space: Space, range_: HashRange, changed: int) -> list[int]:
+    return [
+        parent.stream_id
+        for parent in closed
+        if overlap(parent.range, range_) and moves_topics(parent.space, space, changed)
+    ]
+
+
+def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
+    """The next generation with its partition: LIKE and ATTACH, which wait for no reader and hold none up."""
+    row = conn.execute(
+        "insert into generation (space_id, ordinal, filter) select %(space)s, coalesce(max(ordinal) + 1, 0), %(filter)s"
+        " from generation where space_id = %(space)s returning generation_id",
+        {"space": space.space_id, "filter": space.filter.text},
+    ).fetchone()
+    assert row is not None
+    names = {"part": partition(row[0]), "id": sql.Literal(row[0])}
+    conn.execute(sql.SQL("create table {part} (like block including all)").format(**names))
+    conn.execute(sql.SQL("alter table {part} alter payload set storage external").format(**names))
+    conn.execute(sql.SQL("alter table block attach partition {part} for values in ({id})").format(**names))
+    return int(row[0])
+
+
+def partition(generation_id: int) -> sql.Identifier:
+    """The table that holds the blocks of a generation."""
+    return sql.Identifier(f"block_{generation_id}")
+
+
+def lock_streams(conn: psycopg.Connection[Any], spaces: list[Space]) -> None:
+    """Until the end of the transaction nothing is appended to these spaces."""
+    conn.execute(
+        "select from stream where space_id = any(%s) and state = 'open' order by stream_id for no key update",
+        ([space.space_id for space in spaces],),
+    )
+
+
+def _close(conn: psycopg.Connection[Any], spaces: list[Space]) -> list[_Parent]:
+    by_id = {space.space_id: space for space in spaces}
+    ids = list(by_id)
+    lock_streams(conn, spaces)
+    rows = conn.execute(
+        "update stream set state = 'closed', closed_at = clock_timestamp() where space_id = any(%s) and state = 'open'"
+        " returning stream_id, space_id, hash_from::text, hash_to::text",
+        (ids,),
+    ).fetchall()
+    conn.execute(
+        "update generation g set state = 'closed', closed_at = clock_timestamp() where state = 'open'"
+        " and exists (select from stream s where s.generation_id = g.generation_id and s.state = 'closed')"
+        " and space_id = any(%s)",
+        (ids,),
+    )
+    return [_Parent(stream, by_id[space], (int(low), int(high))) for stream, space, low, high in sorted(rows)]

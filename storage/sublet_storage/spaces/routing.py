@@ -1,0 +1,164 @@
+"""Which stream a message belongs to: spaces by topic, streams by the hash of the key. Pure; no database.
+
+A topic belongs to the most specific space whose filter matches it. Inside the space, the 64-bit hash of the key (of
+the topic, for a message without a key) falls into the half-open range of exactly one open stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import xxhash
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.topics import Filter
+
+RING = 1 << 64
+"""The number of points of the hash ring; ranges are [from, to) with 0 <= from < to <= RING."""
+
+MAX_SHARDS = 4096
+
+_ARC = RING // MAX_SHARDS
+_ARC_SHIFT = _ARC.bit_length() - 1
+
+HashRange = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A named part of the topic tree. Durations are seconds; None means "for ever" and "only when asked".
+
+    `payloads`: the place outside of Postgres that payloads of closed generations are moved to, and those of open ones
+    that are older than `tier_after_s`; None: they stay in Postgres.
+    """
+
+    space_id: int
+    name: str
+    filter: Filter
+    shards: int
+    retention_s: int | None = None
+    rollover_s: int | None = None
+    compression: str = "none"
+    payloads: str | None = None
+    tier_after_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A row of the stream catalogue. `head` is the next offset to be written."""
+
+    stream_id: int
+    space_id: int
+    generation_id: int
+    hash_from: int
+    hash_to: int
+    head: int
+    closed: bool
+
+
+def hash_key(key: bytes | None, topic: str) -> int:
+    """The place of a message on the ring: xxh3_64 with seed 0 of its key, or of its topic if it has none."""
+    return xxhash.xxh3_64_intdigest(topic.encode() if key is None else key)
+
+
+def hash_keys(keys: Iterable[bytes]) -> list[int]:
+    """`hash_key` of many keys."""
+    return list(map(xxhash.xxh3_64_intdigest, keys))
+
+
+def ranges(shards: int) -> list[HashRange]:
+    """Cut the ring into `shards` half-open ranges whose sizes differ by at most one."""
+    if not 1 <= shards <= MAX_SHARDS:
+        raise InvalidSetting(f"shards {shards}: must be from 1 to {MAX_SHARDS}. Most spaces do well with 16.")
+    cuts = [index * RING // shards for index in range(shards + 1)]
+    return list(pairwise(cuts))
+
+
+def overlap(one: HashRange, two: HashRange) -> bool:
+    """True if the two half-open ranges share a point."""
+    return one[0] < two[1] and two[0] < one[1]
+
+
+def moves_topics(before: Space, after: Space, changed: int) -> bool:
+    """Whether topics of the one, as it was, are in the other once the space `changed` is another: topics move only from
+    it or to it."""
+    is_concerned = changed in (before.space_id, after.space_id) and before.filter.intersects(after.filter)
+    return before.space_id == after.space_id or is_concerned
+
+
+def space_of(topic: str, spaces: Iterable[Space]) -> Space | None:
+    """The most specific space that matches; None only where there is no catch-all space."""
+    matching = (space for space in spaces if space.filter.matches(topic))
+    return min(matching, key=lambda space: space.filter.specificity, default=None)
+
+
+def candidate_filters(filter: Filter, filters: Iterable[Filter]) -> frozenset[Filter]:
+    """Of the live spaces' filters, those under which messages published now may match a group's filter.
+
+    Those that intersect it, minus those in the shadow of a more specific one that covers it whole.
+    """
+    intersecting = [one for one in filters if one.intersects(filter)]
+    covering = [one.specificity for one in intersecting if one.covers(filter)]
+    return frozenset(one for one in intersecting if not any(key < one.specificity for key in covering))
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What the generations there are were filled under, at one instant.
+
+    A generation keeps the filter that its space had when it was opened: the space's own may be another by now. Every
+    live space has one open generation, so that the filters in `open` are those of the live spaces.
+    """
+
+    filters: tuple[Filter, ...]
+    open: frozenset[Filter]
+    newest: int
+    """The largest generation id; 0 if there is none."""
+
+    def wanted(self, filter: Filter) -> dict[Filter, bool]:
+        """{filter of generations with messages for a group: True if an open one of it gets such messages too}.
+
+        A closed generation may have been in a shadow that is gone, or not in one that is there now: it is always
+        wanted, at the price of reading in vain.
+        """
+        candidates = candidate_filters(filter, self.open)
+        return {one: one in candidates for one in self.filters if one.intersects(filter)}
+
+
+class Ring:
+    """The open streams of one space, ready to be looked up by hash."""
+
+    def __init__(self, streams: Iterable[StreamInfo]) -> None:
+        self.streams = sorted(streams, key=lambda stream: stream.hash_from)
+        self._starts = [stream.hash_from for stream in self.streams]
+        self._ids = [stream.stream_id for stream in self.streams]
+        ends = [stream.hash_to for stream in self.streams]
+        if not ends or self._starts != [0, *ends[:-1]] or ends[-1] != RING:
+            raise ValueError(f"the open streams do not tile the ring: {self.streams}")
+        self._by_arc = self._arcs()
+
+    def index(self, hashed: int) -> int:
+        """The index in `streams` of the one whose range contains the hash."""
+        return bisect_right(self._starts, hashed) - 1
+
+    def stream_id(self, hashed: int) -> int:
+        """The id of the stream whose range contains the hash."""
+        return self._ids[bisect_right(self._starts, hashed) - 1]
+
+    def stream_ids(self, hashes: Iterable[int]) -> list[int]:
+        """`stream_id` of each."""
+        if self._by_arc:
+            by_arc, shift = self._by_arc, _ARC_SHIFT
+            return [by_arc[hashed >> shift] for hashed in hashes]
+        ids, starts = self._ids, self._starts
+        return [ids[bisect_right(starts, hashed) - 1] for hashed in hashes]
+
+    def _arcs(self) -> list[int]:
+        """The stream of each of `MAX_SHARDS` equal arcs of the ring, if none is cut: looking up is then no search."""
+        if any(start % _ARC for start in self._starts):
+            return []
+        cuts = pairwise([*self._starts, RING])
+        return [id for id, (start, end) in zip(self._ids, cuts, strict=True) for _ in range((end - start) // _ARC)]

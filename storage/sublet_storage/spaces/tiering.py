@@ -1,0 +1,326 @@
+"""Moving payloads out of Postgres: an object first, then the row that names it.
+
+A stream's blocks are gone through once, in their order; `stream.tiered_offset` says how far. Of some blocks at a time
+it is written down which objects there will be, the objects are written, and one short transaction lets those blocks
+name them that are still what was read, and frees their payloads. Who dies in between leaves objects written down.
+
+Blocks that are smaller than `LEAST_BYTES` stay: their row is as large. What could not be moved holds up nothing that
+lies behind it: each pass goes through all that follows it again, and tries it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from sublet_protocol.domain.errors import LostLeadership, PayloadUnavailable, PoisonBlock
+from sublet_storage.db.store_connection import Guard
+from sublet_storage.log.log import consecutive
+from sublet_storage.objects import registry
+from sublet_storage.objects.location import named, parse
+from sublet_storage.objects.object_stores import store
+from sublet_storage.objects.parallel_calls import TO_CHANGE, once, together
+from sublet_storage.objects.registry import Owner
+from sublet_storage.spaces import compaction
+from sublet_storage.spaces.rollover import partition
+from sublet_storage.spaces.routing import Space
+
+LEAST_BYTES: Final = 4096
+BATCH_BYTES: Final = 8 << 20
+BATCH_BLOCKS: Final = 256
+MOST_S: Final = 10.0
+"""A pass over a space ends soon after that; the next goes on."""
+
+_WORK = """
+select s.stream_id, s.generation_id, s.state = 'closed', s.tiered_offset, coalesce(s.tiered_offset, 0)
+  from (select * from stream where space_id = %(space)s and is_to_tier
+        union all
+        select * from stream where state = 'open' and space_id = %(space)s and coalesce(tiered_offset, 0) < head
+          and %(after)s::float8 is not null) s
+  join generation g using (generation_id)
+ where g.state <> 'gone'
+ order by s.generation_id, s.stream_id"""
+
+# Of an open stream the next block, in its partition: to the table as a whole the server would look up all of them.
+_IS_DUE = """
+select coalesce((
+  select appended_at from {block} where stream_id = %(stream)s and end_offset > %(offset)s order by end_offset limit 1
+) <= clock_timestamp() - make_interval(secs => %(after)s::float8), false)"""
+
+_BLOCKS = """
+select end_offset, count, codec, case when is_moved then payload end, is_due
+  from (select *, sum(case when is_moved then octet_length(payload) else 0 end) over (order by end_offset) as upto
+          from (select *, is_due and octet_length(payload) >= %(least)s as is_moved
+                  from (select *, %(closed)s or appended_at <= clock_timestamp()
+                                    - make_interval(secs => %(after)s::float8) as is_due
+                          from block
+                         where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
+                         order by end_offset limit %(blocks)s) found) judged) sized
+ where upto - case when is_moved then octet_length(payload) else 0 end < %(bytes)s
+ order by end_offset"""
+
+_KNOWN = """
+select marker, is_marked, exists (
+    select from space where space_id = %(space)s and payload_places @> array[%(place)s::text])
+  from payload_place where prefix = %(prefix)s"""
+
+_WISHED = "insert into payload_place (prefix, marker) values (%s, %s) on conflict do nothing"
+
+_MARKED = "update payload_place set marker = %s, is_marked = true where prefix = %s and not is_marked"
+
+_PREPARED = """
+update space set payload_places = payload_places || %(place)s::text
+ where space_id = %(space)s and payloads = %(place)s and not payload_places @> array[%(place)s::text]"""
+
+# Before the streams, as who changes spaces, or appends and advances, has it.
+_LOCK = "lock table space in row exclusive mode"
+
+_STILL = "select from space where space_id = %s and payloads = %s and dropped_at is null"
+
+_LOCK_BLOCKS = """
+select from block where generation_id = %s and stream_id = %s and end_offset = any(%s) order by end_offset for update"""
+
+_NAME = """
+update block b set payload = null, uri = n.uri, uri_bytes = n.bytes
+  from unnest(%(ends)s::bigint[], %(counts)s::integer[], %(codecs)s::smallint[], %(uris)s::text[], %(bytes)s::bigint[],
+              %(digests)s::bytea[]) as n (end_offset, count, codec, uri, bytes, digest)
+ where b.generation_id = %(generation)s and b.stream_id = %(stream)s and b.end_offset = n.end_offset
+   and b.count = n.count and b.codec = n.codec and b.uri is null and sha256(b.payload) = n.digest
+returning b.uri"""
+
+_ADVANCE = "update stream set tiered_offset = %s where stream_id = %s"
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What was moved: so many blocks, of so many bytes. `all`: there is no more to move for now."""
+
+    blocks: int
+    size: int
+    all: bool
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One with blocks that were not looked at in this pass: those behind `offset`. `done`: so far nothing was left that
+    was to be moved; null: nobody has begun. `is_patchy`: something was left in this pass."""
+
+    stream_id: int
+    generation_id: int
+    closed: bool
+    done: int | None
+    offset: int
+    is_patchy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One to be moved, and its object to be."""
+
+    end_offset: int
+    count: int
+    codec: int
+    payload: bytes
+    name: str
+    uri: str
+
+
+def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_s: float = MOST_S) -> Moved:
+    """Move what is due to the space's place, for about so long; nothing where it has none. Autocommit.
+
+    What ails one object or stream is raised after all others were moved, and `PayloadUnavailable` where the place is
+    away: what was moved until then has been.
+    """
+    if space.payloads is None:
+        return Moved(0, 0, True)
+    until, is_late = time.monotonic() + most_s, False
+    mover = _Mover(conn, space, guard)
+    for stream in mover.work():
+        try:
+            while not (mover.is_over or is_late) and mover.batch(stream):
+                is_late = time.monotonic() >= until
+        except LostLeadership:
+            raise
+        except Exception as error:  # what ails one stream must not hold up the others
+            if conn.closed:
+                raise
+            mover.problems.append(error)
+            mover.is_over |= isinstance(error, PayloadUnavailable)
+    if mover.problems:
+        raise mover.problems[0]
+    return Moved(mover.blocks, mover.size, mover.is_over or not is_late)
+
+
+class _Mover:
+    """One pass over a space, and what it has moved. `is_over`: its place is taken away, or away. `problems`: what could
+    not be moved."""
+
+    def __init__(self, conn: Connection, space: Space, guard: Guard | None) -> None:
+        self._conn, self._space = conn, space
+        self._place = parse(space.payloads or "")
+        self._store = store(self._place)
+        self._guard: Guard = guard or (lambda _: None)
+        self.is_over = False
+        self.blocks = self.size = 0
+        self.problems: list[Exception] = []
+
+    def work(self) -> list[_Stream]:
+        """The streams with something to look at, when the place is known to be there."""
+        due = {"space": self._space.space_id, "after": self._space.tier_after_s}
+        streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
+        found = [stream for stream in streams if stream.closed or self._is_due(stream)]
+        return found if found and self._prepare() else []
+
+    def _is_due(self, stream: _Stream) -> bool:
+        asked = {"stream": stream.stream_id, "offset": stream.offset, "after": self._space.tier_after_s}
+        with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
+            statement = sql.SQL(_IS_DUE).format(block=partition(stream.generation_id))
+            return self._conn.execute(statement, asked).fetchone() == (True,)
+        return False
+
+    def batch(self, stream: _Stream) -> bool:
+        """Move some of its blocks; False: there are no more."""
+        if stream.done is None:
+            self._begin(stream)
+        rows = self._rows(stream)
+        blocks = [self._planned(stream, row) for row in rows if row[3] is not None]
+        written = self._write(stream, blocks) if blocks else []
+        moved = self._let_them_name(stream, rows, blocks, written) if rows else []
+        self.blocks, self.size = self.blocks + len(moved), self.size + sum(len(block.payload) for block in moved)
+        return bool(rows)
+
+    def _begin(self, stream: _Stream) -> None:
+        """Once: it takes as long as it takes."""
+        if stream.closed:  # few large objects rather than many small ones
+            with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
+                compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
+        stream.done = 0
+
+    def _prepare(self) -> bool:
+        """A place in use has a marker, and the space knows it; False where another was told to it meanwhile."""
+        prefix = self._place.prefix
+        asked = {"space": self._space.space_id, "place": self._space.payloads, "prefix": prefix}
+        row = self._conn.execute(_KNOWN, asked).fetchone()
+        if row is None:
+            self._conn.execute(_WISHED, (prefix, secrets.token_hex(16)))
+            row = self._conn.execute(_KNOWN, asked).fetchone()
+        assert row is not None
+        marker, is_marked, is_in_use = row
+        if not is_marked:
+            with self._conn.transaction():
+                self._guard(self._conn)
+            found = once(self._store, TO_CHANGE, partial(self._store.mark, marker))
+            self._conn.execute(_MARKED, (found, prefix))
+            marker, _, is_in_use = self._conn.execute(_KNOWN, asked).fetchone() or row
+        self._store = store(replace(self._place, marker=marker))
+        once(self._store, TO_CHANGE, self._store.check)
+        once(self._store, TO_CHANGE, self._store.try_to_write)  # who may not is to know it before more is written down
+        if is_in_use:
+            return True
+        with self._conn.transaction():
+            self._guard(self._conn)
+            return self._conn.execute(_PREPARED, asked).rowcount > 0
+
+    def _rows(self, stream: _Stream) -> list[tuple[Any, ...]]:
+        rows = self._conn.execute(
+            _BLOCKS,
+            {
+                "generation": stream.generation_id,
+                "stream": stream.stream_id,
+                "offset": stream.offset,
+                "closed": stream.closed,
+                "after": self._space.tier_after_s,
+                "least": LEAST_BYTES,
+                "blocks": BATCH_BLOCKS,
+                "bytes": BATCH_BYTES,
+            },
+            binary=True,
+        ).fetchall()
+        young = next((index for index, row in enumerate(rows) if not row[4]), len(rows))
+        return rows[: min(young, consecutive([(row[0] - row[1], row[0]) for row in rows]))]
+
+    def _planned(self, stream: _Stream, row: Sequence[Any]) -> _Block:
+        end_offset, count, codec, payload = row[:4]
+        name = named(stream.generation_id, stream.stream_id, end_offset, payload).text
+        return _Block(end_offset, count, codec, payload, name, f"{self._store.place.prefix}/{name}")
+
+    def _write(self, stream: _Stream, blocks: list[_Block]) -> list[_Block]:
+        """The blocks whose objects are there. Where the place hangs, what was written down is nobody's after a while:
+        it may still be written."""
+        with self._conn.transaction():
+            self._guard(self._conn)
+            registry.intend(self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks])
+        put = self._store.put
+        outcomes = together(self._store, TO_CHANGE, lambda block: put(block.name, block.payload), blocks)
+        self.problems += [outcome for outcome in outcomes if outcome is not None][:1]
+        try:
+            once(self._store, TO_CHANGE, self._store.check)
+        except PayloadUnavailable:  # what was written to a place that has gone away meanwhile is elsewhere
+            self._doom(stream, blocks)
+            raise
+        return [block for block, outcome in zip(blocks, outcomes, strict=True) if outcome is None]
+
+    def _let_them_name(
+        self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
+    ) -> list[_Block]:
+        """The blocks that are moved now. Of others the objects are doomed, and they are looked at again."""
+        try:
+            with self._conn.transaction():
+                self._guard(self._conn)
+                self._conn.execute(_LOCK)
+                self.is_over = not self._conn.execute(_STILL, (self._space.space_id, self._space.payloads)).rowcount
+                wanted = [] if self.is_over else written
+                claimed = registry.claim(self._conn, [block.uri for block in wanted])
+                named = self._name(stream, [block for block in wanted if block.uri in claimed])
+                left = [block for block in blocks if block.uri not in named]
+                self._doom(stream, left)
+                if not self.is_over:
+                    self._advance(stream, rows, min((block.end_offset for block in left), default=None))
+        except Exception:
+            # Nobody names them now; and who is at it meanwhile may have forgotten those that come late.
+            if not self._conn.closed:
+                self._doom(stream, blocks)
+            raise
+        return [block for block in blocks if block.uri in named]
+
+    def _advance(self, stream: _Stream, rows: Sequence[Sequence[Any]], first_left: int | None) -> None:
+        """The pass goes on behind these rows; the next begins behind those before the first that was left."""
+        if not stream.is_patchy:
+            done = (row[0] for row in rows if first_left is None or row[0] < first_left)
+            stream.done = max(done, default=stream.done)
+        self._conn.execute(_ADVANCE, (stream.done, stream.stream_id))
+        stream.offset, stream.is_patchy = rows[-1][0], stream.is_patchy or first_left is not None
+
+    def _name(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
+        ends = [block.end_offset for block in blocks]
+        self._conn.execute(_LOCK_BLOCKS, (stream.generation_id, stream.stream_id, ends))
+        parameters = {
+            "generation": stream.generation_id,
+            "stream": stream.stream_id,
+            "ends": ends,
+            "counts": [block.count for block in blocks],
+            "codecs": [block.codec for block in blocks],
+            "uris": [block.uri for block in blocks],
+            "bytes": [len(block.payload) for block in blocks],
+            "digests": [hashlib.sha256(block.payload).digest() for block in blocks],
+        }
+        return {row[0] for row in self._conn.execute(_NAME, parameters)}
+
+    def _doom(self, stream: _Stream, blocks: list[_Block]) -> None:
+        registry.doom(
+            self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks], was_named=False
+        )
+
+    def _owner(self, stream: _Stream) -> Owner:
+        return Owner(self._space.space_id, stream.generation_id, stream.stream_id)

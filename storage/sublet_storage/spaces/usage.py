@@ -1,0 +1,166 @@
+"""Who would miss a space: what is to be known before it is dropped, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import Conflict
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.spaces.catalogue import filled
+from sublet_storage.spaces.routing import Space
+
+LATELY_S = 3600.0
+"""Who has published within that time is taken for one who will again."""
+MOST_NAMED = 5
+MOST_LOSSES = 20
+
+_MESSAGES = """
+select coalesce(sum(s.head), 0) from stream s join generation g using (generation_id)
+ where g.space_id = %(space)s and g.state <> 'gone'"""
+
+_GROUPS = """
+select c.group_id, c.kind, c.name, c.filter, count(l.stream_id) filter (where l.status in ('held', 'reserved'))
+  from consumer_group c
+  left join (lending l join stream s on s.stream_id = l.stream_id and s.space_id = %(space)s) using (group_id)
+ where c.deleted_at is null group by c.group_id order by c.name, c.filter, c.kind"""
+
+# As lag is counted (sublet_storage.groups.status.overview). A blocked stream's messages are unread as well.
+_UNREAD = """
+with line as (
+  select l.group_id, l.stream_id, l.status, l.position
+    from lending l join stream s using (stream_id) join consumer_group c using (group_id)
+   where s.space_id = %(space)s and c.deleted_at is null
+  union all
+  select u.group_id, s.stream_id, 'new', 0
+    from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
+    join consumer_group c using (group_id)
+    join generation n on n.space_id = %(space)s and n.state <> 'gone' and n.filter = u.filter
+                     and n.generation_id > c.after_generation
+    join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
+   where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id))
+select line.group_id, count(*), sum(s.head - line.position)
+  from line join stream s using (stream_id) join generation n using (generation_id)
+ where n.state <> 'gone' and line.status <> 'finished' and line.position < s.head
+ group by line.group_id"""
+
+_LEFT = """
+select p.space_id, p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression, p.payloads, p.tier_after_s,
+       p.dropped_at, sum(s.head), max(g.closed_at) filter (where s.head > 0) + make_interval(secs => p.retention_s)
+  from space p join generation g using (space_id) join stream s using (generation_id)
+ where p.dropped_at is not null and g.state <> 'gone'
+ group by p.space_id having sum(s.head) > 0 order by p.name, p.space_id"""
+
+_PRODUCERS = """
+select p.producer_id from producer p join stream s using (stream_id)
+ where s.space_id = %(space)s and p.updated_at > clock_timestamp() - make_interval(secs => %(lately)s)
+ union
+select producer_id from capability where space_id = %(space)s and expired_at is null
+ order by 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedBy:
+    """A group with messages from the space; so many of its streams are lent to members, or kept for them.
+
+    `unread_messages`, in so many streams, would be lost to it with the space: those that its filter passes over too.
+    """
+
+    subscription: str
+    lent: int
+    unread_streams: int
+    unread_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a space holds and who uses it. `messages` may be fewer by now in an open generation, never more."""
+
+    messages: int
+    groups: tuple[UsedBy, ...]
+    producers: tuple[str, ...]
+
+    def losses(self) -> list[str]:
+        """Who would lose what with the space's messages, for people: a line for each group, up to `MOST_LOSSES`."""
+        losing = [one for one in self.groups if one.unread_messages]
+        lines = [
+            f"{one.subscription} loses {one.unread_messages} unread messages, in {one.unread_streams} streams"
+            for one in losing[:MOST_LOSSES]
+        ]
+        return lines + ([f"and {len(losing) - MOST_LOSSES} more groups lose some"] if len(losing) > MOST_LOSSES else [])
+
+    def told(self) -> list[str]:
+        """What there is of it, for people."""
+        groups = [f"{one.subscription} ({one.lent} of its streams lent)" for one in self.groups]
+        return [
+            *([f"it holds {self.messages} messages"] if self.messages else []),
+            *([f"groups use it: {_some(groups)}"] if groups else []),
+            *([f"producers publish to it: {_some(self.producers)}"] if self.producers else []),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A space that was dropped and holds messages still. `until`: when its retention takes the last of them, if no
+    group holds it up; None: never."""
+
+    space: Space
+    dropped_at: datetime
+    messages: int
+    until: datetime | None
+
+
+def left_of_dropped(conn: psycopg.Connection[Any]) -> list[Dropped]:
+    """The spaces that were dropped and hold messages still, by name; of one name there may be several."""
+    return [
+        Dropped(Space(space_id, name, Filter(filter), *settings), dropped_at, int(messages), until)
+        for space_id, name, filter, *settings, dropped_at, messages, until in conn.execute(_LEFT).fetchall()
+    ]
+
+
+def uses(conn: psycopg.Connection[Any], space: Space) -> Uses:
+    """As it is now."""
+    asked = {"space": space.space_id, "lately": LATELY_S}
+    ((messages,),) = conn.execute(_MESSAGES, asked).fetchall()
+    known, rows = filled(conn), conn.execute(_GROUPS, asked).fetchall()
+    wanted = {group_id: known.wanted(Filter(filter)) for group_id, _, _, filter, _ in rows}
+    unread = _unread(conn, space, wanted)
+    groups = []
+    for group_id, kind, name, filter, lent in rows:
+        streams, behind = unread.get(group_id, (0, 0))
+        # what it holds under an older filter of the space concerns who has not read it, and nobody else
+        if lent or behind or wanted[group_id].get(space.filter):
+            groups.append(UsedBy(str(Subscription(kind, name, Filter(filter))), lent, streams, behind))
+    producers = tuple(row[0] for row in conn.execute(_PRODUCERS, asked))
+    return Uses(int(messages), tuple(groups), producers)
+
+
+def _unread(
+    conn: psycopg.Connection[Any], space: Space, wanted: Mapping[int, Mapping[Filter, bool]]
+) -> dict[int, tuple[int, int]]:
+    """{group: (streams, messages)} of those that have not read all that the space holds for them."""
+    pairs = [(group, filter.text, matching) for group, found in wanted.items() for filter, matching in found.items()]
+    groups, filters, matching = map(list, zip(*pairs, strict=True)) if pairs else ([], [], [])
+    asked = {"space": space.space_id, "groups": groups, "filters": filters, "matching": matching}
+    found = conn.execute(_UNREAD, asked).fetchall()
+    return {group_id: (streams, int(messages)) for group_id, streams, messages in found}
+
+
+def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
+    """Raise `Conflict`, which says who uses it and what helps."""
+    if found := uses(conn, space).told():
+        raise Conflict(
+            f"space {space.name!r} is in use: {'; '.join(found)}. Give --keep, and nothing is lost: its groups "
+            "consume what is there until its retention takes it. Or give --force: its messages are gone then, groups "
+            "that are behind are blocked, and publishers that are bound to it are refused."
+        )
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -1,0 +1,23 @@
+"""A process forked from one that publishes gets a copy of its publisher, without the thread that sends.
+
+Whatever was queued there would go nowhere, and whoever waited there would wait for ever: so that is refused by name.
+Closing the copy does nothing, since the connection it refers to is the parent's.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sublet_protocol.domain.errors import UsageError
+
+REMEDY = "Make one in this process, after the fork."
+
+
+def check_process(made_in: int, what: str, remedy: str = REMEDY) -> None:
+    """Raise `UsageError` in any process but the one of that id."""
+    here = os.getpid()
+    if here != made_in:
+        raise UsageError(
+            f"{what} was made in process {made_in}, and this is process {here}: its connection and its thread do not "
+            f"come along when a process forks. {remedy}"
+        )

@@ -1,0 +1,1 @@
+"""What all commands share: options, exit codes, output, logs, and loading no more than one of them."""

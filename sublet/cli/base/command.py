@@ -1,0 +1,265 @@
+"""What all commands have in common: options, and how they end.
+
+A command is a function whose first parameter is a `Cli`; `made` adds the options that every command takes, and turns
+each way to end into an exit code: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable, 128 + number for a
+signal.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base import lazy_commands
+from sublet.cli.base.output import Output, printable
+from sublet_protocol.domain.errors import SubletError, SubscriptionEnded, UsageError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from sublet_borrower.remote.feed import Feed
+    from sublet_storage.bootstrap.database import Database
+
+NODE_PATIENCE_S = 10.0
+"""How long a command waits for nodes that do not answer."""
+
+BROKEN_PIPE = 128 + signal.SIGPIPE
+EXIT_CODES = """\b
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable,
+130 interrupted by Ctrl-C, 143 by SIGTERM."""
+_ENDINGS = {"deleted": 3, "fenced": 4}
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Postgres to use: postgresql://USER@HOST/DATABASE. Default: $SUBLET_DATABASE_URL (which, unlike an "
+        "option, other users of this machine cannot see), else the embedded server of --data-dir.",
+    ),
+]
+
+
+def _directory(text: str) -> Path:
+    """An empty text would be the working directory, and a cluster would be made there unasked."""
+    if not text:
+        raise typer.BadParameter("'': it names no directory. Name one, or leave the option out.")
+    return Path(text)
+
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        parser=_directory,
+        help="Directory of an embedded Postgres, started when needed and shared by all that name it. "
+        "Default: $SUBLET_DATA_DIR, else ./.sublet.",
+    ),
+]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node",
+        metavar="HOST:PORT",
+        help="A leader node to go through, instead of the database. Repeatable: the others stand in for the first.",
+    ),
+]
+"""The option of commands that can do without access to the database."""
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Answer in JSON, for programs."),
+]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Log what happens, and show the traceback of an error."),
+]
+COMMON = {
+    "database_url": (DatabaseUrl, None),
+    "data_dir": (DataDir, None),
+    "json": (Json, False),
+    "debug": (Debug, False),
+}
+
+
+class PlainFormatter(logging.Formatter):
+    """For people: what could move a cursor, in a group's name say, is escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As it is asked for, in as many lines as the record has."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, or the terminal has gone (SIGHUP): like Ctrl-C, from somebody else."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class Cli(Output):
+    """What a command is given: where the database is, and how to answer."""
+
+    def __init__(self, database_url: str | None, data_dir: Path | None, json: bool, debug: bool) -> None:
+        super().__init__(json)
+        self.database_url, self.data_dir, self.debug = database_url, data_dir, debug
+        self.log: logging.Logger | None = None
+        """Where an error goes that ends the command, if not to stderr as a sentence."""
+
+    @contextmanager
+    def database(self, migrate_embedded: bool = True) -> Iterator[Database]:
+        """The database that the options, or else the environment, name; checked."""
+        from sublet_storage.bootstrap.database import open_database
+
+        with open_database(self.database_url, self.data_dir, migrate_embedded) as database:
+            yield database
+
+    def check_way(self) -> None:
+        """For a command that goes through nodes. Raises `UsageError` where a database is named as well."""
+        if self.database_url is not None or self.data_dir is not None:
+            raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
+
+    def feed(self, nodes: list[str]) -> Feed:
+        """A client of these nodes. Raises `UsageError` where a database is named as well."""
+        from sublet_borrower.remote.feed import Feed
+
+        self.check_way()
+        return Feed(nodes, retry_timeout_s=NODE_PATIENCE_S, patience_s=NODE_PATIENCE_S)
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection to it."""
+        from sublet_storage.bootstrap.database import connected
+
+        with connected(self.database_url, self.data_dir, "sublet cli") as connection:
+            gc.freeze()  # what is loaded stays: collections need not look through it while rows come by the thousand
+            yield connection
+
+
+def group(help: str, commands: Mapping[str, lazy_commands.Maker]) -> lazy_commands.Maker:
+    """Of a group of commands, `sublet NAME ...`."""
+    return lambda name: lazy_commands.group(name, help, commands, EXIT_CODES)
+
+
+def made(function: Callable[..., int | None]) -> lazy_commands.Maker:
+    """Of a command. The function returns its exit code; None is 0."""
+    return lambda name: lazy_commands.command(name, _with_common(function), EXIT_CODES)
+
+
+def alone(function: Callable[..., None]) -> lazy_commands.Maker:
+    """Of a command that has all its options itself, and `run`s."""
+    return lambda name: lazy_commands.command(name, function, EXIT_CODES)
+
+
+def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    common = [
+        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for option, (kind, default) in COMMON.items()
+    ]
+
+    def command(**given: Any) -> None:
+        cli = Cli(**{option: given.pop(option) for option in COMMON})
+        raise typer.Exit(run(cli, lambda: function(cli, **given)))
+
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def run(cli: Cli, command: Callable[[], int | None]) -> int:
+    """Run a command to its exit code; every error is one sentence on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if cli.debug else logging.WARNING, handlers=[handler])
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _terminate)
+    try:
+        _check_stdout()
+        return command() or 0
+    except BrokenPipeError:
+        _forget_stdout()
+        return BROKEN_PIPE
+    except KeyboardInterrupt as interrupt:
+        return 128 + getattr(interrupt, "number", signal.SIGINT)
+    except Exception as error:  # the last resort: whatever it is, it ends as one sentence
+        text, code = explained(error)
+        if cli.log is not None:
+            cli.log.critical("%s", text, exc_info=cli.debug)
+            return code
+        if cli.debug:
+            traceback.print_exc()
+        cli.complain(text, code)
+        return code
+
+
+def explained(error: Exception) -> tuple[str, int]:
+    """An error as one sentence without secrets, and its exit code."""
+    import psycopg
+
+    if isinstance(error, SubscriptionEnded):
+        return str(error), _ENDINGS.get(error.reason, error.exit_code)
+    if isinstance(error, SubletError):
+        return str(error), error.exit_code
+    told = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, psycopg.OperationalError):
+        return f"the database did not answer as it should: {told}. Try again; --debug shows where it happened.", 5
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return f"{told}. Give the database's user that right, or use another user.", 1
+    if isinstance(error, OSError):
+        return f"{told}.", 1
+    return f"{type(error).__name__}: {told}. This should not happen; --debug shows where it did. Please report it.", 1
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """What is done in here is done before a signal ends the command; a second one breaks in.
+
+    An exception out of nowhere in the midst of a call on a connection would leave that where nobody knows.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise Terminated(number)
+
+    heeded = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            raise Terminated(came[0])
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated(number)
+
+
+def _check_stdout() -> None:
+    """Asked before anything is done: what is opened next would take its place, a connection say."""
+    if sys.stdout is None:
+        raise UsageError("stdout is closed, and answers go there. Send them to a file, or to /dev/null.")
+
+
+def _forget_stdout() -> None:
+    """Nobody reads it: what Python still holds for it must not be tried again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,54 @@
+"""Logs for machines: a line of JSON for each record, with the ids that it is about as fields (docs/metrics.md)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from sublet.cli.base.output import escaped
+
+EVENTS = "sublet.events"
+"""The logger that what happens to groups goes to, where it is wanted."""
+
+
+class LogFormat(StrEnum):
+    """How a node logs."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line; `node` is in each."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+
+    def format(self, record: logging.LogRecord) -> str:
+        """When, how bad, who, what; then the record's own fields, which cannot replace these."""
+        told: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "node": self._node,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return escaped(json.dumps({**getattr(record, "fields", {}), **told}, ensure_ascii=False, default=str))
+
+
+def json_logs(node: str) -> Callable[[str], None]:
+    """From now on all that is logged goes to stderr in JSON, with what happens to groups; a function for what an
+    operator wants to see, which goes there too."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(node))
+    logging.getLogger().handlers[:] = [handler]
+    logging.getLogger(EVENTS).setLevel(logging.INFO)
+    log = logging.getLogger("sublet_leader.server")
+    return lambda text: log.info("%s", text)

@@ -1,0 +1,151 @@
+"""What the command line writes: answers to stdout, everything else to stderr, colours only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+
+from sublet_protocol.domain.errors import SubletError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_DRESSED = 500
+"""Rows of a table that a terminal's width is looked at for: of more, the time it takes is felt."""
+BROKEN = frozenset({"GROUP", "LEADER", "ADDRESS", "STARTED", "FOUND", "OWNER", "REASON", "FILTER", "PAYLOADS", "SPACE"})
+"""Columns that are broken where a terminal is narrow: the others are numbers, times and words, to be read whole."""
+LEAST_BROKEN = 8
+"""So narrow they may become; where that does not do either, the terminal breaks the lines."""
+
+
+class Output:
+    """`json`: objects instead of text on stdout. What dresses text is loaded when there is some to dress."""
+
+    def __init__(self, json: bool) -> None:
+        self.json = json
+
+    @cached_property
+    def prose(self) -> Console:
+        """Where stderr goes."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+    @property
+    def coloured(self) -> bool:
+        """Whether stdout is a terminal that wants colours."""
+        from rich.console import Console
+
+        return Console().is_terminal and not Console().no_color
+
+    def say(self, text: str) -> None:
+        """A sentence to the person, on stderr. What could move a cursor is escaped."""
+        self.prose.print("\n".join(map(printable, text.split("\n"))), markup=False)
+
+    def complain(self, text: str, code: int) -> None:
+        """An error on stderr, as a sentence or, for programs, as an object in one line."""
+        if self.json:
+            self.prose.print(json.dumps({"error": text, "exit_code": code}), markup=False)
+        else:
+            self.say(f"sublet: {text}")
+
+    def confirm(self, question: str, otherwise: str) -> None:
+        """Ask on stderr; the answer is a line of stdin, and its end is no. Raises `SubletError`, which begins with
+        `otherwise`, unless it is yes; for programs `UsageError` where nobody sits there who could be asked."""
+        if self.json and not (sys.stdin is not None and sys.stdin.isatty()):
+            raise UsageError(f"{otherwise} With --json it is asked at a terminal only. Give --yes.")
+        self.say(f"{question} [y/N]")
+        if sys.stdin is None or sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise SubletError(f"{otherwise} Answer y, or give --yes.")
+
+    def emit(self, thing: Any) -> None:
+        """An object on stdout, in a line of its own."""
+        self.write([dumps(thing)])
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Lines to stdout, there when this returns. Raises `BrokenPipeError` when nobody reads any more."""
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+
+    def tell(self, lines: Iterable[str]) -> None:
+        """Lines for people to stdout. What could move a cursor is escaped."""
+        self.write(map(printable, lines))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
+        as it needs to be elsewhere. Of what is too wide only prose, addresses and names of groups are broken."""
+        cells = [[shown(cell) for cell in row] for row in rows]
+        if len(cells) > MOST_DRESSED or not _dressed(columns, cells):
+            self.write(_aligned(columns, cells))
+
+
+def dumps(thing: Any) -> str:
+    """Compact JSON, in the characters it is about; what could move a cursor, or turn a line around, is escaped."""
+    return escaped(json.dumps(thing, ensure_ascii=False, separators=(",", ":")))
+
+
+def escaped(text: str) -> str:
+    """JSON, in which what cannot be printed is escaped as JSON has it."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Show a table that fits the terminal; False if stdout is none, or one too narrow for it."""
+    from rich.console import Console, JustifyMethod
+    from rich.markup import escape
+    from rich.table import Table
+
+    wide = zip(columns, _widths(columns, rows), strict=True)
+    least = [min(width, LEAST_BROKEN) if column in BROKEN else width for column, width in wide]
+    if not Console().is_terminal or sum(least) + len(least) - 1 > Console().width:
+        return False
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        justify: JustifyMethod = "right" if column.endswith(">") else "left"
+        table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column not in BROKEN)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console(highlight=False).print(table)
+    sys.stdout.flush()
+    return True
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The header and the rows, as plain lines."""
+    header, widths = [column.rstrip(">") for column in columns], _widths(columns, rows)
+    for row in (header, *rows):
+        places = zip(columns, widths, row, strict=True)
+        padded = [(" " * (width - _width(cell)), cell, column) for column, width, cell in places]
+        yield " ".join(gap + cell if column.endswith(">") else cell + gap for gap, cell, column in padded).rstrip()
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """How wide each column is."""
+    header = [column.rstrip(">") for column in columns]
+    return [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
+
+
+def _width(text: str) -> int:
+    """In columns of a terminal."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def shown(cell: object) -> str:
+    """A cell of a table; what is unknown is said to be. What could move a cursor is escaped."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.1f}"
+    return printable(str(cell))
+
+
+def printable(text: str) -> str:
+    """The text without what could move a cursor, which is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,215 @@
+"""Messages, times and durations as text, in both directions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base.output import printable
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Start
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The group, as it subscribes. Quote it.")]
+"""The argument by which commands take a group."""
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.ASCII)
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def to_json(data: bytes | None) -> Any:
+    """Bytes as text where they are UTF-8, else `{"base64": ...}`."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def from_json(what: str, value: Any) -> bytes | None:
+    """`to_json` reversed; other JSON than text is its own compact spelling. Raises `UsageError`."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _encoded(what, value)
+    if isinstance(value, dict) and value.keys() == {"base64"}:
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise UsageError(f"{what}: its base64 is malformed. Encode the bytes again.") from None
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:  # 1e999, say: what is read as infinite cannot be written again
+        raise UsageError(f"{what}: holds a number out of range. Give it as text.") from None
+    return _encoded(what, text)
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f'{what}: holds a lone surrogate, which is not text. Give {{"base64": ...}}.') from None
+
+
+def messages(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows as objects for JSON."""
+    import pyarrow.compute as pc
+
+    names = ("topic", "key", "value", "headers", "epoch", "stream", "offset")
+    columns = [batch.column(name).to_pylist() for name in names]
+    times = pc.strftime(batch.column("timestamp"), format="%Y-%m-%dT%H:%M:%SZ").to_pylist()
+    for topic, key, value, headers, epoch, stream, offset, timestamp in zip(*columns, times, strict=True):
+        yield {
+            "topic": topic,
+            "key": to_json(key),
+            "value": to_json(value),
+            "headers": None if headers is None else [_header(pair) for pair in headers],
+            "timestamp": timestamp,
+            "epoch": epoch,
+            "stream": stream,
+            "offset": offset,
+        }
+
+
+def _header(pair: dict[str, Any] | None) -> list[Any]:
+    """Name and value; a name that is null, as no publisher of ours lets it pass, is shown so."""
+    return [None, None] if pair is None else [pair["key"], to_json(pair["value"])]
+
+
+def lines(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
+    """The rows for people: topic, key and value, separated by tabs. What could move a cursor is escaped."""
+    before, after = (_DIM, _PLAIN) if coloured else ("", "")
+    columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
+    for topic, key, value in zip(*columns, strict=True):
+        yield f"{before}{printable(topic)}\t{_text(key)}{after}\t{_text(value)}"
+
+
+def _text(data: bytes | None) -> str:
+    if data is None:
+        return ""
+    try:
+        return printable(data.decode())
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode()
+
+
+def seconds(text: str) -> int:
+    """A duration such as 90s, 15m, 6h, 7d, 2w or 0, in whole seconds. Raises `UsageError`."""
+    found = fine_seconds(text)
+    if not found.is_integer():
+        raise UsageError(f"duration {text!r}: it is no whole number of seconds. Round it.")
+    return int(found)
+
+
+def fine_seconds(text: str) -> float:
+    """The same with fractions, such as 0.5s. Who forgets a unit may mean days: only 0 does without. Raises
+    `UsageError`."""
+    wanted = text.strip()
+    found = _DURATION.fullmatch(wanted)
+    if found is not None:
+        return round(float(found[1]) * _UNITS[found[2]], 6)
+    if wanted == "0":
+        return 0.0
+    if wanted.isascii() and wanted.isdigit():
+        raise UsageError(
+            f"duration {text!r}: it has no unit. Say of what: {wanted}s, {wanted}m, {wanted}h, {wanted}d or {wanted}w "
+            "(seconds, minutes, hours, days, weeks)."
+        )
+    raise UsageError(f"duration {text!r}: give a number and s, m, h, d or w, such as 90s or 7d.")
+
+
+def utc(at_us: int) -> str:
+    """A time in microseconds since 1970, spelled as a start is."""
+    return str(Start.at(at_us))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in as few words as they need: 1-3, 7."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def whole(what: str, text: str, least: int = 0) -> int:
+    """A whole number that Postgres can hold. Raises `UsageError`."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_OFFSET))
+    if not (is_number and least <= int(text) <= MAX_OFFSET):
+        raise UsageError(f"{what} {text!r}: give a whole number of at least {least}, and at most {MAX_OFFSET}.")
+    return int(text)
+
+
+def json_file(what: str, file: Path) -> Any:
+    """What is in a file of JSON. Raises `UsageError`."""
+    try:
+        return json.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what}: it is not JSON ({error}). Make one with `sublet groups export`.") from None
+
+
+def number(what: str, text: str) -> float:
+    """A number. Raises `UsageError`."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{what} {text!r}: give a number, such as 2 or 0.5.") from None
+
+
+def moment(option: str, text: str) -> datetime:
+    """A time with its zone, in UTC. Raises `UsageError`, which names the option."""
+    try:
+        when = datetime.fromisoformat(text)
+        if when.tzinfo is not None:
+            return when.astimezone(UTC)
+        remedy = "Add the time zone: Z for UTC, or +01:00 say"
+    except OverflowError:
+        remedy = "In UTC this one is before the year 1 or after 9999"
+    except ValueError:
+        remedy = "Correct it"
+    raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z. {remedy}.")
+
+
+def ago(option: str, text: str, instead: str) -> datetime:
+    """The time so long ago. Raises `UsageError`, which says what to give where there is no such time."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=fine_seconds(text))
+    except OverflowError:
+        raise UsageError(f"{option} {text!r}: it is longer than time is. Use {instead}.") from None
+
+
+def begin(text: str) -> str | int | datetime:
+    """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
+    if text in ("earliest", "latest"):
+        return text
+    if text == "active":
+        raise UsageError("--from 'active': is for whole epochs. Add --epochs, or begin elsewhere.")
+    if text.isascii() and text.isdigit():
+        return whole("--from", text)
+    if _DURATION.fullmatch(text):
+        return ago("--from", text, "earliest")
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"--from {text!r}: give earliest, latest, an offset such as 1000, a time such as 2026-01-31T12:00 (UTC "
+            "unless it says otherwise), or a duration such as 15m for that long ago."
+        ) from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)

@@ -1,0 +1,1 @@
+"""`sublet groups`: list, describe, reset, pause, clone, watch and more."""

@@ -1,0 +1,192 @@
+"""`sublet groups clone`, `export` and `import`: the progress of one group as the beginning of another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli
+from sublet.cli.base.values import GroupName
+from sublet.cli.groups.names import named
+from sublet_protocol.domain.errors import Conflict, SubletError, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from sublet_storage.groups.admin.progress_transfer import Progress
+    from sublet_storage.groups.model.options import GroupOptions
+    from sublet_storage.groups.model.records import Group
+
+
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="The new group, with the same filter. Quote it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")]
+
+
+def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = False) -> None:
+    """Make a group that begins where another is.
+
+    It has its options, and its progress of this moment. The other goes on undisturbed. What its members have in
+    hand is given out by the new group too; its pauses, weights and history are its own, and streams that are
+    blocked there are tried once more here.
+
+    Example:
+
+    \b
+      sublet groups clone '$share/billing/orders/#' '$share/billing-v2/orders/#'
+    """
+    from sublet_storage.db.clock import database_user
+    from sublet_storage.groups.admin import progress_transfer
+
+    source, wanted = named(cli, subscription), Subscription.parse(target)
+    if source.filter != wanted.filter:
+        raise UsageError(
+            f"{wanted}: a clone has the filter of its source, {source.filter}, since positions are in its streams. "
+            f"Write '${wanted.kind}/{wanted.group}/{source.filter}', or create a group with a --start of its own."
+        )
+    with _written(cli, wanted, dry_run) as connection:
+        made, progress = progress_transfer.clone(connection, source, wanted, database_user(connection))
+    _answer(cli, made, progress, dry_run, made_now=True)
+
+
+def import_(
+    cli: Cli,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `sublet groups export` wrote.")],
+    dry_run: DryRun = False,
+) -> None:
+    """Make a group again from what was exported.
+
+    It has the options and the progress of then. Where the group is there already, with the same options and at the
+    same positions, nothing is changed; otherwise it is a conflict: `sublet groups reset --from-file FILE` moves a
+    group that is there.
+
+    Example:
+
+    \b
+      sublet groups export '$share/billing/orders/#' > billing.json
+      sublet groups delete '$share/billing/orders/#'
+      sublet groups import billing.json
+    """
+    from sublet_storage.db.clock import database_user
+    from sublet_storage.groups.admin import progress_transfer
+    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.model.group_errors import same_options
+    from sublet_storage.groups.model.transitions import by
+
+    wanted, options, progress, exported_at = _read(file)
+    with _written(cli, wanted, dry_run) as connection:
+        found = lifecycle.find_live(connection, wanted)
+        if found is None:
+            why = by(f"imported, as it was at {exported_at}", database_user(connection))
+            group = progress_transfer.begin(connection, wanted, options, progress, why)
+        else:
+            group = same_options(found, options)
+            _check_same(group, progress_transfer.take(connection, group), progress, file)
+    _answer(cli, group, progress, dry_run, made_now=found is None)
+
+
+@contextlib.contextmanager
+def _written(cli: Cli, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction, which is undone after a dry run; nodes are told of what it has made."""
+    from sublet_storage.db.connect import connect
+    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.notify.changes import group_change
+    from sublet_storage.notify.publisher import tell_now
+
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        with connection.transaction(force_rollback=dry_run):
+            yield connection
+        if not dry_run and (made := lifecycle.find_live(connection, wanted)) is not None:
+            tell_now(database.url, [group_change(str(wanted), made.group_id)])
+
+
+def _read(file: Path) -> tuple[Subscription, GroupOptions, Progress, str]:
+    from sublet_storage.groups.admin.progress_transfer import of_json
+    from sublet_storage.groups.model.options import GroupOptions
+
+    found = values.json_file(str(file), file)
+    try:
+        options = dict(found["options"])
+        start = options.pop("start")
+        wanted, at = Subscription.parse(found["subscription"]), str(found["exported_at"])
+        of = found.get("filter", wanted.filter.text)
+        read = wanted, GroupOptions.stored(start, options), of_json(found), at
+    except SubletError as error:
+        raise UsageError(f"{file}: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"{file}: not what `sublet groups export` writes ({type(error).__name__}: {error}). Export the group again."
+        ) from None
+    if of != wanted.filter.text:
+        raise UsageError(
+            f"{file}: its positions are those of the filter {of}, and {wanted} has another: some would be passed over."
+            f" Write '${wanted.kind}/{wanted.group}/{of}', or create a group with a --start of its own."
+        )
+    return read
+
+
+def _check_same(group: Group, has: Progress, wanted: Progress, file: Path) -> None:
+    differing = sorted({place.stream_id for place in set(has.settled.places) ^ set(wanted.settled.places)})
+    if not differing:
+        return
+    raise Conflict(
+        f"{group.subscription} exists, and is elsewhere than {file} says, in {len(differing)} streams; the first is "
+        f"{differing[0]}. To go back to the file: sublet groups reset {quote(str(group.subscription))} "
+        f"--from-file {file}"
+    )
+
+
+def _answer(cli: Cli, group: Group, progress: Progress, dry_run: bool, *, made_now: bool) -> None:
+    from sublet_storage.groups.admin.progress_transfer import to_json
+    from sublet_storage.groups.status.json_views import options_as_json
+
+    wanted = group.subscription
+    if cli.json:
+        told = {"subscription": str(wanted), "group_id": None if dry_run and made_now else group.group_id}
+        done = {"created": False, "would_create": made_now} if dry_run else {"created": made_now}
+        cli.emit({**told, **done, **options_as_json(group.options), **to_json(progress.settled)})
+    elif not made_now:
+        cli.say(f"The group {wanted} exists already, with these options and positions: nothing was changed.")
+    else:
+        begins = "would begin" if dry_run else "begins"
+        cli.say(f"The group {wanted} {begins} at the positions of {len(progress.places)} streams.")
+
+
+def export(cli: Cli, subscription: GroupName) -> None:
+    """Write the options of a group and its position in each stream, as JSON.
+
+    `sublet groups reset --from-file FILE` goes back to it, and `sublet groups import FILE` makes the group anew where
+    it was deleted. For a reset, take streams that retention has taken since out of the file, or reset by time.
+
+    Examples:
+
+    \b
+      sublet groups export '$share/billing/orders/#' > before.json
+      sublet groups reset '$share/billing/orders/#' --from-file before.json
+    """
+    from sublet_storage.groups.admin import progress_transfer
+    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.status import overview
+    from sublet_storage.groups.status.json_views import options_as_json
+
+    wanted = named(cli, subscription)
+    with cli.connection() as connection, overview.one_instant(connection):
+        group = lifecycle.live(connection, wanted)
+        told, streams = (
+            progress_transfer.to_json(progress_transfer.take(connection, group)),
+            overview.look(connection, wanted).streams,
+        )
+    told["streams"] += [
+        {"stream_id": line.stream_id, "position": line.position, "status": line.status}
+        for line in streams
+        if line.status == overview.NEW
+    ]
+    whole = {"subscription": str(wanted), "filter": wanted.filter.text, "exported_at": datetime.now(UTC).isoformat()}
+    cli.emit({**whole, "options": options_as_json(group.options), **told})

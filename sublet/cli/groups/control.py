@@ -1,0 +1,84 @@
+"""`sublet groups pause`, `resume` and `weight`: what an operator wants of a live group until he says otherwise."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli
+from sublet.cli.base.values import GroupName
+from sublet.cli.groups.names import named
+from sublet_storage.groups.model.desired_state import Order, Pause, Resume, Weigh
+
+
+def pause(
+    cli: Cli,
+    subscription: GroupName,
+    reason: Annotated[str, typer.Option(help="Why: shown by describe and history.")] = "",
+) -> None:
+    """Take all streams of a group back, and lend none until it is resumed.
+
+    Its members stay: each finishes what it has in hand, up to the revoke deadline, and waits. Nothing is lost, and what
+    is published meanwhile waits as well. A group may be paused before it has members.
+
+    Example:
+
+    \b
+      sublet groups pause '$share/billing/orders/#' --reason 'the sink is repaired'
+    """
+    _instruct(cli, subscription, Pause(reason))
+
+
+def resume(cli: Cli, subscription: GroupName) -> None:
+    """Lend the streams of a paused group again, from where they are.
+
+    Example:
+
+    \b
+      sublet groups resume '$share/billing/orders/#'
+    """
+    _instruct(cli, subscription, Resume())
+
+
+def weight(
+    cli: Cli,
+    subscription: GroupName,
+    session: Annotated[str, typer.Argument(help="The name of a session: --name of consume, sessionName in Spark.")],
+    weight: Annotated[str, typer.Argument(metavar="NUMBER|own", help="Its share; own: the one that it asks for.")],
+) -> None:
+    """Change the share of a named session while it consumes.
+
+    Streams are shared by weight: a session of weight 2 gets twice what one of weight 1 gets. It holds until it is
+    changed again, also for sessions of that name that are yet to come.
+
+    Example:
+
+    \b
+      sublet groups weight '$share/billing/orders/#' nightly 0.5
+    """
+    from sublet_storage.groups.status.overview import describe
+
+    share = None if weight == "own" else values.number("weight", weight)
+    _instruct(cli, subscription, Weigh(session, share))
+    if cli.json:
+        return
+    with cli.connection() as connection:
+        known = {line.session for line in describe(connection, named(cli, subscription)).streams}
+    if session not in known:
+        cli.say(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
+
+
+def _instruct(cli: Cli, subscription: str, order: Order) -> None:
+    from sublet_storage.groups.admin.admin import instruct
+
+    wanted = named(cli, subscription)
+    with cli.database() as database:
+        group, changed = instruct(database.url, wanted, order)
+    if cli.json:
+        orders = {"paused": group.orders.paused, "weights": dict(group.orders.weights)}
+        cli.emit({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **orders})
+    else:
+        is_so = Pause(group.orders.paused or "") if isinstance(order, Pause) else order
+        cli.say(f"{wanted}: {is_so}." if changed else f"{wanted}: {is_so}, as it was: nothing was changed.")

@@ -1,0 +1,58 @@
+"""A group that is there, by what somebody types: as it subscribes, or as commands print it, with escapes."""
+
+from __future__ import annotations
+
+import re
+
+from sublet.cli.base.command import Cli
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+
+_ESCAPE = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
+
+
+def meant(text: str) -> list[Subscription]:
+    """What may be meant where nobody can be asked what is there: the first of them that is. Raises as
+    `Subscription.parse` does."""
+    literal, unescaped = Subscription.parse(text), as_stored(text)
+    return [literal] if unescaped == text else [literal, Subscription.stored(unescaped)]
+
+
+def named(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
+    """The subscription that is meant. Of two groups, one with a backslash in its name and one with what that may stand
+    for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
+    `Subscription.parse` does."""
+    from sublet_storage.groups.coordinator import lifecycle
+
+    literal, *stored = meant(text)
+    if not stored:
+        return literal
+    with cli.connection() as connection:
+        is_there = lifecycle.find_live(connection, literal) is not None
+        is_new = or_new and lifecycle.find_live(connection, stored[0]) is None
+    return literal if is_there or is_new else stored[0]
+
+
+def as_typed(text: str) -> Subscription:
+    """For whom a group is made that is not there, where nobody can be asked. Raises `UsageError` for a printed name."""
+    literal, *stored = meant(text)
+    if stored:
+        raise UsageError(
+            f"{text!r} has an escape, as commands print it, and nodes cannot be asked which group that is. Type the "
+            "name itself, or consume without --node."
+        )
+    return literal
+
+
+def as_stored(text: str) -> str:
+    """The text before it was printed: escapes of what is printed as an escape become that again, and no others."""
+    return _ESCAPE.sub(_character, text)
+
+
+def _character(found: re.Match[str]) -> str:
+    try:
+        character = found[0].encode().decode("unicode_escape")
+    except UnicodeDecodeError:  # beyond the last one
+        return found[0]
+    is_no_escape = character.isprintable() or character == "\0" or "\ud800" <= character <= "\udfff"
+    return found[0] if is_no_escape else character

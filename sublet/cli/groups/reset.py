@@ -1,0 +1,201 @@
+"""`sublet groups reset`: where a group goes on from, while it is live or not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli
+from sublet.cli.base.values import GroupName
+from sublet.cli.groups.names import named
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin.reset_targets import Target
+
+if TYPE_CHECKING:
+    from sublet_storage.groups.admin.reset_plan import Move
+
+
+def reset(
+    cli: Cli,
+    subscription: GroupName,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="All that retention has left.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="The ends of all streams.")] = False,
+    to_current: Annotated[
+        bool, typer.Option("--to-current", help="Where it is: streams that were blocked are lent again.")
+    ] = False,
+    to_offset: Annotated[int | None, typer.Option(metavar="N", help="Offset N of each stream, or its end.")] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="What was stored then or later, with its time zone: 2026-01-31T12:00:00Z."),
+    ] = None,
+    by_duration: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="What was stored within the last 90s, 15m, 6h, 7d.")
+    ] = None,
+    shift_by: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="N messages on; with a negative N back. Not beyond the ends, nor in streams that ended before "
+            "the group began.",
+        ),
+    ] = None,
+    to_epoch: Annotated[
+        str | None, typer.Option(metavar="EPOCH", help="From that epoch on: 7, or 3,1 where epochs are pairs.")
+    ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `groups export` wrote, or --dry-run --json: stream by stream."),
+    ] = None,
+    stream: Annotated[
+        list[int] | None, typer.Option(metavar="ID", help="This stream only; may be given several times.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="How long members may take to hand over what they have. A leader that no news reaches looks for the "
+            "pause every 5 s only: give more.",
+        ),
+    ] = "2m",
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Do not wait for members: what they have in hand may be seen twice, and history says so."
+        ),
+    ] = False,
+) -> None:
+    """Let a group go on from elsewhere: earlier, later, or from the same place again.
+
+    A live group is paused first: its members hand over what they have, and nothing is given out under an old position
+    afterwards. Then all positions are set in one transaction, and it goes on. A group that was paused stays paused.
+    Streams that were consumed to their end are consumed again, parents before children.
+
+    Examples:
+
+    \b
+      sublet groups reset '$share/billing/orders/#' --to-earliest --dry-run
+      sublet groups reset '$share/billing/orders/#' --to-time 2026-11-21T10:00:00Z --yes
+      sublet groups reset '$share/billing/orders/#' --shift-by 1 --stream 12
+    """
+    from sublet_storage.db.bounded_connection import timeline_of
+    from sublet_storage.db.connect import connect
+    from sublet_storage.groups.admin import reset as live_reset
+    from sublet_storage.groups.admin import reset_plan
+    from sublet_storage.groups.coordinator import lifecycle
+
+    wanted = named(cli, subscription)
+    target = _target(
+        to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file, wanted
+    )
+    streams, patience_s = frozenset(stream or ()), values.seconds(timeout)
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        group, timeline = lifecycle.live(connection, wanted), timeline_of(connection)
+        moves = reset_plan.plan(connection, group, target, streams)
+        if not cli.json:
+            _show(cli, moves)
+        if not dry_run:
+            if not yes:
+                cli.confirm(f"Reset {len(moves)} streams of {wanted} to {target}?", "Nothing was changed.")
+            moves = live_reset.reset(
+                database.url,
+                connection,
+                group,
+                target,
+                streams,
+                force=force,
+                patience_s=patience_s,
+                waiting=lambda held: None if cli.json else cli.say(f"waiting for members to hand over {held} streams"),
+            )
+    if cli.json:
+        told = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
+        cli.emit({**told, "timeline": timeline, "streams": [asdict(move) for move in moves]})
+    else:
+        cli.say(f"{len(moves)} streams of {wanted} {'would go' if dry_run else 'go'} on from {target}.")
+
+
+def _target(
+    earliest: bool,
+    latest: bool,
+    current: bool,
+    offset: int | None,
+    moment: str | None,
+    duration: str | None,
+    shift: int | None,
+    epoch: str | None,
+    file: Path | None,
+    wanted: Subscription,
+) -> Target:
+    given = [
+        *([Target.earliest()] if earliest else []),
+        *([Target.latest()] if latest else []),
+        *([Target.current()] if current else []),
+        *([] if offset is None else [Target.offset(offset)]),
+        *([] if moment is None else [Target.time(values.moment("--to-time", moment))]),
+        *([] if duration is None else [Target.time(values.ago("--by-duration", duration, "--to-earliest"))]),
+        *([] if shift is None else [Target.shift(shift)]),
+        *([] if epoch is None else [Target.at_epoch(_epoch(epoch))]),
+        *([] if file is None else [_offsets(file, wanted)]),
+    ]
+    if len(given) != 1:
+        raise UsageError(
+            f"{len(given)} places to go on from: give one of --to-earliest, --to-latest, --to-current, --to-offset, "
+            "--to-time, --by-duration, --shift-by, --to-epoch and --from-file."
+        )
+    return given[0]
+
+
+def _epoch(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.strip("()").split(","))
+    except ValueError:
+        raise UsageError(
+            f"--to-epoch {text!r}: give a number, or several with commas between them: 7, or 3,1."
+        ) from None
+
+
+def _offsets(file: Path, wanted: Subscription) -> Target:
+    """Of each stream its `position`, or where it was to go: `after`. Another group's positions are not this one's."""
+    found = values.json_file(f"--from-file {file}", file)
+    try:
+        of, timeline = found.get("subscription"), found.get("timeline")
+        streams = [_place(each) for each in found["streams"]]
+        if len(dict(streams)) < len(streams):
+            raise ValueError("a stream occurs twice")
+        if not isinstance(timeline, str | None):
+            raise ValueError(f"timeline {timeline!r}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f'--from-file {file}: not of the form {{"streams": [{{"stream_id": 1, "position": 0}}, ...]}} ({error!r}). '
+            "Make one with `sublet groups export`."
+        ) from None
+    if of not in (None, str(wanted)):
+        raise UsageError(
+            f"--from-file {file}: it is of {of}, not of {wanted}. `sublet groups clone` makes a group that begins "
+            'where another is; to move this one to those positions all the same, take "subscription" out of the file.'
+        )
+    return Target.offsets(dict(streams), timeline)
+
+
+def _place(stored: dict[str, Any]) -> tuple[int, int]:
+    """(stream, offset) as they are: what is no whole number is not made one. Raises `ValueError`."""
+    place = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
+    if any(type(number) is not int for number in place):
+        raise ValueError(f"stream {place[0]!r}, position {place[1]!r}")
+    return place
+
+
+def _show(cli: Cli, moves: tuple[Move, ...]) -> None:
+    cli.table(
+        ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>", "SKIPPED>"),
+        [(m.stream_id, m.status or "new", m.before, m.after, m.head, m.again, m.skipped) for m in moves],
+    )
+    cli.say(f"In all {sum(m.again for m in moves)} messages again, and {sum(m.skipped for m in moves)} skipped.")
+    if without := [m.stream_id for m in moves if m.has_epochs is False and m.head]:
+        cli.say(f"Streams {values.ranges(without)} have no message in any epoch: all that they have is passed over.")

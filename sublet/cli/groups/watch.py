@@ -1,0 +1,207 @@
+"""`sublet groups watch`: what happens in a group, while it happens."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sublet.cli.base.command import NODE_PATIENCE_S, Cli, Nodes, held_back
+from sublet.cli.base.output import printable
+from sublet.cli.base.values import GroupName
+from sublet.cli.groups.names import meant, named
+from sublet_protocol.domain.errors import NotFound, Unavailable
+from sublet_protocol.domain.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    from sublet_borrower.remote.group_watcher import Answer, Silent, Watch
+
+LOOK_S = 2.0
+"""Between two looks for nodes that are new, and two questions who leads."""
+
+
+def watch(cli: Cli, subscription: GroupName, nodes: Nodes = None) -> int:
+    """Show what happens in a group from now on, whichever node leads it.
+
+    A line, or with --json an object, for each consumer that joins, leaves or is evicted, each stream that is lent,
+    given back, taken by force or finished, and each change of the leader. What happened before is in `groups history`.
+    Reads only: no group is made and no consumer disturbed. Who reads too slowly loses events, and is told how many.
+    Ctrl-C ends it, with exit code 0.
+
+    Examples:
+
+    \b
+      sublet groups watch '$share/billing/orders/#'
+      sublet groups watch '$share/billing/orders/#' --json | jq 'select(.forced)'
+      sublet groups watch '$share/billing/orders/#' --node 10.0.0.5:7411
+    """
+    try:
+        if nodes:
+            _watch_any(cli, meant(subscription), nodes)
+        else:
+            _watch(cli, named(cli, subscription), None)
+    except KeyboardInterrupt as interrupt:
+        if getattr(interrupt, "number", signal.SIGINT) != signal.SIGINT:
+            raise
+    return 0
+
+
+def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> None:
+    """The first of them that is there; the nodes say which."""
+    *others, last = wanted
+    for each in others:
+        try:
+            return _watch(cli, each, nodes)
+        except NoSuchGroup:
+            pass
+    return _watch(cli, last, nodes)
+
+
+def _watch(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> None:
+    from sublet_borrower.remote.group_watcher import Watch
+
+    with _way(cli, wanted, nodes) as find, Watch(str(wanted)) as watching:
+        _Show(cli, wanted, watching, find).run()
+
+
+class NoSuchGroup(NotFound):
+    """It was not there from the beginning, unlike one that was deleted while it was watched."""
+
+
+class _Show:
+    """Writes what a watch sees."""
+
+    def __init__(self, cli: Cli, wanted: Subscription, watching: Watch, find: Callable[[], Sequence[str]]) -> None:
+        self._cli, self._wanted, self._watching, self._find = cli, wanted, watching, find
+        self._give_up_at = time.monotonic() + NODE_PATIENCE_S
+        self._answered_at_all = False
+        self._leader: tuple[str | None, int | None] | None = None
+        self._trouble = ""
+
+    def run(self) -> None:
+        """Until a signal comes. Raises `NotFound` where the group is gone, `Unavailable` where no node answers."""
+        from sublet_borrower.remote.group_watcher import Answer, Missed, Seen, Silent
+
+        look_at = 0.0
+        while True:
+            if time.monotonic() >= look_at:
+                self._look()
+                look_at = time.monotonic() + LOOK_S
+            match self._watching.take(max(look_at - time.monotonic(), 0.0)):
+                case Seen(event):
+                    self._cli.write([_line(event)]) if not self._cli.json else self._cli.emit(event)
+                case Missed(count):
+                    self._miss(count)
+                case Answer() as answer:
+                    self._answered(answer)
+                case Silent() as silent:
+                    self._silent(silent)
+
+    def _look(self) -> None:
+        self._watching.follow(self._find())
+        self._watching.ask()
+        if not self._answered_at_all and time.monotonic() > self._give_up_at:
+            unsaid = f" {self._trouble}." if self._cli.json and self._trouble else ""
+            raise Unavailable(
+                f"no node has said who leads {self._wanted} within {NODE_PATIENCE_S:g} s.{unsaid} Start one with "
+                "`sublet leader`, or name one that is there with --node."
+            )
+
+    def _answered(self, answer: Answer) -> None:
+        was_there, self._answered_at_all = self._answered_at_all, True
+        if answer.group_id is None:
+            raise gone(self._wanted, was_there)
+        leader = (answer.node, answer.term)
+        if leader == self._leader or not (answer.here or answer.node is None):
+            return
+        before, self._leader = self._leader, leader
+        who = "nobody leads it at present" if answer.node is None else f"node {answer.node} leads it"
+        self._cli.say(f"Watching {self._wanted}: {who}." if before is None else f"Now {who}.")
+
+    def _miss(self, count: int) -> None:
+        if self._cli.json:
+            self._cli.emit({"event": "gap", "subscription": str(self._wanted), "lost": count})
+        history = f"`sublet groups history {shlex.quote(str(self._wanted))}`"
+        self._cli.say(f"{count} events were lost; {history} has all that is durable.")
+
+    def _silent(self, silent: Silent) -> None:
+        """Told once: to programs, as long as nobody has answered, with the error that follows."""
+        why = silent.why.removeprefix(f"{silent.address}: ")
+        self._trouble = f"Node {silent.address} does not answer: {why}"
+        if self._cli.json and not self._answered_at_all:
+            return
+        self._cli.say(f"{self._trouble}. What it told meanwhile, `sublet groups history` has as far as it is durable.")
+
+
+@contextmanager
+def _way(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Iterator[Callable[[], Sequence[str]]]:
+    """What finds nodes: those that were named, or those of the database. What would never work is said at once."""
+    if nodes:
+        from sublet_borrower.consumer.arguments import check_node
+
+        cli.check_way()
+        for node in nodes:
+            check_node(node)
+        yield lambda: nodes
+        return
+    with cli.database() as database:
+        listed = _Listed(cli, database.url)
+        listed.check(wanted)
+        yield listed
+
+
+class _Listed:
+    """The live nodes of the database, or those of the last time where it does not answer."""
+
+    def __init__(self, cli: Cli, url: str) -> None:
+        self._cli, self._url = cli, url
+        self._last: Sequence[str] = ()
+
+    def check(self, wanted: Subscription) -> None:
+        """Raise `NotFound` where there is no such group, `Unavailable` where there is no node."""
+        from sublet_storage.db.connect import connect
+        from sublet_storage.groups.coordinator import lifecycle
+        from sublet_storage.nodes import live_nodes
+
+        with connect(self._url, application_name="sublet cli") as connection:
+            if lifecycle.find_live(connection, wanted) is None:
+                raise gone(wanted, was_there=False)
+            if not live_nodes(connection):
+                raise Unavailable("No leader node is listed in the database: start one with `sublet leader`.")
+
+    def __call__(self) -> Sequence[str]:
+        import psycopg
+
+        from sublet_storage.db.connect import connect
+        from sublet_storage.nodes import live_nodes
+
+        try:
+            with held_back(), connect(self._url, application_name="sublet cli", silence_s=LOOK_S) as connection:
+                self._last = [node.address for node in live_nodes(connection)]
+        except (Unavailable, psycopg.OperationalError) as error:
+            self._cli.say(f"The nodes known so far are watched: {error}")
+        return self._last
+
+
+def gone(wanted: Subscription, was_there: bool) -> NotFound:
+    """A group that is not there, or not any more."""
+    from sublet_storage.groups.model.group_errors import no_such_group
+
+    if was_there:
+        return NotFound(f"group {str(wanted)!r} was deleted while it was watched.")
+    return NoSuchGroup(str(no_such_group(wanted)))
+
+
+def _line(event: dict[str, Any]) -> str:
+    """An event for people. What could move a cursor is escaped."""
+    name, of, why = (str(event.get(field) or "") for field in ("event", "session", "reason"))
+    who = of or str(event.get("agent") or event.get("node"))
+    parts = [str(event.get("at")), f"{name:<9}"]
+    if "stream_id" in event:
+        parts.append(f"stream {event['stream_id']} at {event.get('position')}")
+    if event.get("until", 0) > event.get("position", 0):
+        parts.append(f"[{event['position']}, {event['until']}) may be seen again")
+    return printable("  ".join([*parts, who, why]))

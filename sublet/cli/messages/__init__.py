@@ -1,0 +1,1 @@
+"""`sublet publish`, `tail` and `consume`: messages from and to the terminal."""

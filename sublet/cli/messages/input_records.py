@@ -1,0 +1,174 @@
+"""What `sublet publish` reads, as columns for the publisher: lines as they are, or NDJSON records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from sublet.cli.base.values import from_json
+from sublet_protocol.domain.errors import SubletError, UsageError, ValueTooLarge
+from sublet_protocol.domain.topics import check_topic
+from sublet_storage.producer.batches.columns import check_size, size_of
+
+READ_BYTES = 256 * 1024
+LONGEST_LINE = 16 * 1024 * 1024
+"""Bytes: a line that goes on for longer is not waited for."""
+
+REMEDY = "publish it in Python: Publisher(max_message_bytes=...)."
+"""For a message over the limit; here there is no option for that."""
+
+FIELDS = frozenset({"topic", "key", "value", "headers", "timestamp"})
+IGNORED = frozenset({"stream", "offset", "grant"})
+"""What `tail` and `consume` say of a message and the next publisher does not take over."""
+
+Columns = dict[str, Any]
+
+
+def chunks(
+    read: Callable[[int], bytes], layout: str, topic: str | None, key: bytes | None, limit: int
+) -> Iterator[Columns]:
+    """Whole messages as they come in, as columns; no chunk is empty.
+
+    A bad one raises a `SubletError` that names its line, after everything before it was given out.
+    """
+    parser = Records(topic, key, limit) if layout == "ndjson" else Lines(topic, key, limit)
+    number = 1
+    for lines in whole_lines(read):
+        columns, problem = parser.columns(lines, number)
+        if columns["value"]:
+            yield columns
+        if problem is not None:
+            raise problem
+        number += len(lines)
+
+
+def whole_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
+    """Lines without their ends, as many at a time as one read brings; the last one may lack its end."""
+    rest = b""
+    while data := read(READ_BYTES):
+        if b"\n" not in data:
+            rest += data
+            if len(rest) > LONGEST_LINE:
+                raise ValueTooLarge(f"a line is longer than {LONGEST_LINE} bytes. Is the input text, and complete?")
+            continue
+        *lines, rest = (rest + data).split(b"\n")
+        yield [line.removesuffix(b"\r") for line in lines] if b"\r" in data else lines
+    if rest:
+        yield [rest]
+
+
+class Lines:
+    """Each line is the value of a message."""
+
+    def __init__(self, topic: str | None, key: bytes | None, limit: int) -> None:
+        if topic is None:
+            raise UsageError("no topic: lines say nothing of theirs. Run: sublet publish TOPIC")
+        self._topic, self._key, self._limit = check_topic(topic), key, limit
+
+    def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
+        """The columns of the good lines, and what is wrong with the first bad one, which ends them."""
+        problem = None
+        spare = self._limit - size_of(self._topic, self._key, None, None)
+        if max(map(len, lines)) > spare:
+            index = next(index for index, line in enumerate(lines) if len(line) > spare)
+            problem = _too_large(number + index, self._topic, self._key, lines[index], self._limit)
+            lines = lines[:index]
+        columns: Columns = {"topic": self._topic, "value": lines}
+        if self._key is not None:
+            columns["key"] = self._key
+        return columns, problem
+
+
+class Records:
+    """Each line is an object with `value`, and `key`, `topic`, `headers`, `timestamp` if wanted."""
+
+    def __init__(self, topic: str | None, key: bytes | None, limit: int) -> None:
+        self._topic = None if topic is None else check_topic(topic)
+        self._key, self._limit = key, limit
+
+    def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
+        """The columns of the good lines, and what is wrong with the first bad one, which ends them."""
+        rows: list[tuple[Any, ...]] = []
+        problem: SubletError | None = None
+        for index, line in enumerate(lines):
+            if not line.strip():
+                continue
+            try:
+                rows.append(self._row(f"line {number + index}", line))
+            except SubletError as error:
+                problem = error
+                break
+        names = ("topic", "key", "value", "headers", "timestamp")
+        return {name: [row[at] for row in rows] for at, name in enumerate(names)}, problem
+
+    def _row(self, where: str, line: bytes) -> tuple[Any, ...]:
+        record = _object(where, line)
+        topic = record.get("topic", self._topic)
+        if not isinstance(topic, str):
+            raise UsageError(f'{where}: no topic. Put "topic" into the record, or give one: sublet publish TOPIC')
+        try:
+            check_topic(topic)
+        except SubletError as error:
+            raise type(error)(f"{where}: {error}") from None
+        key = from_json(f"{where}: key", record["key"]) if "key" in record else self._key
+        value = from_json(f"{where}: value", record["value"])
+        headers = _headers(where, record.get("headers"))
+        check_size(size_of(topic, key, value, headers), self._limit, where, REMEDY)
+        return topic, key, value, headers, _timestamp(where, record.get("timestamp"))
+
+
+def _too_large(number: int, topic: str, key: bytes | None, value: bytes, limit: int) -> ValueTooLarge:
+    try:
+        check_size(size_of(topic, key, value, None), limit, f"line {number}", REMEDY)
+    except ValueTooLarge as error:
+        return error
+    raise AssertionError(f"line {number} is not too large")
+
+
+def _object(where: str, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON ({error}). To publish lines as they are, use --format lines.") from None
+    if not isinstance(record, dict) or "value" not in record:
+        raise UsageError(
+            f'{where}: give an object with a "value", such as {{"key": "a", "value": "b"}}. To publish lines as they '
+            "are, JSON or not, use --format lines."
+        )
+    if (epoch := record.pop("epoch", None)) is not None:
+        raise UsageError(
+            f"{where}: epoch {epoch}: this command publishes in no epoch. Publish it in Python: "
+            "Publisher.at(epoch).publish(...); or leave the field out."
+        )
+    if unknown := record.keys() - FIELDS - IGNORED:
+        raise UsageError(
+            f"{where}: no such fields: {', '.join(sorted(unknown))}. There are: {', '.join(sorted(FIELDS))}."
+        )
+    return record
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _headers(where: str, headers: Any) -> list[tuple[str, bytes | None]] | None:
+    if not headers:
+        return None
+    pairs = list(headers.items()) if isinstance(headers, dict) else headers
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
+    ):
+        raise UsageError(f'{where}: headers: give an object, or a list of ["name", "value"] pairs.')
+    return [(name, from_json(f"{where}: header {name!r}", value)) for name, value in pairs]
+
+
+def _timestamp(where: str, text: Any) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        when = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise UsageError(f"{where}: timestamp {text!r}: give a time such as 2026-01-31T12:00:00Z.") from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)

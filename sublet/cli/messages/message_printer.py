@@ -1,0 +1,77 @@
+"""Messages and epochs as `tail` and `consume` print them: text for people, or a JSON object per line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sublet.cli.base import values
+from sublet.cli.base.output import Output, dumps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sublet_protocol.domain.epochs import Epoch
+    from sublet_storage.readers.epoch_tail import Message
+
+
+class Printer:
+    """`limit`: how many messages in all; None is no limit. `count`: how many so far."""
+
+    def __init__(self, output: Output, limit: int | None) -> None:
+        self._output, self._limit = output, limit
+        self._coloured = output.coloured
+        self.count = 0
+
+    @property
+    def full(self) -> bool:
+        """The limit is reached."""
+        return self._limit is not None and self.count >= self._limit
+
+    def show(self, batch: pa.RecordBatch | pa.Table, grant_id: int | None = None) -> int:
+        """Write what the limit leaves of a batch; how many. They are out of this process when it returns."""
+        if self._limit is not None:
+            batch = batch.slice(0, self._limit - self.count)
+        if self._output.json:
+            grant = {} if grant_id is None else {"grant": grant_id}
+            self._output.write(dumps({**message, **grant}) for message in values.messages(batch))
+        else:
+            self._output.write(values.lines(batch, self._coloured))
+        self.count += batch.num_rows
+        return int(batch.num_rows)
+
+
+class EpochPrinter:
+    """Messages go to the `printer`, which counts them. `count`: how much was written, frontiers and all."""
+
+    def __init__(self, output: Output, printer: Printer) -> None:
+        self._output, self._printer = output, printer
+        self.count = 0
+
+    def show(self, message: Message) -> bool:
+        """Write it; whether there is room for more. It is out of this process when it returns."""
+        from sublet_storage.readers.epoch_tail import Data, Snapshot
+
+        self.count += 1
+        if isinstance(message, Data):
+            self._printer.show(message.table)
+        elif isinstance(message, Snapshot):
+            lower = None if message.lower is None else message.lower.least
+            upper = message.upper.greatest
+            told = {"lower": lower, "upper": upper}
+            self._say({"snapshot": told}, f"snapshot\tfrom {_listed(lower)}\tbegun {_listed(upper) or '-'}")
+        else:
+            self._say({"lower": message.least}, f"completed\tbefore {_listed(message.least)}")
+        return not self._printer.full
+
+    def _say(self, thing: object, text: str) -> None:
+        if self._output.json:
+            self._output.emit(thing)
+        else:
+            self._output.write([text])
+
+
+def _listed(epochs: tuple[Epoch, ...] | None) -> str:
+    """As a publisher gives them: 7, or (1, 2). None: no epoch was used yet, and any may come."""
+    if epochs is None:
+        return "any"
+    return " ".join(str(epoch[0]) if len(epoch) == 1 else str(epoch) for epoch in epochs)

@@ -1,0 +1,267 @@
+"""`sublet publish`: messages from a file or a pipe into the log."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from sublet.cli.base.command import Cli, Nodes, made
+from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.topics import check_topic
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from sublet_borrower.remote.feed import Feed
+    from sublet_storage.producer import BatchDelivery, Publisher
+
+GIVE_UP_S = 1.0
+"""What an impatient second Ctrl-C leaves to messages that are under way."""
+
+
+class Layout(StrEnum):
+    """How the input is written."""
+
+    LINES = "lines"
+    NDJSON = "ndjson"
+
+
+class Stopped(Exception):
+    """Asked to stop while waiting for input."""
+
+
+def publish(
+    cli: Cli,
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC", help="Where to, such as orders/eu. NDJSON records may name their own."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, readable=True, help="Read this file instead of stdin."
+        ),
+    ] = None,
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            "--format",
+            help='lines: each is a value. ndjson: each is {"value":…, "key":…, "topic":…, "headers":…, "timestamp":…}.',
+        ),
+    ] = Layout.LINES,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Key of messages that bring none. Messages of one key keep their order."),
+    ] = None,
+    nodes: Nodes = None,
+) -> int:
+    """Publish messages: one per line of stdin or of a file.
+
+    A message is durable before it is counted. Ctrl-C stops reading; what was read by then is still published.
+
+    Examples:
+
+    \b
+      seq 1000 | sublet publish orders/eu
+      sublet publish orders/eu --file orders.ndjson --format ndjson
+      echo '{"key": "c7", "value": {"id": 1}}' | sublet publish orders/eu --format ndjson
+      sublet publish orders/eu --node 10.0.0.5:7411 --file orders.txt
+      sublet tail 'orders/#' --json | sublet publish --format ndjson --database-url postgresql://other/db
+    """
+    from sublet.cli.messages.input_records import chunks
+    from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
+
+    if topic is not None:
+        check_topic(topic)  # of an empty input nothing would
+    with _way(cli, nodes) as make, _input(file) as source, _interruption() as interruption:
+        if sys.stdin.isatty() and file is None:
+            cli.say("Reading lines from the terminal. Ctrl-D ends.")
+        held_key = None if key is None else key.encode(errors="surrogateescape")
+        columns = chunks(interruption.reading(source.read), layout, topic, held_key, MAX_MESSAGE_BYTES)
+        publisher = make()
+        tally = Tally()
+        problem = _pump(cli, columns, publisher, tally, interruption, _size(file))
+        problem = _finish(publisher, tally) or problem
+    tally.report(cli, interruption.number)
+    if problem is not None:
+        raise problem
+    return 0 if interruption.number is None else 128 + interruption.number
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many messages were accepted, and how many of those are durable."""
+
+    accepted: int = 0
+    durable: int = 0
+    began: float = field(default_factory=time.monotonic)
+    _under_way: deque[tuple[int, BatchDelivery]] = field(default_factory=deque)
+
+    def add(self, count: int, delivery: BatchDelivery) -> None:
+        """Some more on their way."""
+        self.accepted += count
+        self._under_way.append((count, delivery))
+        self.settle()
+
+    def settle(self) -> None:
+        """Count what has arrived."""
+        while self._under_way and self._under_way[0][1].done:
+            count, delivery = self._under_way.popleft()
+            with suppress(Exception):
+                delivery.result(0)
+                self.durable += count
+
+    def report(self, cli: Cli, interrupted_by: int | None) -> None:
+        """Say how it went."""
+        elapsed = time.monotonic() - self.began
+        if cli.json:
+            answer = {"read": self.accepted, "durable": self.durable, "seconds": round(elapsed, 3)}
+            cli.emit({**answer, "interrupted": interrupted_by is not None})
+            return
+        asked = "Stopped when asked to. " if interrupted_by is not None else ""
+        missing = self.accepted - self.durable
+        lost = f" {missing} are not known to be: they may be there or not." if missing else ""
+        rate = f", {self.durable / elapsed:,.0f} a second" if elapsed > 0 else ""
+        cli.say(f"{asked}{self.durable} messages are durable ({elapsed:.1f} s{rate}).{lost}")
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM: at once while waiting for input, else when the next read begins; a second one breaks off."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._waiting = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+        if self._waiting:
+            raise Stopped
+
+    def reading(self, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        """`read`, which raises `Stopped` once a signal has come: half a line is no message, and no end of input."""
+
+        def guarded(size: int) -> bytes:
+            try:
+                self._waiting = True
+                if self.number is not None:
+                    raise Stopped
+                return read(size)
+            finally:
+                self._waiting = False
+
+        return guarded
+
+
+@contextmanager
+def _way(cli: Cli, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
+    """What makes a publisher: with access to the database, or through nodes."""
+    from sublet_storage.producer import Publisher
+
+    if nodes:
+        yield partial(cli.feed, nodes)
+        return
+    with cli.database() as database:
+        yield partial(Publisher, database.url)
+
+
+@contextmanager
+def _interruption() -> Iterator[Interruption]:
+    interruption = Interruption()
+    before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _input(file: Path | None) -> Iterator[BinaryIO]:
+    """Unbuffered: a read returns what there is, so that a slow pipe's messages are published as they come."""
+    if file is not None:
+        with file.open("rb", buffering=0) as source:
+            yield source
+    else:
+        with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as source:
+            yield source
+
+
+def _size(file: Path | None) -> int | None:
+    return None if file is None else file.stat().st_size
+
+
+def _pump(
+    cli: Cli,
+    columns: Iterator[dict[str, Any]],
+    publisher: Publisher | Feed,
+    tally: Tally,
+    interruption: Interruption,
+    size: int | None,
+) -> Exception | None:
+    """Publish until the input ends; what stopped it before that."""
+    try:
+        with _progress(cli, size) as show:
+            for each in columns:
+                tally.add(len(each["value"]), publisher.publish_batch(each))
+                show(tally, sum(len(value or b"") + 1 for value in each["value"]))
+    except SubletError as problem:
+        return problem
+    except Stopped:
+        return None
+    except KeyboardInterrupt:
+        interruption.number = interruption.number or signal.SIGINT
+        with suppress(Exception):
+            publisher.close(GIVE_UP_S)
+    return None
+
+
+def _finish(publisher: Publisher | Feed, tally: Tally) -> Exception | None:
+    try:
+        publisher.close()
+    except KeyboardInterrupt:
+        with suppress(Exception):
+            publisher.close(GIVE_UP_S)
+    except SubletError as problem:
+        return problem
+    finally:
+        tally.settle()
+    return None
+
+
+@contextmanager
+def _progress(cli: Cli, size: int | None) -> Iterator[Callable[[Tally, int], None]]:
+    """A bar on a terminal that shows none of the input itself; nothing elsewhere."""
+    if not cli.prose.is_terminal or (sys.stdin.isatty() and size is None):
+        yield lambda tally, read_bytes: None
+        return
+    bar = _bar(cli)
+    task = bar.add_task("publishing", total=size, durable=0)
+    with bar:
+        yield lambda tally, read_bytes: bar.update(task, advance=read_bytes, durable=tally.durable)
+
+
+def _bar(cli: Cli) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    told = TextColumn("{task.fields[durable]:,} durable")
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), told, TimeElapsedColumn(), console=cli.prose, transient=True
+    )
+
+
+COMMANDS = {"publish": made(publish)}

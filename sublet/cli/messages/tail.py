@@ -1,0 +1,174 @@
+"""`sublet tail`: look at messages without taking part in a group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli, Nodes, held_back, made
+from sublet.cli.messages.message_printer import EpochPrinter, Printer
+from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
+from sublet_protocol.domain.topics import Filter
+
+if TYPE_CHECKING:
+    from sublet_borrower.remote.reader import Where
+
+T = TypeVar("T")
+
+STARTS = ("latest", "active", "earliest")
+"""Of whole epochs."""
+
+FIRST_WAIT_S = 0.005
+LONGEST_WAIT_S = 0.2
+PLACE_WAIT_S = 1.0
+"""Where payloads cannot be had."""
+
+
+def tail(
+    cli: Cli,
+    filter: Annotated[
+        str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")
+    ],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, a time (2026-01-31T12:00, UTC unless it says otherwise), how long ago (15m, 2h), "
+            "or an offset in every stream. With --epochs: latest, active (what is not completed too) or earliest.",
+        ),
+    ] = "latest",
+    follow: Annotated[
+        bool, typer.Option(help="Go on with what is published from now on, or end where the log ends.")
+    ] = True,
+    max_messages: Annotated[str | None, typer.Option("--max", metavar="N", help="End after N messages.")] = None,
+    epochs: Annotated[
+        bool,
+        typer.Option(
+            "--epochs", help="In whole epochs: first a snapshot of the frontiers, then each epoch whole or not at all."
+        ),
+    ] = False,
+    nodes: Nodes = None,
+) -> None:
+    """Show messages whose topics match a filter.
+
+    Reads only: no group is made or moved, and no leader needed. Messages of one key come in their order; different
+    keys are shown stream by stream. Each line is topic, key and value. With --epochs there are lines about the
+    frontiers too: "snapshot" once, and "completed" whenever the lower one has moved.
+
+    Examples:
+
+    \b
+      sublet tail '#'
+      sublet tail 'orders/+/created' --from earliest --no-follow --json
+      sublet tail 'orders/#' --from 15m --max 10
+      sublet tail 'flights/#' --epochs --from active --json
+      sublet tail 'orders/#' --node 10.0.0.5:7411
+    """
+    wanted = Filter.parse(filter)
+    printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
+    if epochs:
+        _in_whole_epochs(cli, nodes, wanted, start, follow, printer)
+        return
+    begin = values.begin(start)
+    if nodes:
+        _through_nodes(cli, nodes, wanted, begin, follow, printer)
+    else:
+        _from_database(cli, wanted, begin, follow, printer)
+
+
+def _through_nodes(cli: Cli, nodes: list[str], wanted: Filter, begin: Where, follow: bool, printer: Printer) -> None:
+    with cli.feed(nodes) as feed:
+        read = feed.follow if follow else feed.history
+        with read(wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}")) as pages:
+            while not printer.full and (page := next(pages, None)) is not None:
+                printer.show(page)
+
+
+def _from_database(cli: Cli, wanted: Filter, begin: str | int | datetime, follow: bool, printer: Printer) -> None:
+    from sublet_storage.readers.tail import Tail
+
+    waiting = _Waiting(cli)
+    with cli.connection() as connection:
+        with held_back():
+            reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
+        while not printer.full:
+            before = printer.count
+            with waiting.for_payloads():
+                for page in _held_back(reading.pages()):
+                    printer.show(page)
+                    if printer.full or (not follow and reading.caught_up):
+                        break
+            if not follow and reading.caught_up:
+                return
+            waiting.after(printer.count > before or printer.full)
+
+
+def _in_whole_epochs(
+    cli: Cli, nodes: list[str] | None, wanted: Filter, start: str, follow: bool, printer: Printer
+) -> None:
+    from sublet_storage.readers.epoch_tail import EpochReading
+
+    if nodes:
+        raise UsageError(
+            "--epochs and --node: nodes do not serve epochs yet. Name the database, or leave --epochs out."
+        )
+    if start not in STARTS:
+        raise UsageError(f"--from {start!r}: with --epochs, give {', '.join(STARTS)}.")
+    waiting, shown = _Waiting(cli), EpochPrinter(cli, printer)
+    with cli.connection() as connection:
+        with held_back():
+            reading = EpochReading(connection, wanted, start, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
+        while True:
+            before, complete = shown.count, False
+            with waiting.for_payloads():
+                for message in _held_back(reading.messages(connection)):
+                    if not shown.show(message):
+                        return
+                complete = True
+            if complete and not follow:
+                return
+            waiting.after(shown.count > before)
+
+
+class _Waiting:
+    """Between two looks for news: longer and longer while there is none."""
+
+    def __init__(self, cli: Cli) -> None:
+        self._cli, self._wait_s, self._said = cli, 0.0, False
+
+    @contextmanager
+    def for_payloads(self) -> Iterator[None]:
+        """While the place where messages lie is away nothing comes; that is said once each time."""
+        try:
+            yield
+            self._said = False
+        except PayloadUnavailable as error:
+            if not self._said:
+                self._cli.say(f"Waiting: {error}")
+            self._said = True
+            time.sleep(PLACE_WAIT_S)
+
+    def after(self, news: bool) -> None:
+        """Wait for the next look; not at all after news."""
+        self._wait_s = 0.0 if news else min(self._wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
+        time.sleep(self._wait_s)
+
+
+def _held_back(found: Iterator[T]) -> Iterator[T]:
+    """What is there now; signals wait for each read to be over."""
+    while True:
+        with held_back():
+            each = next(found, None)
+        if each is None:
+            return
+        yield each
+
+
+COMMANDS = {"tail": made(tail)}

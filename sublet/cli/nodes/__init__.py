@@ -1,0 +1,1 @@
+"""`sublet nodes`: which there are, and draining one."""

@@ -1,0 +1,172 @@
+"""`sublet nodes drain` and `step-down`: leaders move to other nodes, now and in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli
+from sublet.cli.groups.names import named
+from sublet_protocol.domain.errors import Conflict, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from sublet_storage.groups.admin.node_desired_state import LedGroup
+    from sublet_storage.nodes import NodeEntry
+
+LOOK_S = 0.1
+
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node, as `sublet nodes list` names it.")]
+Wait = Annotated[
+    str, typer.Option(metavar="DURATION", help="How long to wait until it is done; 0: give the order, and no more.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Also where no other node is there to take over.")]
+
+
+def drain(
+    cli: Cli,
+    node: NodeName,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it lead again.")] = False,
+    wait: Wait = "60s",
+    force: Force = False,
+) -> None:
+    """Empty a node: before it is stopped, or its machine is.
+
+    It steps down from all that it leads and leads nothing more; consumers find the other nodes, and keep their streams
+    meanwhile. It lasts until the node is stopped, or --undo.
+
+    Examples:
+
+    \b
+      sublet nodes drain n1
+      sublet nodes drain n1 --undo
+    """
+    from sublet_storage.groups.admin import node_desired_state
+
+    wait_s = values.seconds(wait)
+    with cli.connection() as connection:
+        found = _live(connection, node)
+        if not undo and not force:
+            _check_others(connection, node)
+        led = [] if undo else node_desired_state.led_by(connection, found.node)
+        if not node_desired_state.set_draining(connection, found.node, not undo):
+            raise NotFound(f"node {node} has just ended. `sublet nodes list` shows those that live.")
+        changed = found.draining is undo
+        if not undo and wait_s:
+            _wait(
+                lambda: not node_desired_state.led_by(connection, found.node), wait_s, f"node {node} still leads groups"
+            )
+        new = _leaders(connection, led)
+    if undo:
+        told = f"{node} may lead again." if changed else f"{node} does not drain: nothing was changed."
+    else:
+        told = f"{node} leads nothing{' any more' if wait_s else ' soon'}, until it is stopped. {_moved(led, new)}"
+    _tell(cli, {"node": node, "draining": not undo, "changed": changed}, led, new, told)
+
+
+def step_down(
+    cli: Cli,
+    node: NodeName,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SUBSCRIPTION", help="Only the leader of this group. Repeatable. Quote it."),
+    ] = None,
+    wait: Wait = "60s",
+    force: Force = False,
+) -> None:
+    """Move the leaders of a node to other nodes, now.
+
+    All of them, or those of certain groups. Its consumers keep their streams. The node leaves these groups to others
+    for the length of a lease, and may lead them again afterwards; to keep it empty, drain it.
+
+    Examples:
+
+    \b
+      sublet nodes step-down n1
+      sublet nodes step-down n1 --group '$share/billing/orders/#'
+    """
+    from sublet_storage.groups.admin import node_desired_state
+
+    wait_s = values.seconds(wait)
+    wanted = {str(named(cli, each)) for each in group or ()}
+    with cli.connection() as connection:
+        found = _live(connection, node)
+        if not force:
+            _check_others(connection, node)
+        led = [
+            each
+            for each in node_desired_state.led_by(connection, found.node)
+            if not wanted or each.subscription in wanted
+        ]
+        if missing := wanted - {each.subscription for each in led}:
+            raise NotFound(f"node {node} does not lead {min(missing)}. `sublet groups describe` says who does.")
+        node_desired_state.step_down(connection, led)
+        if wait_s:
+            still = f"node {node} still leads groups"
+            _wait(lambda: not set(led) & set(node_desired_state.led_by(connection, found.node)), wait_s, still)
+        new = _leaders(connection, led)
+    told = (
+        f"{node} has stepped down. {_moved(led, new)}"
+        if wait_s
+        else f"{node} steps down from {len(led)} group{'s' * (len(led) != 1)}."
+    )
+    _tell(cli, {"node": node}, led, new, told)
+
+
+def _live(connection: psycopg.Connection[Any], name: str) -> NodeEntry:
+    from sublet_storage.nodes import list_nodes
+
+    for entry in list_nodes(connection):
+        if entry.node.name == name and entry.remaining_s > 0:
+            return entry
+    raise NotFound(f"no node {name!r} is there. `sublet nodes list` shows those that are.")
+
+
+def _check_others(connection: psycopg.Connection[Any], name: str) -> None:
+    from sublet_storage.nodes import live_nodes
+
+    if all(each.name == name for each in live_nodes(connection)):
+        raise Conflict(
+            f"no other node is there to take over from {name}, and groups without a leader stand still. Start one "
+            "first, or give --force."
+        )
+
+
+def _leaders(connection: psycopg.Connection[Any], led: list[LedGroup]) -> dict[str, str | None]:
+    """{subscription: the node that leads it now}; None while nobody asks for its leader, or nobody has taken over."""
+    from sublet_storage.groups.admin import node_desired_state
+
+    new = node_desired_state.leaders(connection, (each.group_id for each in led))
+    return {each.subscription: new.get(each.group_id) for each in led}
+
+
+def _wait(done: Callable[[], bool], wait_s: float, still: str) -> None:
+    deadline = time.monotonic() + wait_s
+    while not done():
+        if time.monotonic() >= deadline:
+            raise Unavailable(
+                f"{still} after {wait_s:g} s. The order stands: it is obeyed as soon as the node reaches the database."
+            )
+        time.sleep(LOOK_S)
+
+
+def _moved(led: list[LedGroup], new: dict[str, str | None]) -> str:
+    if not led:
+        return "It led no groups."
+    taken = sum(name is not None for name in new.values())
+    if len(led) == 1:
+        return f"The group it led is led by another {'already' if taken else 'as soon as a consumer asks'}."
+    return f"Of the {len(led)} groups it led, {taken} are led by others already; the rest are when a consumer asks."
+
+
+def _tell(cli: Cli, told: dict[str, Any], led: list[LedGroup], new: dict[str, str | None], text: str) -> None:
+    if cli.json:
+        groups = [{"subscription": each.subscription, "led_by": new[each.subscription]} for each in led]
+        cli.emit({**told, "groups": groups})
+    else:
+        cli.say(text)

@@ -1,0 +1,1 @@
+"""`sublet leader`, `migrate`, `doctor` and `demo`."""

@@ -1,0 +1,79 @@
+"""`sublet doctor`: what is wrong here, and what helps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sublet.cli.base.command import Cli, made
+from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from sublet_storage.doctor.checks import Finding
+
+
+def doctor(cli: Cli) -> int:
+    """Look at the database, the nodes and the groups, and say what is wrong and what helps.
+
+    Nothing is changed; where payloads lie outside of the database an object is written and deleted, to see that it can
+    be. It ends with 1 if there is an error; what works and might not one day is a warning.
+
+    Example:
+
+    \b
+      sublet doctor
+      sublet doctor --json | jq '.findings[] | select(.state != "ok")'
+    """
+    import psycopg
+
+    from sublet_storage.db.connect import check_schema
+    from sublet_storage.doctor.checks import Finding, State, examine, failed
+
+    findings: list[Finding] = []
+    try:
+        with cli.connection() as connection:
+            findings.append(_schema(check_schema(connection)))
+            findings += examine(connection, time.time(), PROTOCOL_VERSION)
+            findings += _payloads(connection)
+    except psycopg.errors.InsufficientPrivilege as error:
+        findings.append(failed("database", error))
+    except SubletError as error:
+        what, _, remedy = str(error).partition(". ")
+        findings.append(Finding("database", State.ERROR, what, remedy or None))
+    is_well = all(finding.state is not State.ERROR for finding in findings)
+    if cli.json:
+        cli.emit({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
+    else:
+        cli.table(("CHECK", "STATE", "FOUND"), [(each.check, each.state.value, each.found) for each in findings])
+        remedies = [f"{each.check}: {each.remedy}" for each in findings if each.remedy is not None]
+        cli.tell(["", *remedies] if remedies else [])
+    return 0 if is_well else 1
+
+
+def _payloads(connection: psycopg.Connection[Any]) -> list[Finding]:
+    import psycopg
+
+    from sublet_storage.doctor import location_checks
+    from sublet_storage.doctor.checks import failed
+
+    try:
+        return list(location_checks.examine(connection))
+    except psycopg.errors.InsufficientPrivilege as error:
+        return [failed("payloads", error)]
+
+
+def _schema(version: str) -> Finding:
+    from sublet_storage.db.connect import SCHEMA_VERSION
+    from sublet_storage.doctor.checks import Finding, State
+
+    if version == SCHEMA_VERSION:
+        return Finding("database", State.OK, "it answers, and its tables are this release's")
+    said = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
+    return Finding("database", State.WARNING, said, "Finish the upgrade: bring every program to the newer release.")
+
+
+COMMANDS = {"doctor": made(doctor)}

@@ -1,0 +1,174 @@
+"""`sublet leader` and `sublet migrate`: what runs a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sublet.cli.base.command import Cli, made
+from sublet.cli.base.json_logging import LogFormat, json_logs
+from sublet_protocol.domain.errors import InvalidSetting, UsageError
+
+if TYPE_CHECKING:
+    from sublet_leader.server import NodeServer
+
+
+def leader(
+    cli: Cli,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This node's name; no other running node may have it. Default: the host's."),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where consumers reach it; port 0: any free one.")
+    ] = "127.0.0.1:7411",
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="SUBLET_HTTP",
+            help="Where it answers browsers, probes and Prometheus, such as 127.0.0.1:7480. Default: nowhere.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine though nothing is encrypted or asked for.")
+    ] = False,
+    notify: Annotated[
+        str,
+        typer.Option(
+            metavar="DRIVER",
+            envvar="SUBLET_NOTIFY",
+            help="How news of messages reach this node: postgres, zmq, or poll (they do not: consumers look).",
+        ),
+    ] = "poll",
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            envvar="SUBLET_LOG_FORMAT", help="json: a line of JSON each, with ids as fields, and all that happens."
+        ),
+    ] = LogFormat.TEXT,
+    migrate_first: Annotated[
+        bool, typer.Option("--migrate", help="Bring the database to this program's version first.")
+    ] = False,
+) -> int:
+    """Run a leader node, which lends streams to consumers.
+
+    It writes down how far they are. Run one or several, anywhere near the database: each group is led by one of them,
+    and when that one stops or dies another takes over. Ctrl-C and SIGTERM hand over first; after SIGTERM the exit code
+    is 0. Times are settings, such as SUBLET_LEASE_S: see docs/settings.md.
+
+    Examples:
+
+    \b
+      sublet leader
+      sublet leader --name n2 --listen 127.0.0.1:7412
+      sublet leader --http 127.0.0.1:7480
+      SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 --insecure
+    """
+    from sublet_leader.http.settings import HttpOptions
+    from sublet_leader.listen_address import Listen
+    from sublet_leader.observe.settings import HttpSettings
+    from sublet_leader.server import NodeServer
+    from sublet_leader.settings import LeaderSettings
+
+    called = socket.gethostname().split(".")[0] if name is None else name
+    announce = _announcer(cli, called)
+    if log_format is LogFormat.JSON:
+        announce = json_logs(called)
+        cli.log = logging.getLogger("sublet")
+    _check_name(called)
+    where = Listen.parse(listen, insecure=insecure)
+    at = None if http is None else Listen.parse(http, insecure=insecure)
+    settings, bounds = LeaderSettings.from_env(), HttpSettings.from_env()
+    port = None if at is None else HttpOptions(at, bounds, os.environ.get("SUBLET_ADMIN_TOKEN"))
+    logging.getLogger("sublet_leader").setLevel(logging.INFO)
+    if migrate_first:
+        _bring_up_to_date(cli)
+    with cli.database() as database:
+        return _serve(NodeServer(database.url, called, where, settings, announce, notify, port))
+
+
+def migrate(
+    cli: Cli,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="VERSION", help="To this version of the schema. Default: the newest.")
+    ] = None,
+    back: Annotated[
+        bool,
+        typer.Option(
+            "--downgrade", help="Go back to an older one, given by --to, with the newer release's program: nodes first."
+        ),
+    ] = False,
+) -> None:
+    """Create a database's tables, or bring them up to date.
+
+    An embedded database does that by itself. Nothing is lost, and running it again changes nothing. Programs may be at
+    work meanwhile, unless it says otherwise: migrate first, then replace them one by one (docs/deploy.md).
+
+    Example:
+
+    \b
+      sublet migrate --database-url postgresql://me@db/app
+      sublet migrate --to 0001 --downgrade
+    """
+    if back and to is None:
+        raise UsageError("--downgrade: it has to be said how far. Give the version, --to VERSION.")
+    before, now, schema = _bring_up_to_date(cli, to, back)
+    if cli.json:
+        cli.emit({"schema": schema, "from": before, "to": now})
+    elif before == now:
+        cli.say(f"The schema {schema} is at version {now} already.")
+    else:
+        cli.say(f"The schema {schema} is at version {now} (before: {before or 'no tables'}).")
+
+
+def _bring_up_to_date(cli: Cli, to: str | None = None, back: bool = False) -> tuple[str | None, str | None, str]:
+    """(version before, version now, schema). A database that was given is not checked first: it may be empty."""
+    from sublet_storage.bootstrap.migrate import current, downgrade
+    from sublet_storage.bootstrap.migrate import migrate as upgrade
+    from sublet_storage.db.connect import database_url, schema_name
+
+    def change(url: str) -> tuple[str | None, str | None, str]:
+        before = current(url)
+        (downgrade if back else upgrade)(url, to=to)
+        return before, current(url), schema_name()
+
+    given = cli.database_url if cli.data_dir is not None else database_url(cli.database_url)
+    if given and cli.data_dir is None:
+        return change(given)
+    with cli.database(migrate_embedded=False) as database:
+        return change(database.url)
+
+
+def _announcer(cli: Cli, name: str) -> Callable[[str], None]:
+    def announce(text: str) -> None:
+        if cli.json:
+            cli.emit({"node": name, "message": text})
+        else:
+            cli.say(text)
+
+    return announce
+
+
+def _check_name(name: str) -> None:
+    if not name.isprintable() or not 0 < len(name) <= 63 or " " in name:
+        raise InvalidSetting(
+            f"--name {name!r}: a node is named with 1 to 63 printable characters and no blanks. Choose such a name; "
+            "without --name it is the host's."
+        )
+
+
+def _serve(node: NodeServer) -> int:
+    """Until told to stop. SIGTERM is how a service is stopped, so then all is well; Ctrl-C says so in its code."""
+    asyncio.run(node.run())
+    return 128 + signal.SIGINT if node.stopped_by is signal.SIGINT else 0
+
+
+COMMANDS = {"leader": made(leader), "migrate": made(migrate)}

@@ -1,0 +1,1 @@
+"""`sublet spaces`: create, alter, reshard and drop."""

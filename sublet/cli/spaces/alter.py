@@ -1,0 +1,131 @@
+"""`sublet spaces alter`, `retention` and `rollover`: what may be changed of a space that is there."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli
+from sublet.cli.spaces import payloads as space_payloads
+from sublet.cli.spaces.change import Compression, Name, answer, changed, kept, outside
+from sublet.cli.spaces.payloads import NoPayloads, NoTierAfter, Payloads, Recall, TierAfter
+from sublet_protocol.domain.errors import UsageError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from sublet_storage.spaces.routing import Space
+
+NONE = "none"
+
+Duration = Annotated[
+    str | None, typer.Option(metavar="DURATION|none", help="Keep messages for so long; none: for ever.")
+]
+
+
+def alter(
+    cli: Cli,
+    name: Name,
+    retention: Annotated[
+        str | None, typer.Option(metavar="DURATION|none", help="Keep messages for so long; none: for ever.")
+    ] = None,
+    rollover: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION|none", help="Begin new streams so often; none: a quarter of the retention."),
+    ] = None,
+    compression: Annotated[Compression | None, typer.Option(help="How messages are stored from now on.")] = None,
+    filter: Annotated[
+        str | None, typer.Option(metavar="FILTER", help="Which topics it has from now on, in new streams. Quote it.")
+    ] = None,
+    payloads: Payloads = None,
+    no_payloads: NoPayloads = False,
+    recall: Recall = False,
+    tier_after: TierAfter = None,
+    no_tier_after: NoTierAfter = False,
+) -> None:
+    """Change settings of a space.
+
+    What is not given stays, and messages that are stored stay where they are. A shorter retention takes what is
+    older with the next look of a node. Another number of streams: `sublet spaces reshard`.
+
+    Examples:
+
+    \b
+      sublet spaces alter orders --retention 14d --compression zstd
+      sublet spaces alter orders --rollover none
+      sublet spaces alter orders --payloads file:///mnt/shared/sublet --tier-after 1d
+      sublet spaces alter orders --no-payloads --recall
+    """
+    from sublet_storage.spaces.spaces import alter_space
+
+    changes: dict[str, Any] = {
+        **({} if retention is None else {"retention_s": _seconds(retention)}),
+        **({} if rollover is None else {"rollover_s": _seconds(rollover)}),
+        **({} if compression is None else {"compression": compression.value}),
+        **({} if filter is None else {"filter": filter}),
+        **space_payloads.changes(payloads, no_payloads, recall, tier_after, no_tier_after),
+    }
+    if not changes:
+        raise UsageError(
+            f"space {name!r}: nothing to change. Give --retention, --rollover, --compression, --filter, --payloads or "
+            "--no-payloads (with --recall), --tier-after or --no-tier-after; for another number of streams there is "
+            "`sublet spaces reshard`."
+        )
+    space = changed(cli, partial(alter_space, name=name, **changes))
+    if recall:
+        space_payloads.bring_back(cli, space.space_id)
+    said = f"The space {space.name} holds {space.filter}, kept {kept(space)}, with compression {space.compression}."
+    answer(cli, space, said + outside(space), warning=space_payloads.warn(cli, space, payloads))
+
+
+def retention(
+    cli: Cli,
+    name: Name,
+    duration: Annotated[str, typer.Argument(metavar="DURATION|none", help="For so long, 7d say; none: for ever.")],
+) -> None:
+    """Change for how long a space keeps messages.
+
+    They end in steps, with whole generations of streams: `rollover` of a space says how long one takes.
+
+    Examples:
+
+    \b
+      sublet spaces retention orders 7d
+      sublet spaces retention orders none
+    """
+    from sublet_storage.spaces.spaces import alter_space
+
+    space = changed(cli, partial(alter_space, name=name, retention_s=_seconds(duration)))
+    answer(cli, space, f"The space {space.name} keeps messages {kept(space)}.")
+
+
+def rollover(cli: Cli, name: Name) -> None:
+    """Begin new streams in a space, now.
+
+    The old ones are closed. Publishers and consumers follow by themselves, and the order of each key is kept. With
+    a retention nodes do it by themselves; do it yourself so that what is stored by now can end before what comes.
+
+    Example:
+
+    \b
+      sublet spaces rollover orders
+    """
+    from sublet_storage.spaces.catalogue import find_space
+    from sublet_storage.spaces.spaces import rollover as roll
+
+    rolled: list[int] = []
+
+    def change(connection: psycopg.Connection[Any]) -> Space:
+        rolled.append(roll(connection, name))
+        return find_space(connection, name)
+
+    space = changed(cli, change)
+    said = f"The space {space.name} has {space.shards} new streams, of generation {rolled[0]}."
+    answer(cli, space, said, generation_id=rolled[0])
+
+
+def _seconds(text: str) -> int | None:
+    return None if text == NONE else values.seconds(text)

@@ -1,0 +1,75 @@
+"""What the commands that change a space have in common: doing it, telling nodes of it, and showing what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base.command import Cli
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from sublet_storage.spaces.routing import Space
+
+
+class Compression(StrEnum):
+    """Of what is stored."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, such as orders.")]
+
+
+def changed(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
+    """Do it, and tell the leader nodes; those that do not hear it find out by themselves."""
+    from sublet_storage.db.connect import connect
+    from sublet_storage.notify import snapshot
+    from sublet_storage.notify.publisher import tell_now
+
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        space = change(connection)
+        tell_now(database.url, snapshot.spaces(connection))
+    return space
+
+
+def answer(cli: Cli, space: Space, text: str, **more: Any) -> None:
+    """Show the space, with `more` of what was done to it, or say it."""
+    if cli.json:
+        cli.emit({**as_json(space), **more})
+    else:
+        cli.say(text)
+
+
+def kept(space: Space) -> str:
+    """For how long a space keeps its messages."""
+    return "for ever" if space.retention_s is None else f"for {space.retention_s} s"
+
+
+def outside(space: Space) -> str:
+    """The sentence about where payloads go, for a space that has a place for them; else nothing."""
+    if space.payloads is None:
+        return ""
+    older = "" if space.tier_after_s is None else f", and what is older than {space.tier_after_s} s of open ones"
+    return f" Payloads of closed streams{older} go to {space.payloads}."
+
+
+def as_json(space: Space) -> dict[str, Any]:
+    """A space as commands show it."""
+    return {
+        "space_id": space.space_id,
+        "name": space.name,
+        "filter": space.filter.text,
+        "shards": space.shards,
+        "retention_s": space.retention_s,
+        "rollover_s": space.rollover_s,
+        "compression": space.compression,
+        "payloads": space.payloads,
+        "tier_after_s": space.tier_after_s,
+    }

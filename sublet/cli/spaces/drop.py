@@ -1,0 +1,105 @@
+"""`sublet spaces drop`: the end of a space, of its messages and of what lies of them outside of Postgres."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base.command import Cli
+from sublet.cli.spaces.change import Name
+from sublet_protocol.domain.errors import Conflict, UsageError
+
+if TYPE_CHECKING:
+    from sublet_storage.spaces.routing import Space
+    from sublet_storage.spaces.usage import Uses
+
+
+def drop(
+    cli: Cli,
+    name: Name,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be lost, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="Lose nothing: what it holds is consumed, and stays until its retention takes it. Refused where the "
+            "space has no retention.",
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also while it holds messages, which are lost, or groups or producers use it."),
+    ] = False,
+) -> None:
+    """Drop a space, with all that it holds or --keep it for its groups.
+
+    Its topics go on in the next less specific space, `default` at last, in new streams: groups follow by themselves,
+    and publishers that are not bound to this space; those that are (space=...), with epochs say, are refused from then
+    on. With --keep nobody loses anything.
+
+    Otherwise what it held ends as by retention, at once: a group that had not consumed it all, be it by one message,
+    loses the rest, counted where it was created with --when-gone skip. Else its streams are blocked until they are
+    reset, and the new streams that follow them wait. Leader nodes take the tables away, and what lies of them at a
+    place for payloads after the usual grace. --dry-run and the question say which group loses how much.
+
+    Examples:
+
+    \b
+      sublet spaces drop orders --keep
+      sublet spaces drop orders --force --dry-run
+    """
+    from sublet_storage.db.connect import connect
+    from sublet_storage.notify import snapshot
+    from sublet_storage.notify.publisher import tell_now
+    from sublet_storage.spaces.catalogue import list_spaces, named
+    from sublet_storage.spaces.spaces import check_may_end, drop_space, heirs
+    from sublet_storage.spaces.usage import check_unused, uses
+
+    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+        check_may_end(name)
+        spaces = list_spaces(connection)
+        space = named(name, spaces)
+        found, others = uses(connection, space), heirs(spaces, space)
+        if keep:
+            _check_keep(space, force)
+        elif not (force or dry_run):
+            check_unused(connection, space)
+        lines = [f"The space {name}: {line}." for line in (*found.told(), *([] if keep else found.losses()))]
+        if not (dry_run or yes):
+            question = f"Drop the space {name} {'and keep' if keep else 'with'} {found.messages} messages?"
+            cli.confirm("\n".join([*lines, question]), "Nothing was dropped.")
+        elif lines and not cli.json:
+            cli.say("\n".join(lines))
+        if not dry_run:
+            check = None if force or keep else check_unused
+            drop_space(connection, name, check, ends=not keep, space_id=space.space_id)
+            tell_now(database.url, snapshot.spaces(connection))
+    _answer(cli, space, found, others, dry_run, force, keep)
+
+
+def _check_keep(space: Space, force: bool) -> None:
+    if force:
+        raise UsageError("--keep and --force: the one loses nothing, the other all. Leave one of them out.")
+    if space.retention_s is None:
+        raise Conflict(
+            f"space {space.name!r} has no retention: what it holds would stay for ever. Give it one first, such as "
+            f"`sublet spaces retention {space.name} 7d`, within which its groups consume it."
+        )
+
+
+def _answer(cli: Cli, space: Space, found: Uses, others: list[Space], dry_run: bool, force: bool, keep: bool) -> None:
+    names = [other.name for other in others]
+    if cli.json:
+        told: dict[str, Any] = {"space_id": space.space_id, "name": space.name, "dropped": not dry_run, "kept": keep}
+        cli.emit({**told, **asdict(found), "topics_go_to": names})
+        return
+    if dry_run and not (force or keep) and found.told():
+        cli.say(
+            f"It would be refused: {space.name} is in use. With --keep nothing is lost; --force ends what it holds."
+        )
+        return
+    would = "would be" if dry_run else "is"
+    cli.say(f"The space {space.name} {would} dropped. Its topics {'would ' * dry_run}go on in {', '.join(names)}.")

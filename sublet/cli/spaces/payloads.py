@@ -1,0 +1,88 @@
+"""Where a space's payloads lie: the options for it, of the commands that make and alter spaces."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli
+from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from sublet_storage.spaces.routing import Space
+
+Payloads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URI",
+        help="Move payloads of streams that are closed there: file:///DIRECTORY that all share, or s3://BUCKET/PREFIX, "
+        "with ?endpoint_override=HOST:PORT&scheme=http&region=NAME as needed. Credentials are taken from the "
+        "environment. Default: they stay in Postgres.",
+    ),
+]
+TierAfter = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Also move what is older than that, 1d say, of streams that are open."),
+]
+NoPayloads = Annotated[
+    bool, typer.Option("--no-payloads", help="Move no more payloads out. What lies outside is read from there.")
+]
+Recall = Annotated[
+    bool, typer.Option("--recall", help="With --no-payloads: bring what lies outside back into Postgres, too.")
+]
+NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payloads of streams that are closed only.")]
+
+
+def changes(
+    payloads: str | None, no_payloads: bool, recall: bool, tier_after: str | None, no_tier_after: bool
+) -> dict[str, Any]:
+    """What is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
+    if (payloads is not None or tier_after is not None) and no_payloads:
+        raise UsageError("--no-payloads stands alone: without a place nothing is moved. Leave out one or the other.")
+    if tier_after is not None and no_tier_after:
+        raise UsageError("--tier-after and --no-tier-after contradict each other. Leave one of them out.")
+    if recall and not no_payloads:
+        raise UsageError("--recall goes with --no-payloads: what came back would be moved out again. Give both.")
+    found: dict[str, Any] = {"payloads": None, "tier_after_s": None} if no_payloads else {}
+    if payloads is not None:
+        found["payloads"] = payloads
+    if tier_after is not None or no_tier_after:
+        found["tier_after_s"] = None if tier_after is None else values.seconds(tier_after)
+    return found
+
+
+def warn(cli: Cli, space: Space, given: str | None) -> str | None:
+    """Say, and return, what is to be done where the directory that was just given is not on this machine; None where it
+    is. It may be well: nodes may run elsewhere. Of S3 nothing is asked."""
+    from sublet_storage.objects.location import parse
+    from sublet_storage.objects.object_stores import store
+    from sublet_storage.objects.parallel_calls import TO_READ, once
+
+    if given is None or space.payloads is None or (place := parse(space.payloads)).scheme != "file":
+        return None
+    found = "does not answer from"
+    with suppress(PayloadUnavailable):
+        if once(store(place), TO_READ, partial(os.path.isdir, place.root)):  # what cannot be looked at is none
+            return None
+        found = "is not there, or not to be seen, on"
+    text = (
+        f"{place}: the directory {found} this machine. Where nodes and consumers run it has to be there, and "
+        f"nobody makes it: mount it, or mkdir -p {shlex.quote(place.root)}. `sublet doctor` says whether that is done."
+    )
+    if not cli.json:
+        cli.say(f"Warning: {text}")
+    return text
+
+
+def bring_back(cli: Cli, space_id: int) -> None:
+    """All that lies outside."""
+    from sublet_storage.spaces.restore import recall
+
+    with cli.connection() as connection:
+        cli.say(f"{recall(connection, space_id)} payloads are back in Postgres.")

@@ -1,0 +1,161 @@
+"""`sublet spaces`: parts of the topic tree with their own shards, retention and rollover."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli, group, made
+from sublet.cli.spaces import alter, drop
+from sublet.cli.spaces.change import Compression, Name, answer, as_json, changed, outside
+from sublet.cli.spaces.payloads import Payloads, TierAfter, warn
+
+if TYPE_CHECKING:
+    from sublet_storage.spaces.usage import Dropped
+
+Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
+Shards = Annotated[
+    str,
+    typer.Option(metavar="N", help="How many streams: at most so many consumers of a group can share the work."),
+]
+Retention = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Keep messages for so long, 7d say. Default: for ever."),
+]
+Rollover = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="Begin new streams so often: what is kept ends in such steps. Default: a quarter of --retention.",
+    ),
+]
+
+
+def create(
+    cli: Cli,
+    name: Name,
+    filter: Filter,
+    shards: Shards = "16",
+    retention: Retention = None,
+    rollover: Rollover = None,
+    compression: Annotated[Compression, typer.Option(help="How messages are stored.")] = Compression.NONE,
+    payloads: Payloads = None,
+    tier_after: TierAfter = None,
+) -> None:
+    """Give the topics that match a filter a space of their own.
+
+    A topic belongs to the most specific space that matches it, the others to the space `default`. Creating the same
+    space again changes nothing.
+
+    Example:
+
+    \b
+      sublet spaces create orders 'orders/#' --shards 32 --retention 7d --compression zstd
+    """
+    from sublet_storage.spaces.spaces import create_space
+
+    create = partial(
+        create_space,
+        name=name,
+        filter=filter,
+        shards=values.whole("--shards", shards),
+        retention_s=None if retention is None else values.seconds(retention),
+        rollover_s=None if rollover is None else values.seconds(rollover),
+        compression=compression,
+        payloads=payloads,
+        tier_after_s=None if tier_after is None else values.seconds(tier_after),
+    )
+    space = changed(cli, create)
+    said = f"The space {space.name} holds {space.filter} in {space.shards} streams.{outside(space)}"
+    answer(cli, space, said, warning=warn(cli, space, payloads))
+
+
+def list_(cli: Cli) -> None:
+    """List the spaces and what they are set to.
+
+    Behind them, those that were dropped and hold messages still: what is left, and until when.
+
+    Example:
+
+    \b
+      sublet spaces list
+    """
+    from sublet_storage.producer.outbox import waiting
+    from sublet_storage.spaces.catalogue import list_spaces
+    from sublet_storage.spaces.usage import left_of_dropped
+
+    with cli.connection() as connection:
+        spaces, outbox, dropped = list_spaces(connection), waiting(connection), left_of_dropped(connection)
+    if outbox.messages:
+        messages, oldest_s = outbox.messages, outbox.oldest_s
+        cli.say(f"{messages} published by SQL wait for a leader node to move them, the oldest for {oldest_s:.1f} s.")
+    if outbox.refused:
+        cli.say(f"{outbox.refused} published by SQL could not be moved: see `reason` in the table outbox_refused.")
+    if cli.json:
+        live = [{**as_json(space), "state": "live"} for space in spaces]
+        cli.emit({"spaces": live, "dropped": [_left_as_json(one) for one in dropped], "outbox": asdict(outbox)})
+        return
+    rows = [
+        (s.name, s.filter, s.shards, *map(_duration, (s.retention_s, s.rollover_s)), s.compression, s.payloads,
+         _duration(s.tier_after_s))
+        for s in spaces
+    ]  # fmt: skip
+    settings = ("SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS", "TIER-AFTER>")
+    cli.table(("SPACE", "FILTER", *settings), rows)
+    if dropped:
+        cli.tell([""])
+        left = [(one.space.name, "dropped", one.space.filter, one.messages, _until(one)) for one in dropped]
+        cli.table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), left)
+
+
+def _left_as_json(one: Dropped) -> dict[str, Any]:
+    left = {"dropped_at": _time(one.dropped_at), "messages": one.messages}
+    return {**as_json(one.space), "state": "dropped", **left, "until": one.until and _time(one.until)}
+
+
+def _until(one: Dropped) -> str:
+    return "for ever" if one.until is None else _time(one.until)
+
+
+def _time(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def reshard(
+    cli: Cli, name: Name, shards: Annotated[str, typer.Argument(metavar="SHARDS", help="The new number of streams.")]
+) -> None:
+    """Give a space another number of streams.
+
+    The old streams are closed and new ones opened; publishers and consumers follow by themselves, and the order of
+    each key is kept.
+
+    Example:
+
+    \b
+      sublet spaces reshard default 64
+    """
+    from sublet_storage.spaces.spaces import reshard as change
+
+    space = changed(cli, partial(change, name=name, shards=values.whole("SHARDS", shards)))
+    answer(cli, space, f"The space {space.name} has {space.shards} streams.")
+
+
+def _duration(seconds: int | None) -> str | None:
+    return None if seconds is None else f"{seconds} s"
+
+
+_SPACES = {
+    "create": made(create),
+    "list": made(list_),
+    "alter": made(alter.alter),
+    "retention": made(alter.retention),
+    "rollover": made(alter.rollover),
+    "reshard": made(reshard),
+    "drop": made(drop.drop),
+}
+COMMANDS = {"spaces": group("Spaces: parts of the topic tree with streams of their own.", _SPACES)}

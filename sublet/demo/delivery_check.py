@@ -1,0 +1,166 @@
+"""The demo's checker: compares what the tasks recorded with the source, repeats with the history of lendings, and the
+moments of the kills with those that were promised."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sublet_storage.groups.model.records import HistoryRecord
+
+KILLS_BETWEEN = 0.3, 0.7
+"""A kill before or after that would not be in the middle of the work, and would show little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What was killed, and the share of all messages that was durably consumed right before."""
+
+    what: str
+    share: float
+
+    @property
+    def timely(self) -> bool:
+        """It was in the middle of the work."""
+        least, most = KILLS_BETWEEN
+        return least <= self.share <= most
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One batch delivered to one process."""
+
+    worker: str
+    stream: int
+    grant: int
+    offsets: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Findings:
+    """Counts of messages; a range is [from, to) of a stream that was delivered twice, under the grant that was lost."""
+
+    published: int
+    consumed: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    explained_duplicates: int = 0
+    misplaced: int = 0
+    """Source rows that turned up at more than one position, or positions with more than one row."""
+    duplicate_ranges: list[dict[str, Any]] = field(default_factory=list)
+    totals: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """carrier: flights in the file, flights consumed, miles consumed."""
+    kills: tuple[Kill, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Nothing lost, nothing out of place, every repeat explained, totals as in the file, kills when promised."""
+        whole = all(wanted == found for wanted, found, _ in self.totals.values()) and not self.untimely
+        return not (self.lost or self.misplaced or self.duplicated - self.explained_duplicates) and whole
+
+    @property
+    def untimely(self) -> list[Kill]:
+        """Kills that were not in the middle of the work."""
+        return [kill for kill in self.kills if not kill.timely]
+
+
+def read_attempts(directory: Path) -> list[Attempt]:
+    """Every record; the last line of a process that was killed may be torn, and then its batch was not reported."""
+    attempts = []
+    for file in sorted(directory.glob("*.jsonl")):
+        for line in file.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                said = json.loads(line)
+                attempts.append(
+                    Attempt(file.stem, said["stream"], said["grant"], tuple(said["offsets"]), tuple(said["rows"]))
+                )
+    return attempts
+
+
+def judge(
+    source: pa.Table,
+    heads: dict[int, int],
+    attempts: list[Attempt],
+    history: list[HistoryRecord],
+    kills: Sequence[Kill] = (),
+) -> Findings:
+    """Compare as a multiset, by (stream, offset) and by source row."""
+    findings = Findings(source.num_rows, kills=tuple(kills))
+    grants, row_at = _deliveries(attempts)
+    wanted = {(stream, offset) for stream, head in heads.items() for offset in range(head)}
+    findings.consumed = len(grants.keys() & wanted)
+    rows = Counter(row for found in row_at.values() for row in found)
+    positions_lost = len(wanted - grants.keys())
+    findings.lost = max(positions_lost, source.num_rows - len(rows))
+    misplaced = sum(count > 1 for count in rows.values()) + sum(len(found) > 1 for found in row_at.values())
+    findings.misplaced = misplaced + len(grants.keys() - wanted)
+    _explain(findings, grants, attempts, history)
+    _total(findings, source, rows)
+    return findings
+
+
+def _deliveries(
+    attempts: Iterable[Attempt],
+) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], set[int]]]:
+    """Per position: the grants under which it was delivered, and the source rows that were seen there."""
+    grants: dict[tuple[int, int], list[int]] = defaultdict(list)
+    rows: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for attempt in attempts:
+        for offset, row in zip(attempt.offsets, attempt.rows, strict=True):
+            grants[attempt.stream, offset].append(attempt.grant)
+            rows[attempt.stream, offset].add(row)
+    return grants, rows
+
+
+def _explain(
+    findings: Findings,
+    grants: dict[tuple[int, int], list[int]],
+    attempts: list[Attempt],
+    history: list[HistoryRecord],
+) -> None:
+    """A repeat is explained inside [position at the forced move, highest offset that the loser delivered]."""
+    highest: dict[tuple[int, int], int] = {}
+    for attempt in attempts:
+        key = (attempt.stream, attempt.grant)
+        highest[key] = max(highest.get(key, -1), *attempt.offsets)
+    forced = {(h.stream_id, h.grant_id): h.position for h in history if h.forced}
+    repeated: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for (stream, offset), under in grants.items():
+        for grant in sorted(under)[:-1]:
+            findings.duplicated += 1
+            if forced.get((stream, grant), 1 << 62) <= offset <= highest[stream, grant]:
+                findings.explained_duplicates += 1
+            repeated[stream, grant].append(offset)
+    for (stream, grant), offsets in sorted(repeated.items()):
+        explained = forced.get((stream, grant), 1 << 62) <= min(offsets)
+        findings.duplicate_ranges.append(
+            {
+                "stream": stream,
+                "grant": grant,
+                "from": min(offsets),
+                "to": max(offsets) + 1,
+                "messages": len(offsets),
+                "explained": explained,
+            }
+        )
+
+
+def _total(findings: Findings, source: pa.Table, rows: Counter[int]) -> None:
+    """Per carrier: what the file says, and what was consumed, each source row once."""
+    wanted: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    miles: Counter[str] = Counter()
+    columns = (source["carrier"].to_pylist(), source["distance"].to_pylist())
+    for row, (carrier, distance) in enumerate(zip(*columns, strict=True)):
+        wanted[carrier] += 1
+        if rows[row]:
+            found[carrier] += 1
+            miles[carrier] += distance
+    findings.totals = {c: (wanted[c], found[c], miles[c]) for c in sorted(wanted)}

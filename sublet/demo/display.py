@@ -1,0 +1,125 @@
+"""What one sees of the demo: bars and lines while it runs, tables at its end. Prose goes to standard error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from sublet.demo.delivery_check import KILLS_BETWEEN, Findings
+
+_PLAIN_EVERY_S = 5.0
+
+
+class Show:
+    """Bars on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = _console(stderr=True)
+        self._began = time.monotonic()
+        self._said_at = self._began
+        self._progress: Progress | None = None
+        self._bars: dict[str, TaskID] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Since the demo began."""
+        return time.monotonic() - self._began
+
+    def say(self, text: str) -> None:
+        """A line with the time."""
+        self.console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {text}")
+
+    @contextmanager
+    def bars(self, total: int) -> Iterator[None]:
+        """Show `published` and `consumed` while inside."""
+        columns = (
+            TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        )  # fmt: skip
+        with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as progress:
+            self._progress = progress
+            self._bars = {name: progress.add_task(name, total=total) for name in ("published", "consumed")}
+            yield
+        self._progress = None
+
+    def update(self, published: int, consumed: int) -> None:
+        """How far it is."""
+        if self._progress is not None:
+            self._progress.update(self._bars["published"], completed=published)
+            self._progress.update(self._bars["consumed"], completed=consumed)
+        if not self.console.is_terminal and time.monotonic() - self._said_at > _PLAIN_EVERY_S:
+            self._said_at = time.monotonic()
+            self.say(f"published {published:,}, consumed {consumed:,}")
+
+    def end(self, findings: Findings, holdings: Sequence[dict[str, Any]], moves: Sequence[dict[str, Any]]) -> None:
+        """The tables, and the verdict."""
+        out = _console(stderr=False)
+        out.print(_holdings(holdings))
+        out.print(_totals(findings))
+        forced = sum(1 for one in holdings if one["forced"])
+        out.print(
+            f"published {findings.published:,}, consumed {findings.consumed:,}, [bold]lost {findings.lost:,}[/bold]; "
+            f"{len(moves)} moves of a stream to another worker, {forced} of them forced; {self.seconds:.0f} s"
+        )
+        out.print(
+            f"delivered twice: {findings.duplicated:,}, of which {findings.explained_duplicates:,} are explained by "
+            "forced moves"
+        )
+        for one in findings.duplicate_ranges:
+            out.print(_repeat(one))
+        verdict = "[green]sound[/green]: nothing lost, every repeat explained, totals per carrier as in the file"
+        out.print(verdict if findings.sound else f"[bold red]NOT SOUND[/bold red]: {_wrong(findings)}")
+
+
+def _console(stderr: bool) -> Console:
+    """Elsewhere than on a terminal lines are as long as they are, and tables as wide."""
+    if Console(stderr=stderr).is_terminal:
+        return Console(stderr=stderr, highlight=False)
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=120)
+
+
+def _repeat(one: dict[str, Any]) -> str:
+    where = f"  stream {one['stream']}: {one['messages']:,} messages in [{one['from']:,}, {one['to']:,}) again, "
+    if one["explained"]:
+        return where + "after a forced move: their worker died before it reported them"
+    return where + "[bold red]and no forced move explains them[/bold red]"
+
+
+def _wrong(findings: Findings) -> str:
+    """What keeps the findings from being sound."""
+    unexplained = findings.duplicated - findings.explained_duplicates
+    carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
+    least, most = KILLS_BETWEEN
+    late = [f"the {kill.what} was killed when {kill.share:.1%} was consumed" for kill in findings.untimely]
+    told = (
+        (findings.lost, f"{findings.lost:,} messages are lost"),
+        (unexplained, f"{unexplained:,} repeats are not explained"),
+        (findings.misplaced, f"{findings.misplaced:,} messages are not where they were published"),
+        (carriers, f"totals differ for {', '.join(carriers)}"),
+        (late, f"{' and '.join(late)}, not between {least:.0%} and {most:.0%}"),
+    )
+    return "; ".join(text for wrong, text in told if wrong)
+
+
+def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:
+    table = Table("stream", "held by", "from", "until", "messages", "how it ended", title="Who held what, and when")
+    for one in holdings:
+        until = "" if one["until_s"] is None else f"{one['until_s']:.1f} s"
+        messages = f"[{one['from_offset']:,}, {one['to_offset']:,})"
+        row = (str(one["stream"]), one["holder"], f"{one['from_s']:.1f} s", until, messages, one["ended"])
+        table.add_row(*row, style="yellow" if one["forced"] else None)
+    return table
+
+
+def _totals(findings: Findings) -> Table:
+    table = Table("carrier", title="Totals per carrier")
+    for name in ("in the file", "consumed", "miles"):
+        table.add_column(name, justify="right")
+    for carrier, (wanted, found, miles) in findings.totals.items():
+        table.add_row(carrier, f"{wanted:,}", f"{found:,}", f"{miles:,}", style=None if wanted == found else "red")
+    return table

@@ -1,0 +1,63 @@
+"""What the demo sees of its group, from the same tables that `sublet groups describe` reads."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from sublet.demo.flights import SUBSCRIPTION
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.model.records import HistoryRecord, LendingStatus
+from sublet_storage.groups.status.overview import Overview, StreamLine, describe
+
+
+class Sight:
+    """A look at the group; nothing is changed but that the group is created."""
+
+    def __init__(self, url: str) -> None:
+        self._subscription = Subscription.parse(SUBSCRIPTION)
+        self._groups = PostgresGroups(url)
+        self._connection = connect(url, application_name="sublet demo")
+        self._group = self._groups.open_group(self._subscription)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._groups.close()
+        self._connection.close()
+
+    def look(self) -> Overview:
+        """The group now."""
+        return describe(self._connection, self._subscription)
+
+    def history(self) -> list[HistoryRecord]:
+        """What happened to its lendings, oldest first."""
+        return list(self._groups.history(self._group.group_id))
+
+
+def holders(seen: Overview) -> set[str]:
+    """The agents that hold streams."""
+    return {line.agent for line in _held(seen) if line.agent}
+
+
+def consumed(seen: Overview) -> int:
+    """Messages that are durably consumed."""
+    return sum(line.position for line in seen.streams)
+
+
+def busiest(seen: Overview) -> tuple[str, list[int]]:
+    """The agent with the most left to do, and its streams that have something left; nobody: ("", [])."""
+    left: dict[str, int] = {}
+    streams: dict[str, list[int]] = {}
+    for line in _held(seen):
+        if line.agent and line.lag:
+            left[line.agent] = left.get(line.agent, 0) + line.lag
+            streams.setdefault(line.agent, []).append(line.stream_id)
+    agent = max(left, key=lambda a: left[a], default="")
+    return agent, streams.get(agent, [])
+
+
+def _held(seen: Overview) -> list[StreamLine]:
+    return [line for line in seen.streams if line.status == LendingStatus.HELD]

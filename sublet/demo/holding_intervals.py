@@ -1,0 +1,76 @@
+"""Who held which stream from when to when: the history of lendings, told as one line per grant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sublet_storage.groups.model.history import owned
+from sublet_storage.groups.model.records import HistoryRecord
+
+_PROCESS = re.compile(r":(\d+):")
+
+
+def process_of(agent: str) -> int | None:
+    """The process id that an agent's id contains."""
+    found = _PROCESS.search(agent)
+    return int(found[1]) if found else None
+
+
+def worker_of(agent: str) -> str:
+    """How the demo calls an agent's process."""
+    process = process_of(agent)
+    return f"worker {process}" if process else agent or "nobody"
+
+
+def holdings(history: Sequence[HistoryRecord], began_us: int) -> list[dict[str, Any]]:
+    """By stream and time, in seconds since `began_us`. `moved_from`: the holder before, where there was one."""
+    lines: list[dict[str, Any]] = []
+    current: dict[int, dict[str, Any]] = {}
+    for record in history:
+        if record.event == "grant":
+            before = current.get(record.stream_id)
+            line = _begun(record, began_us, before["holder"] if before else None)
+            lines.append(line)
+            current[record.stream_id] = line
+        elif not owned(record) and record.stream_id in current:
+            current[record.stream_id] |= _ended(record, began_us)
+    return sorted(lines, key=lambda line: (line["stream"], line["from_s"]))
+
+
+def _begun(record: HistoryRecord, began_us: int, moved_from: str | None) -> dict[str, Any]:
+    return {
+        "stream": record.stream_id,
+        "holder": worker_of(record.agent or ""),
+        "moved_from": moved_from,
+        "grant": record.grant_id,
+        "from_s": _seconds(record, began_us),
+        "until_s": None,
+        "from_offset": record.position,
+        "to_offset": record.position,
+        "ended": "holds it still",
+        "forced": False,
+    }
+
+
+def _ended(record: HistoryRecord, began_us: int) -> dict[str, Any]:
+    return {
+        "until_s": _seconds(record, began_us),
+        "to_offset": record.position,
+        "ended": _how(record),
+        "forced": record.forced,
+    }
+
+
+def _how(record: HistoryRecord) -> str:
+    """How a holding ended, in words."""
+    if record.forced:
+        return f"taken away: {record.reason}"
+    if record.event == "finish":
+        return "finished"
+    return "handed over for balance" if record.reason == "balance" else "handed over when it left"
+
+
+def _seconds(record: HistoryRecord, began_us: int) -> float:
+    return round((record.at_us - began_us) / 1e6, 1)

