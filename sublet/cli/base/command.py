@@ -216,7 +216,7 @@ def explained(error: Exception) -> tuple[str, int]:
         return str(error), _ENDINGS.get(error.reason, error.exit_code)
     if isinstance(error, SubletError):
         return str(error), error.exit_code
-    told = " ".join(str(error).split()) or type(error).__name__
+    told = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, psycopg.OperationalError):
         return f"the database did not answer as it should: {told}. Try again; --debug shows where it happened.", 5
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
