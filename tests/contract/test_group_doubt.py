@@ -109,6 +109,14 @@ def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: 
     assert (done.status, done.position) == (FREE, 5)
 
 
+@pytest.mark.conforms("E10", "E27")
+def test_a_plan_from_before_the_one_that_is_known_changes_nothing(world: World) -> None:
+    etl = Etl(world)
+    later = InDoubt(etl.grant_id, 5, 8, HOLD_S)
+    assert etl.apply(Advance(etl.stream, etl.grant_id, 5, in_doubt=later)).in_doubt == later
+    assert etl.apply(Advance(etl.stream, etl.grant_id, 2, in_doubt=etl.doubt)).in_doubt == later
+
+
 def test_it_can_be_in_doubt_again_and_again(world: World) -> None:
     etl = Etl(world)
     for epoch in (8, 9, 10):

@@ -364,9 +364,14 @@ def _advance(entry: Advance, row: Row, stream: StreamFacts, now_us: int) -> Ruli
     row = _consuming(row, entry.consumed)
     if _consumed(position, stream):
         return _finish(row, position, "consumed to its head", now_us)
-    if entry.in_doubt not in (None, row.in_doubt):
+    if entry.in_doubt not in (None, row.in_doubt) and not _is_earlier(entry.in_doubt, row.in_doubt):
         return Ruling(Verdict.APPLIED, replace(row, position=position, in_doubt=entry.in_doubt))
     return Ruling(Verdict.APPLIED, row if position == row.position else _moved(row, position))
+
+
+def _is_earlier(plan: InDoubt | None, known: InDoubt | None) -> bool:
+    """Return whether the plan was made before the one that is known: plans of one grant only move on."""
+    return plan is not None and known is not None and plan.grant_id == known.grant_id and plan.start < known.start
 
 
 def _release(entry: Release, row: Row, stream: StreamFacts, now_us: int) -> Ruling:
