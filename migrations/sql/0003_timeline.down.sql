@@ -34,4 +34,5 @@ $$;
 select set_config('search_path', quote_ident(current_schema()), true);
 drop function timeline_ahead();
 drop table timeline;
+alter table consumer_group drop column created_timeline;
 drop function timeline_now();

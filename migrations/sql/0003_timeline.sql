@@ -10,6 +10,8 @@ end $$;
 
 -- A leader leads on the timeline on which it was elected.
 alter table leadership add column timeline text, add column before_timeline text;
+-- A group is on the one on which it was created until it has a leader.
+alter table consumer_group add column created_timeline text default timeline_now();
 
 -- Whoever moves a group's progress in a transaction of its own has read its messages before: on this timeline, if the
 -- group has had a leader on it, who has ended all older grants. From then on it keeps the row from everybody, for no longer

@@ -194,9 +194,10 @@ AHEAD_S = 86_400.0
 
 
 @pytest.mark.conforms("E13", "E34", "P10")
-def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pair) -> None:
+@pytest.mark.parametrize("led", [True, False])
+def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pair, led: bool) -> None:
     """It has neither what was given last nor a clock that says so: also of a group, a stream and a producer of which it
-    has nothing yet."""
+    has nothing yet. `led`: it knows of a leader."""
 
     def given(url: str, ahead_s: float) -> list[int]:
         """A term, a grant id, a session epoch and an incarnation, by a clock that is so far ahead."""
@@ -217,7 +218,8 @@ def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pai
         draw_session_epoch(conn)
         groups = PostgresGroups(pair.url)
         group = groups.open_group(SHARE)
-        groups.release(TWO, {group.group_id: groups.claim(group.group_id, TWO, LEASE_S).term})
+        if led:
+            groups.release(TWO, {group.group_id: groups.claim(group.group_id, TWO, LEASE_S).term})
         groups.close()
         append(conn, [Append(stream, block(b"x"))])
     pair.part()

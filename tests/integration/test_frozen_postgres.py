@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,23 @@ SETTINGS = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
 
 @contextmanager
 def frozen(conn: psycopg.Connection[Any], application: str) -> Iterator[None]:
-    """The server processes of that application's connections, until the block ends."""
+    """The server processes of that application's connections, until the block ends. Each is frozen while it waits for
+    its client, when it has none of the locks that all of Postgres would then wait for."""
     found = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
+    idle = "select from pg_stat_activity where pid = %s and state = 'idle' and wait_event = 'ClientRead'"
     pids = [row[0] for row in conn.execute(found, (application,))]
     assert pids
-    for pid in pids:
+
+    def freeze(pid: int) -> bool:
         os.kill(pid, signal.SIGSTOP)
+        if conn.execute(idle, (pid,)).fetchone() is not None:
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
     try:
+        for pid in pids:
+            eventually(partial(freeze, pid), WAIT_S)
         yield
     finally:
         for pid in pids:

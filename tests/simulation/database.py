@@ -75,8 +75,8 @@ class WatchedGroups(MemoryGroups):
     def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
         """As the twin."""
         before = self.look([leadership_id]).get(leadership_id)
-        older = before is not None and self.is_older(leadership_id)
-        if older:
+        older = self.is_older(leadership_id)
+        if before is not None and older:
             self._leaderships[leadership_id].expires_us = 0
         claim = super().claim(leadership_id, node, lease_s)
         self._timelines[leadership_id] = self.timeline
@@ -196,6 +196,7 @@ class WatchedGroups(MemoryGroups):
         return group
 
     def _opened(self, group: Group) -> Group:
+        self._timelines.setdefault(group.group_id, self.timeline)
         if self.checkers is not None:
             self.checkers.opened(group)
         return group

@@ -167,17 +167,12 @@ class Deliveries:
             self._done[key] = max(self._done.get(key, 0), planned.end)
 
     def _note_late(self, key: Key, call: Call) -> None:
-        """Others who had it before had it because the query's own range was given up; the query itself, because what
-        it had then was."""
+        """Whoever had it besides was lent it later, as the query's own range was given up, or had lost it before."""
         seen = self._seen.setdefault(key, {})
         for offset in call.offsets:
             before = seen.setdefault(offset, call)
-            if before is call:
-                continue
-            if before.agent == call.agent:
-                self._repeated(offset, before, call)
-            else:
-                self._repeated(offset, call, before)
+            if before is not call:
+                self._repeated(offset, *sorted((before, call), key=lambda one: one.grant_id))
 
     def _check_row(self, call: Call) -> None:
         row = self._simulation.store.rows(call.group_id).get(call.stream_id)

@@ -71,7 +71,9 @@ update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecon
 _EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
 
 
-_FIRST_HERE = "select timeline <> before_timeline from leadership where leadership_id = %(id)s"
+_FIRST_HERE = """
+select l.timeline <> coalesce(l.before_timeline, g.created_timeline)
+  from leadership l left join consumer_group g on g.group_id = l.leadership_id where l.leadership_id = %(id)s"""
 
 # What is lent under this term or a later one has an id that is not below it.
 _OLDER_GRANTS = """
@@ -113,7 +115,8 @@ def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: fl
 
 
 def is_first_here(connection: Connection, leadership_id: int) -> bool:
-    """Whether the leader before was elected on another timeline."""
+    """Whether the leader before was elected on another timeline; or the group, if it had none, created on one: then it
+    may have had a leader there that is not known here."""
     return connection.execute(_FIRST_HERE, {"id": leadership_id}).fetchall() == [(True,)]
 
 
